@@ -1,0 +1,82 @@
+"""How one engine is set up: scheduler settings and the deployment they belong to.
+
+Read once at the edge from YAML, validated, then passed on frozen; nothing below reads a file. Names and
+defaults are vLLM's where vLLM has the setting. The same file describes a run for both clocks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from serving.errors import UserError
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class SchedulerConfig(BaseModel):
+    """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_num_seqs: int = Field(128, ge=1, description="requests running at once")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="tokens scheduled in one step")
+    max_model_len: int = Field(8192, ge=2, description="prompt plus output tokens of one request")
+    block_size: int = Field(16, ge=1, description="tokens in one KV block")
+    num_blocks: int = Field(4096, ge=2, description="KV blocks, one of which is the null block")
+    enable_chunked_prefill: bool = Field(True, description="split a prompt over several steps")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
+    long_prefill_token_threshold: int = Field(0, ge=0, description="most prefill tokens of one request a step; 0 is no limit")
+    scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits")
+    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of the blocks admission leaves free")
+    policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
+    async_scheduling: bool = Field(False, description="plan step N+1 while step N runs")
+
+    @model_validator(mode="after")
+    def _whole_prompts_fit(self) -> SchedulerConfig:
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                "max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off"
+            )
+        return self
+
+
+class Deployment(BaseModel):
+    """One engine: the model it serves, the device, its data type, the policy and the scheduler's settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("smollm2", description="a Hugging Face folder, `smollm2`, or `random:FAMILY`")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the real engine runs")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights and KV")
+    threads: int = Field(1, ge=1, description="CPU threads of the real engine")
+    attention: str = Field("torch", description="attention backend of the real engine")
+    policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+
+def load_deployment(path: str | Path) -> Deployment:
+    """A deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("deployment", str(path), f"cannot be read: {error}") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError("deployment", str(path), f"is not YAML: {error}") from None
+    return parse(Deployment, data or {}, where=str(path))
+
+
+def parse(model: type[Model], data: Any, where: str) -> Model:
+    """`data` as a `model`, or a UserError with the first field that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join([where, *map(str, first["loc"])])
+        raise UserError(field, first["input"], first["msg"]) from None

@@ -1,0 +1,23 @@
+"""The one exception for everything a user can cause.
+
+Its message is a single line that names the field, the value and the remedy. The command line prints it
+and exits 2. Any other exception that reaches the user is a bug in tokentwin.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad input: `field` had `value`; `remedy` says what is allowed or what to do instead."""
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+        super().__init__(" ".join(f"{field}: {_shown(value)}: {remedy}".split()))
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return repr(text) if isinstance(value, str) else text

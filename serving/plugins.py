@@ -1,0 +1,26 @@
+"""Finding a policy, a router or a cost model by name; `package.module:Class` finds a user's own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from serving.errors import UserError
+
+
+def find(kind: str, name: str, known: dict[str, str]) -> Any:
+    """The class called `name`: one of `known` (name -> `module:Class`), or itself a `module:Class`.
+
+    Raises UserError when there is no such name, module or class.
+    """
+    target = known.get(name, name)
+    module_name, colon, class_name = target.partition(":")
+    if not colon or not module_name or not class_name:
+        raise UserError(kind, name, f"is none of {', '.join(known)}; your own is package.module:Class")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(kind, name, f"no module {error.name!r} can be imported; is it on PYTHONPATH?") from None
+    if not hasattr(module, class_name):
+        raise UserError(kind, name, f"module {module_name} has no class {class_name}")
+    return getattr(module, class_name)

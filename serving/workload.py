@@ -1,0 +1,64 @@
+"""What arrives: requests whose prompts are segments, not tokens.
+
+A prompt is a sequence of `(segment, tokens)`: token j of segment s equals token j of segment s anywhere, and
+nothing else. `("out:12", 80)` is the first 80 output tokens of request 12, so multi-turn reuse needs no
+token either. The empty name `""` marks *private* tokens, which no other request can have; the
+simulator keeps counts instead of block identities when nothing is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Segment = tuple[str, int]
+
+PRIVATE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request as it arrives. `arrival_ns` is the *intended* arrival, from the start of the workload.
+
+    `output_len` is the number of tokens to generate (end-of-sequence is ignored), `priority` is smaller for
+    the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths.
+    """
+
+    id: int
+    arrival_ns: int
+    prompt: tuple[Segment, ...]
+    output_len: int
+    priority: int = 0
+    tenant: str = ""
+    slo_class: str = ""
+    prompt_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_len", sum(tokens for _, tokens in self.prompt))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests ordered by `(arrival_ns, id)`, and how they are offered.
+
+    `requests` can be iterated more than once; it need not be a list, so a million synthetic requests stream.
+    With `concurrency` the loop is closed: at most that many are outstanding, each next one in order is
+    released when one completes (its arrival is that moment), and `arrival_ns` is the earliest release.
+    `shares_prefixes` promises, when False, that no request can reuse another's tokens.
+    """
+
+    requests: Iterable[WorkloadRequest]
+    name: str = "workload"
+    concurrency: int | None = None
+    shares_prefixes: bool = True
+
+
+def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
+    """Whether any request could reuse the tokens of another: a segment named twice, or an output used."""
+    seen: set[str] = set()
+    for request in requests:
+        names = {name for name, _ in request.prompt if name != PRIVATE}
+        if any(name.startswith("out:") for name in names) or not seen.isdisjoint(names):
+            return True
+        seen |= names
+    return False
