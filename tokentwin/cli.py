@@ -1,0 +1,64 @@
+"""The command line: one file a verb in `tokentwin/commands`, each imported only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from serving.errors import UserError
+
+VERBS = {
+    "bench": "Replay a trace on the real engine and record it.",
+    "calibrate": "Measure the engine and fit the step cost model.",
+    "conformance": "Hold our scheduler against recordings of vLLM's own.",
+    "dashboard": "Open the dashboard.",
+    "demo": "The whole loop: record, calibrate, simulate, validate.",
+    "generate": "Answer a prompt with the real engine.",
+    "model": "Fetch a model for the real engine.",
+    "simulate": "Run a trace through the simulator and record it.",
+    "trace": "Inspect, convert or synthesise a workload.",
+    "validate": "Hold the simulator against real runs, rung by rung.",
+}
+
+
+class _Verbs(click.Group):
+    """A group that imports `tokentwin.commands.VERB` on use, so that --help stays instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        return getattr(import_module(f"tokentwin.commands.{name}"), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tokentwin")
+def cli() -> None:
+    """A digital twin of LLM serving: one scheduler on two clocks, a real engine's and a simulator's."""
+
+
+def main() -> None:
+    """The console script. Bad input ends in one line on stderr and exit status 2."""
+    try:
+        cli.main(standalone_mode=False)
+    except UserError as error:
+        click.echo(f"tokentwin: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("tokentwin: interrupted", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

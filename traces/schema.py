@@ -1,0 +1,105 @@
+"""The exchange format: what a recorded run holds, column by column.
+
+The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`), each a Parquet
+file whose fields carry a unit and a definition. Nothing downstream knows or cares which clock wrote them. All times
+are integer nanoseconds from the start of the run. A time that never came is null.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+
+class Column(NamedTuple):
+    """One field of a dataset: its Arrow type, unit (empty for a count or a label) and definition."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    definition: str
+
+
+_I64, _I32, _TEXT = pa.int64(), pa.int32(), pa.string()
+
+RUNS = (
+    Column("run_id", _TEXT, "", "name of the run, unique within a comparison"),
+    Column("clock", _TEXT, "", "`wall` for the real engine, `virtual` for the simulator"),
+    Column("workload", _TEXT, "", "name of the workload offered"),
+    Column("deployment", _TEXT, "", "the deployment, as JSON"),
+    Column("replicas", _I32, "", "engines behind the router"),
+    Column("seed", _I64, "", "seed of everything random in the run"),
+    Column("version", _TEXT, "", "version of tokentwin that wrote it"),
+    Column("hardware", _TEXT, "", "machine and libraries, as JSON; empty for a simulated run"),
+    Column("calibration", _TEXT, "", "id of the calibration that timed the steps; empty for a real run"),
+    Column("status", _TEXT, "", "`complete`, or `interrupted` with what there was"),
+    Column("duration_ns", _I64, "ns", "start of the run to its last event"),
+    Column("num_blocks", _I64, "blocks", "KV blocks of one replica, without the null block"),
+    Column("block_size", _I32, "tokens", "tokens in one KV block"),
+    Column("notes", _TEXT, "", "anything else a reader should know, as JSON (canary times, backend, ...)"),
+)
+
+REQUESTS = (
+    Column("request_id", _I64, "", "id in the workload"),
+    Column("replica", _I32, "", "replica that served it"),
+    Column("tenant", _TEXT, "", "tenant, or empty"),
+    Column("slo_class", _TEXT, "", "SLO class, or empty"),
+    Column("priority", _I32, "", "smaller is more urgent"),
+    Column("status", _TEXT, "", "`finished`, `rejected`, `aborted` or `unfinished`"),
+    Column("reason", _TEXT, "", "why it was rejected or aborted, or empty"),
+    Column("prompt_tokens", _I32, "tokens", "length of the prompt"),
+    Column("output_tokens", _I32, "tokens", "tokens generated"),
+    Column("arrival_ns", _I64, "ns", "intended arrival"),
+    Column("send_ns", _I64, "ns", "when the client sent it"),
+    Column("queued_ns", _I64, "ns", "when the scheduler received it"),
+    Column("scheduled_ns", _I64, "ns", "start of the first step it was part of"),
+    Column("first_token_ns", _I64, "ns", "its first output token"),
+    Column("finish_ns", _I64, "ns", "its last output token"),
+    Column("prefix_hit_tokens", _I32, "tokens", "prompt tokens found in the prefix cache at first admission"),
+    Column("preemptions", _I32, "", "times it was preempted"),
+    Column("preempted_ns", _I64, "ns", "time spent preempted, inside the phase it interrupted"),
+    Column("recomputed_tokens", _I32, "tokens", "tokens computed again after preemptions"),
+    Column("token_times_ns", pa.list_(_I64), "ns", "when each output token came; null if not kept"),
+)
+
+STEPS = (
+    Column("replica", _I32, "", "replica that ran it"),
+    Column("step", _I64, "", "number of the step on its replica, from 0"),
+    Column("plan_ns", _I64, "ns", "when the scheduler was asked"),
+    Column("start_ns", _I64, "ns", "when the step began to execute"),
+    Column("end_ns", _I64, "ns", "when its tokens were there"),
+    Column("prefill_rows", _I32, "", "requests with more than one token in the step"),
+    Column("prefill_tokens", _I32, "tokens", "tokens of those requests"),
+    Column("prefill_context", _I64, "tokens", "tokens computed before, summed over those requests"),
+    Column("prefill_pairs", _I64, "", "query-key pairs of their causal attention: sum of n*(2c+n+1)/2"),
+    Column("decode_rows", _I32, "", "requests with exactly one token in the step"),
+    Column("decode_context", _I64, "tokens", "tokens computed before, summed over those requests"),
+    Column("sampled_rows", _I32, "", "requests that got an output token"),
+    Column("running", _I32, "", "requests admitted, after planning"),
+    Column("waiting", _I32, "", "requests queued, after planning"),
+    Column("used_blocks", _I64, "blocks", "KV blocks referenced, after planning"),
+    Column("waiting_blocks", _I64, "blocks", "KV blocks the queued requests would need"),
+    Column("preempted", _I32, "", "requests preempted while planning"),
+    Column("schedule_ns", _I64, "ns", "time in the scheduler; null on the virtual clock"),
+    Column("prepare_ns", _I64, "ns", "time building tensors; null on the virtual clock"),
+    Column("forward_ns", _I64, "ns", "time in the model; null on the virtual clock"),
+    Column("sample_ns", _I64, "ns", "time sampling; null on the virtual clock"),
+    Column("row_ids", pa.list_(_I64), "", "requests in the step, in running order; null if not kept"),
+    Column("row_tokens", pa.list_(_I32), "tokens", "tokens of each; null if not kept"),
+    Column("preempted_ids", pa.list_(_I64), "", "requests preempted, in order; null if not kept"),
+    Column("stopped_ids", pa.list_(_I64), "", "requests that stopped before their output length; null if not kept"),
+)
+
+DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}
+
+
+def arrow_schema(dataset: str, metadata: dict[str, str] | None = None) -> pa.Schema:
+    """The Arrow schema of `runs`, `requests` or `steps`; `metadata` goes into the file's schema metadata."""
+    return pa.schema(
+        [
+            pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition})
+            for c in DATASETS[dataset]
+        ],
+        metadata=metadata,
+    )
