@@ -1,8 +1,8 @@
 """The exchange format: what a recorded run holds, column by column.
 
-The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`), each a Parquet
-file whose fields carry a unit and a definition. Nothing downstream knows or cares which clock wrote them. All times
-are integer nanoseconds from the start of the run. A time that never came is null.
+The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`), each a
+Parquet file whose fields carry a unit and a definition. Nothing downstream knows or cares which clock wrote
+them. All times are integer nanoseconds from the start of the run. A time that never came is null.
 """
 
 from __future__ import annotations
@@ -88,7 +88,12 @@ STEPS = (
     Column("row_ids", pa.list_(_I64), "", "requests in the step, in running order; null if not kept"),
     Column("row_tokens", pa.list_(_I32), "tokens", "tokens of each; null if not kept"),
     Column("preempted_ids", pa.list_(_I64), "", "requests preempted, in order; null if not kept"),
-    Column("stopped_ids", pa.list_(_I64), "", "requests that stopped before their output length; null if not kept"),
+    Column(
+        "stopped_ids",
+        pa.list_(_I64),
+        "",
+        "requests that stopped before their full output; null if not kept",
+    ),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

@@ -1,0 +1,247 @@
+"""Our own trace format: one Parquet file, one row a request, exact in every field.
+
+Reads and writes in row groups, so a million requests stream through in bounded memory. The prompt is a
+list of `{segment, tokens}`; how the requests are offered (name, concurrency, whether prefixes are shared)
+is in the schema metadata, because a file of no requests has it too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+
+MAGIC = b"PAR1"
+ROW_GROUP = 8192
+
+_WORKLOAD = b"tokentwin.workload"
+_SEGMENT = pa.struct(
+    [
+        pa.field("segment", pa.string(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+    ]
+)
+
+
+def _field(name: str, type_: pa.DataType, unit: str, definition: str) -> pa.Field:
+    return pa.field(name, type_, nullable=False, metadata={"unit": unit, "definition": definition})
+
+
+SCHEMA = pa.schema(
+    [
+        _field("id", pa.int64(), "", "id of the request, unique in the workload"),
+        _field("arrival_ns", pa.int64(), "ns", "intended arrival, from the start of the workload"),
+        _field("prompt", pa.list_(pa.field("item", _SEGMENT, nullable=False)), "", "segments of the prompt"),
+        _field("prompt_len", pa.int64(), "tokens", "length of the prompt: the sum of its segments"),
+        _field("output_len", pa.int64(), "tokens", "tokens to generate"),
+        _field("priority", pa.int64(), "", "smaller is more urgent"),
+        _field("tenant", pa.string(), "", "tenant, or empty"),
+        _field("slo_class", pa.string(), "", "SLO class, or empty"),
+    ]
+)
+
+
+class ParquetReader:
+    """Reads the trace format of this project. See `traces.reader.TraceReader`."""
+
+    name = "parquet"
+
+    def matches(self, head: bytes) -> bool:
+        return head.startswith(MAGIC)
+
+    def read(self, path: Path) -> Workload:
+        """The workload in `path`: checked here in full, then read row group by row group on each use."""
+        try:
+            file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError("trace", str(path), f"is not a readable Parquet file: {error}") from None
+        with file:
+            about = _about(path, file.schema_arrow)
+            try:
+                _check(path, file)
+            except (pa.ArrowException, OSError) as error:
+                raise UserError("trace", str(path), f"is damaged: {error}") from None
+            return Workload(
+                requests=_StoredRequests(path, file.metadata.num_rows),
+                name=about["name"],
+                concurrency=about["concurrency"],
+                shares_prefixes=about["shares_prefixes"],
+            )
+
+
+class _StoredRequests:
+    """The requests of a Parquet trace; each iteration reads the file anew."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        with pq.ParquetFile(self._path) as file:
+            for batch in file.iter_batches(batch_size=ROW_GROUP):
+                yield from _requests(batch)
+
+
+def write_parquet(workload: Workload, path: str | Path) -> None:
+    """Write `workload` to `path` in row groups of 8192. What is read back equals it in every field."""
+    about = {
+        "version": 1,
+        "name": workload.name,
+        "concurrency": workload.concurrency,
+        "shares_prefixes": workload.shares_prefixes,
+    }
+    schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for rows in _chunks(workload.requests, ROW_GROUP):
+            writer.write_batch(_batch(rows, schema))
+
+
+def _chunks(requests: Iterable[WorkloadRequest], size: int) -> Iterator[list[WorkloadRequest]]:
+    iterator = iter(requests)
+    while rows := list(islice(iterator, size)):
+        yield rows
+
+
+def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
+    # Flat arrays and offsets: building a list of dicts per prompt would cost ten times as much.
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row.prompt) for row in rows], out=offsets[1:])
+    segments = pa.StructArray.from_arrays(
+        [
+            pa.array([name for row in rows for name, _ in row.prompt], pa.string()),
+            pa.array([tokens for row in rows for _, tokens in row.prompt], pa.int64()),
+        ],
+        fields=list(_SEGMENT),
+    )
+    prompt_type = schema.field("prompt").type
+    columns = [
+        pa.array([row.id for row in rows], pa.int64()),
+        pa.array([row.arrival_ns for row in rows], pa.int64()),
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=prompt_type),
+        pa.array([row.prompt_len for row in rows], pa.int64()),
+        pa.array([row.output_len for row in rows], pa.int64()),
+        pa.array([row.priority for row in rows], pa.int64()),
+        pa.array([row.tenant for row in rows], pa.string()),
+        pa.array([row.slo_class for row in rows], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
+    prompt = batch.column("prompt")
+    offsets = prompt.offsets.to_pylist()
+    values = prompt.values
+    segments = list(zip(values.field(0).to_pylist(), values.field(1).to_pylist(), strict=True))
+    fields = [
+        batch.column(name).to_pylist()
+        for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
+    ]
+    for row, (id_, arrival, output, priority, tenant, slo_class) in enumerate(zip(*fields, strict=True)):
+        yield WorkloadRequest(
+            id_,
+            arrival,
+            tuple(segments[offsets[row] : offsets[row + 1]]),
+            output,
+            priority,
+            tenant,
+            slo_class,
+        )
+
+
+def _about(path: Path, schema: pa.Schema) -> dict:
+    """The workload's own metadata, after checking that the file is one of ours."""
+    stored = (schema.metadata or {}).get(_WORKLOAD)
+    if stored is None:
+        remedy = "is Parquet, but not a tokentwin trace (a recording's trace is its workload.parquet)"
+        raise UserError("trace", str(path), remedy)
+    for field in SCHEMA:
+        index = schema.get_field_index(field.name)
+        if index < 0:
+            raise UserError(f"{path}: {field.name}", "missing", "is a column of every tokentwin trace")
+        if schema.field(index).type != field.type:
+            raise UserError(f"{path}: {field.name}", str(schema.field(index).type), f"must be {field.type}")
+    try:
+        about = json.loads(stored)
+        about = {key: about[key] for key in ("name", "concurrency", "shares_prefixes")}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: metadata", repr(stored), "is not what tokentwin writes") from None
+    return about
+
+
+def _check(path: Path, file: pq.ParquetFile) -> None:
+    """Hold every row to what a workload promises, in one vectorised pass over all but the names."""
+    seen = 0
+    last = (-1, -1)
+    ids: list[np.ndarray] = []
+    for batch in file.iter_batches(batch_size=ROW_GROUP):
+        rows = _Rows(path, seen, batch)
+        id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
+        rows.numbers("output_len", least=1)
+        rows.refuse_nulls("priority", "tenant", "slo_class")
+        rows.check_prompts()
+        before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])
+        late = (arrival < before[0]) | ((arrival == before[0]) & (id_ <= before[1]))
+        rows.refuse(late, "arrival_ns", arrival, "rows must be sorted by (arrival_ns, id), ids unique")
+        if batch.num_rows:
+            last = (int(arrival[-1]), int(id_[-1]))
+        ids.append(id_)
+        seen += batch.num_rows
+    every, count = np.unique(np.concatenate([*ids, np.array([], np.int64)]), return_counts=True)
+    if (count > 1).any():
+        raise UserError(f"{path}: id", int(every[np.argmax(count > 1)]), "appears twice; ids must be unique")
+
+
+class _Rows:
+    """A batch of a file being checked: knows where its rows are, to say which one is wrong."""
+
+    def __init__(self, path: Path, first: int, batch: pa.RecordBatch) -> None:
+        self._path = path
+        self._first = first
+        self._batch = batch
+
+    def refuse(self, wrong: np.ndarray, name: str, values: np.ndarray, remedy: str) -> None:
+        """UserError about the first row where `wrong` holds, if any."""
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise UserError(f"{self._path}: row {self._first + row}: {name}", int(values[row]), remedy)
+
+    def refuse_nulls(self, *names: str) -> None:
+        for name in names:
+            column = self._batch.column(name)
+            if column.null_count:
+                row = pc.index(pc.is_null(column), True).as_py()
+                raise UserError(f"{self._path}: row {self._first + row}: {name}", None, "must not be null")
+
+    def numbers(self, name: str, least: int) -> np.ndarray:
+        """A column of integers, none null or below `least`."""
+        self.refuse_nulls(name)
+        values: np.ndarray = self._batch.column(name).to_numpy(zero_copy_only=False)
+        self.refuse(values < least, name, values, f"must be at least {least}")
+        return values
+
+    def check_prompts(self) -> None:
+        """Segments of 1 token or more, which sum to `prompt_len`."""
+        prompt_len = self.numbers("prompt_len", least=1)
+        self.refuse_nulls("prompt")
+        prompt = self._batch.column("prompt")
+        offsets = prompt.offsets.to_numpy()
+        if prompt.values.null_count or any(child.null_count for child in prompt.values.flatten()):
+            raise UserError(f"{self._path}: prompt", None, "no part of a segment may be null")
+        total = np.concatenate([[0], np.cumsum(prompt.values.field(1).to_numpy(zero_copy_only=False))])
+        empty = np.concatenate([[0], np.cumsum(np.diff(total) < 1)])
+        without = empty[offsets[1:]] > empty[offsets[:-1]]
+        sums = total[offsets[1:]] - total[offsets[:-1]]
+        self.refuse(without, "prompt", sums, "each segment must hold 1 token or more")
+        self.refuse(sums != prompt_len, "prompt_len", prompt_len, "must be the sum of the segments")

@@ -1,0 +1,328 @@
+"""A recorded run: a directory of Parquet files that the real engine and the simulator write alike.
+
+`runs.parquet` (one row), `requests.parquet`, `steps.parquet`, and `workload.parquet` (what was offered, in
+our trace format) when it is known. Written in row groups as the run goes on, under temporary names; `close`
+renames them, `runs.parquet` last, so that a directory with that file is a whole recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serving.errors import UserError
+from serving.workload import Workload
+from traces.parquet import ParquetReader, write_parquet
+from traces.schema import DATASETS, arrow_schema
+
+ROW_GROUP = 8192
+_PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
+_FORMAT = "1"
+_WORKLOAD = "workload.parquet"
+_METADATA = ("deployment", "seed", "version", "hardware", "calibration")
+
+
+class RecordingWriter:
+    """Writes one recording as the run goes on; memory is bounded by a row group.
+
+    `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the
+    list columns to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps
+    all of them.
+    As a context manager it closes the recording, or discards it after an exception. A KeyboardInterrupt
+    leaves it open: whoever catches it calls `close("interrupted")` or `discard()`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        run: Mapping[str, Any],
+        *,
+        workload: Workload | None = None,
+        keep: Collection[str] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self._run = {"version": _code_version(), **run}
+        _known("runs", self._run)
+        self._made_directory = _claim(self.path, overwrite)
+        self._open = True
+        metadata = {f"tokentwin.{name}": str(self._run.get(name, "")) for name in _METADATA}
+        metadata["tokentwin.recording"] = _FORMAT
+        try:
+            if workload is not None:
+                write_parquet(workload, self._temporary(_WORKLOAD))
+            self._datasets = {
+                name: _Dataset(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
+            }
+        except BaseException:
+            self._remove()
+            raise
+
+    def add_step(self, **columns: Any) -> None:
+        """One row of `steps`; a column not given is null."""
+        self._datasets["steps"].add(columns)
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Many rows of `steps`: lists or arrays of one length, by column."""
+        self._datasets["steps"].add_columns(columns)
+
+    def add_request(self, **columns: Any) -> None:
+        """One row of `requests`; a column not given is null."""
+        self._datasets["requests"].add(columns)
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Many rows of `requests`: lists or arrays of one length, by column."""
+        self._datasets["requests"].add_columns(columns)
+
+    def close(self, status: str = "complete", duration_ns: int | None = None, **run: Any) -> None:
+        """Finish the recording: `status` is `complete` or `interrupted`.
+
+        `duration_ns` defaults to the last step's end or request's finish; `run` sets more columns of `runs`.
+        """
+        if not self._open:
+            return
+        if status not in ("complete", "interrupted"):
+            raise ValueError(f"status {status!r} is neither complete nor interrupted")
+        for name in ("requests", "steps"):
+            self._datasets[name].close()
+        if duration_ns is None:
+            duration_ns = max(dataset.end_ns for dataset in self._datasets.values())
+        self._datasets["runs"].add({**self._run, **run, "status": status, "duration_ns": duration_ns})
+        self._datasets["runs"].close()
+        (self.path / "runs.parquet").unlink(missing_ok=True)
+        (self.path / _WORKLOAD).unlink(missing_ok=True)
+        for name in (_WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
+            if self._temporary(name).exists():
+                self._temporary(name).replace(self.path / name)
+        self._open = False
+
+    def discard(self) -> None:
+        """Remove everything this writer wrote. An older recording at the same place stays."""
+        if self._open:
+            self._open = False
+            for dataset in self._datasets.values():
+                dataset.abandon()
+            self._remove()
+
+    def __enter__(self) -> RecordingWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not issubclass(kind, KeyboardInterrupt):
+            self.discard()
+
+    def _temporary(self, name: str) -> Path:
+        return self.path / f".{name}.partial"
+
+    def _remove(self) -> None:
+        for partial in self.path.glob(".*.partial"):
+            partial.unlink()
+        if self._made_directory and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+class _Dataset:
+    """One growing Parquet file: rows become Arrow pieces, pieces become row groups."""
+
+    def __init__(
+        self, name: str, path: Path, metadata: Mapping[str, str], keep: Collection[str] | None
+    ) -> None:
+        self.name = name
+        self.end_ns = 0
+        self._schema = arrow_schema(name, {**metadata, "tokentwin.dataset": name})
+        lists = {field.name for field in self._schema if pa.types.is_list(field.type)}
+        self._dropped = lists - set(keep) if keep is not None else set()
+        self._rows: list[Mapping[str, Any]] = []
+        self._pieces: list[pa.Table] = []
+        self._pending = 0
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _PIECE:
+            self._pack()
+
+    def add_columns(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._pack()
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths) > 1:
+            raise ValueError(f"columns of {self.name} differ in length: {sorted(lengths)}")
+        if columns:
+            self._append(columns, lengths.pop())
+
+    def close(self) -> None:
+        self._pack()
+        self._write()
+        self._writer.close()
+
+    def abandon(self) -> None:
+        """Let the file go: its content no longer matters, its handle does."""
+        self._rows, self._pieces, self._pending = [], [], 0
+        self._writer.close()
+
+    def _pack(self) -> None:
+        if self._rows:
+            given = {name for row in self._rows for name in row}
+            rows, self._rows = self._rows, []
+            self._append({name: [row.get(name) for row in rows] for name in given}, len(rows))
+
+    def _append(self, columns: Mapping[str, Sequence[Any]], count: int) -> None:
+        _known(self.name, columns)
+        arrays = [
+            pa.array(columns[field.name], field.type)
+            if field.name in columns and field.name not in self._dropped
+            else pa.nulls(count, field.type)
+            for field in self._schema
+        ]
+        piece = pa.Table.from_arrays(arrays, schema=self._schema)
+        for name in ("end_ns", "finish_ns"):
+            if name in columns:
+                self.end_ns = max(self.end_ns, pc.max(piece.column(name)).as_py() or 0)
+        self._pieces.append(piece)
+        self._pending += count
+        if self._pending >= ROW_GROUP:
+            self._write()
+
+    def _write(self) -> None:
+        if self._pieces:
+            table = pa.concat_tables(self._pieces).combine_chunks()
+            self._writer.write_table(table, row_group_size=ROW_GROUP)
+            self._pieces, self._pending = [], 0
+
+
+class Recording:
+    """A recording on disk. Opening it reads the one row of `runs`; the rest is read when asked for."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / "runs.parquet").is_file():
+            remedy = "holds no recording (a directory with runs.parquet)"
+            raise UserError("recording", str(path), remedy if self.path.is_dir() else "is not a directory")
+        if self.runs.num_rows != 1:
+            raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "a recording holds one run")
+        self._check("requests")
+        self._check("steps")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recording:
+        """The recording in directory `path`. Raises UserError when there is none or it is damaged."""
+        return cls(path)
+
+    @cached_property
+    def runs(self) -> pa.Table:
+        """The dataset `runs`: one row."""
+        return self.table("runs")
+
+    @cached_property
+    def requests(self) -> pa.Table:
+        """The dataset `requests`: one row a request, in the order they ended."""
+        return self.table("requests")
+
+    @cached_property
+    def steps(self) -> pa.Table:
+        """The dataset `steps`: one row an engine step."""
+        return self.table("steps")
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The run's row of `runs`."""
+        row: dict[str, Any] = self.runs.to_pylist()[0]
+        return row
+
+    def table(self, dataset: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A dataset, or only some columns of it, which is cheap: the others are never read.
+
+        A column that a later version added is null in an older recording.
+        """
+        wanted = [c.name for c in DATASETS[dataset]] if columns is None else list(columns)
+        present = self._check(dataset)
+        schema = arrow_schema(dataset)
+        try:
+            table = pq.read_table(self._file(dataset), columns=[name for name in wanted if name in present])
+        except (pa.ArrowException, OSError) as error:
+            raise UserError("recording", str(self._file(dataset)), f"is damaged: {error}") from None
+        for name in wanted:
+            if name not in present:
+                table = table.append_column(
+                    schema.field(name), pa.nulls(table.num_rows, schema.field(name).type)
+                )
+        return table.select(wanted)
+
+    def workload(self) -> Workload:
+        """What was offered. Raises UserError when the recording does not hold it."""
+        if not (self.path / _WORKLOAD).is_file():
+            raise UserError(
+                "recording", str(self.path), f"holds no {_WORKLOAD}; give the trace it was made from"
+            )
+        return ParquetReader().read(self.path / _WORKLOAD)
+
+    def _file(self, dataset: str) -> Path:
+        return self.path / f"{dataset}.parquet"
+
+    def _check(self, dataset: str) -> set[str]:
+        """The columns of a dataset's file that we know, after holding its schema to ours."""
+        path = self._file(dataset)
+        try:
+            schema = pq.read_schema(path)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError("recording", str(path), f"cannot be read: {error}") from None
+        if (schema.metadata or {}).get(b"tokentwin.dataset") != dataset.encode():
+            raise UserError(
+                "recording", str(path), f"is not the dataset {dataset!r} of a tokentwin recording"
+            )
+        ours = arrow_schema(dataset)
+        # Columns are only ever added at the end, so one of two versions' schemas begins with the other.
+        for field, stored in zip(ours, schema, strict=False):
+            if (field.name, field.type) != (stored.name, stored.type):
+                remedy = f"should be {field.name}: {field.type}; record the run again"
+                raise UserError(f"{path}: {stored.name}", str(stored.type), remedy)
+        return set(ours.names[: len(schema)])
+
+
+def _claim(path: Path, overwrite: bool) -> bool:
+    """Make sure that `path` can take a recording; True if the directory was made for it."""
+    if not path.exists():
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise UserError("recording", str(path), f"cannot be made: {error.strerror}") from None
+        return True
+    if not path.is_dir():
+        raise UserError("recording", str(path), "is a file; a recording is a directory")
+    if (path / "runs.parquet").exists():
+        if not overwrite:
+            raise UserError("recording", str(path), "exists; overwrite it or choose another name")
+    elif any(not _ours(child.name) for child in path.iterdir()):
+        raise UserError("recording", str(path), "is a directory of other files; choose another name")
+    for partial in path.glob(".*.partial"):  # left by a run that was killed
+        partial.unlink()
+    return False
+
+
+def _ours(name: str) -> bool:
+    return name.endswith(".partial") or name == _WORKLOAD or name.removesuffix(".parquet") in DATASETS
+
+
+def _known(dataset: str, columns: Collection[str]) -> None:
+    unknown = sorted(set(columns) - {c.name for c in DATASETS[dataset]})
+    if unknown:
+        raise KeyError(f"{dataset} has no column {', '.join(unknown)}")
+
+
+def _code_version() -> str:
+    try:
+        return version("tokentwin")
+    except PackageNotFoundError:
+        return "unknown"
