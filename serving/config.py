@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from serving.errors import UserError
 
-
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -30,7 +29,9 @@ class SchedulerConfig(BaseModel):
     num_blocks: int = Field(4096, ge=2, description="KV blocks, one of which is the null block")
     enable_chunked_prefill: bool = Field(True, description="split a prompt over several steps")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
-    long_prefill_token_threshold: int = Field(0, ge=0, description="most prefill tokens of one request a step; 0 is no limit")
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="most prefill tokens of one request a step; 0 is no limit"
+    )
     scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits")
     watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of the blocks admission leaves free")
     policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
@@ -39,9 +40,7 @@ class SchedulerConfig(BaseModel):
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                "max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off"
-            )
+            raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
         return self
 
 

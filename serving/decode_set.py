@@ -1,0 +1,114 @@
+"""The requests that get exactly one token in every step, advanced together.
+
+A steady decode step costs O(1) here, whatever the batch: members' counts are offsets from one clock, the
+context sum grows by the number of rows, the demand for blocks is a table of `block_size` phases, and the end
+of each request is a heap entry keyed by the clock at which its last token is scheduled.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from serving.request import Request
+
+
+class DecodeSet:
+    """Requests in steady decode.
+
+    clock      steps planned; every member gets one token at each tick
+    committed  the clock of the last step that has returned
+    lag        steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
+    context    sum of the members' computed tokens
+    newest     no member was admitted later than this (an upper bound while the set is not empty)
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.members: dict[int, Request] = {}
+        self.clock = 0
+        self.committed = 0
+        self.lag = 0
+        self.context = 0
+        self.newest = -1
+        self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
+        self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def join(self, request: Request) -> None:
+        """From the next tick on `request` gets one token a step, until its last is scheduled."""
+        left = request.max_len - request.known - request.placeholders
+        if left < 1:
+            raise ValueError(f"request {request.id} has no token left to schedule")
+        self._phases[(request.computed - self.clock) % self.block_size][request.id] = request
+        self.context += request.computed
+        self.newest = max(self.newest, request.admitted) if self.members else request.admitted
+        self.members[request.id] = request
+        heappush(self._exits, (self.clock + left, request.admitted, request.id))
+        request.joined = self.clock
+        request.decodes = self
+
+    def leave(self, request: Request) -> None:
+        """Give `request` its counts back as plain numbers."""
+        computed = request.computed
+        ticks = self.clock - request.joined
+        returned = max(self.committed - request.joined, 0)
+        del self.members[request.id]
+        del self._phases[(computed - self.clock) % self.block_size][request.id]
+        self.context -= computed
+        request.decodes = None
+        request.advance(ticks, returned)
+        if ticks:
+            request.held = -(-computed // self.block_size)
+            request.hashed = max(request.hashed, (computed - self.lag) // self.block_size)
+
+    def tick(self) -> list[Request]:
+        """One step for every member; those whose last token this schedules, in order of admission."""
+        self.clock += 1
+        self.context += len(self.members)
+        return [self.members[id] for id in self._pop_exits()]
+
+    def skip(self, steps: int) -> None:
+        """`steps` ticks, planned and returned, none of which is anybody's last."""
+        self.clock += steps
+        self.committed = self.clock
+        self.context += steps * len(self.members)
+
+    def crossing(self, after: int = 0) -> dict[int, Request]:
+        """Members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
+        return self._phases[-(self.clock + after) % self.block_size]
+
+    def steps_to_exit(self) -> int:
+        """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""
+        while not self._is_live(self._exits[0]):
+            heappop(self._exits)
+        return self._exits[0][0] - self.clock
+
+    def _pop_exits(self) -> list[int]:
+        due: list[int] = []
+        while self._exits and self._exits[0][0] <= self.clock:
+            entry = heappop(self._exits)
+            # A member that left and came back has two equal entries, next to each other.
+            if self._is_live(entry) and due[-1:] != [entry[2]]:
+                due.append(entry[2])
+        return due
+
+    def _is_live(self, entry: tuple[int, int, int]) -> bool:
+        """Entries of members that left early stay in the heap until they surface."""
+        member = self.members.get(entry[2])
+        if member is None:
+            return False
+        left = member.max_len - member.known - member.placeholders
+        return entry[0] == self.clock + left
+
+    def check(self) -> None:
+        """Raise AssertionError unless the running sums equal a recount."""
+        assert self.context == sum(m.computed for m in self.members.values())
+        for phase, bucket in enumerate(self._phases):
+            for member in bucket.values():
+                assert (member.computed - self.clock) % self.block_size == phase
+        assert sum(map(len, self._phases)) == len(self.members)
+        for member in self.members.values():
+            member.check()
+            assert member.known + member.placeholders == member.computed + 1

@@ -1,0 +1,30 @@
+"""The `prefill-first` policy: no mixed batches.
+
+While prompts are waiting and fit, steps hold prefill only and decoding requests pause; otherwise they decode. It
+shortens TTFT and stretches inter-token latency, as engines did before chunked prefill.
+"""
+
+from __future__ import annotations
+
+from serving.step_plan import StepPlan, by_admission
+from serving.vllm import VllmScheduler
+
+
+class PrefillFirstScheduler(VllmScheduler):
+    """Prefill steps before decode steps; otherwise as `vllm`."""
+
+    def _schedule_running(self, plan: StepPlan, budget: int, threshold: int) -> int:
+        left = self._schedule_prefills(plan, budget, threshold)
+        self._schedule_waiting(plan, left, threshold)
+        if plan.tokens:
+            self._dissolve_decodes()  # they pause, and a decode set never does
+            return 0
+        return super()._schedule_running(plan, budget, threshold)
+
+    def _schedule_prefills(self, plan: StepPlan, budget: int, threshold: int) -> int:
+        """Go on with admitted prompts that have more than their last token to compute."""
+        for request in sorted(self._others.values(), key=by_admission):
+            tokens = min(self._wanted(request, threshold), budget)
+            if tokens > 1 and not self._lacks_blocks(request, request.computed + tokens):
+                budget -= self._take(plan, request, tokens)
+        return budget

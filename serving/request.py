@@ -1,0 +1,185 @@
+"""The live state of one request inside a scheduler.
+
+One invariant, checkable: `cached <= computed <= known + placeholders` and `known <= max_len`. There are no phases:
+a request wants `known + placeholders - computed` tokens, and prefill, chunked prefill, resumption and decode
+are that one number (vLLM V1's central rule).
+
+While a request is a member of a `DecodeSet` its counts advance with the set's clock, so that a step costs
+O(1); the properties here add what the clock has done since it joined.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from serving.workload import WorkloadRequest
+
+if TYPE_CHECKING:
+    from serving.decode_set import DecodeSet
+
+
+class Status(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    ABORTED = "aborted"
+
+
+class Request:
+    """Token counts of one request.
+
+    computed      tokens whose KV exists, or is scheduled to
+    known         prompt tokens plus sampled tokens that have returned
+    placeholders  tokens scheduled to be sampled that have not returned
+    in_flight     tokens of steps that have not returned
+    stale         of those, the ones scheduled before a preemption
+    cached        tokens found in the prefix cache at the last admission
+    """
+
+    __slots__ = (
+        "_computed",
+        "_in_flight",
+        "_known",
+        "_placeholders",
+        "admitted",
+        "arrived",
+        "blocks",
+        "cached",
+        "decodes",
+        "first_hit",
+        "hashed",
+        "held",
+        "id",
+        "joined",
+        "keys",
+        "max_len",
+        "preemptions",
+        "priority",
+        "prompt_len",
+        "reason",
+        "recomputed",
+        "sampled_in",
+        "stale",
+        "status",
+    )
+
+    def __init__(self, arrived: WorkloadRequest) -> None:
+        self.arrived = arrived
+        self.id = arrived.id
+        self.priority = arrived.priority
+        self.prompt_len = arrived.prompt_len
+        self.max_len = arrived.prompt_len + arrived.output_len
+        self.status = Status.WAITING
+        self.reason = ""
+        self._computed = 0
+        self._known = arrived.prompt_len
+        self._placeholders = 0
+        self._in_flight = 0
+        self.stale = 0
+        self.cached = 0
+        self.decodes: DecodeSet | None = None
+        self.joined = 0  # the set's clock when this request joined it
+        self.admitted = -1  # order of admission; later is larger
+        self.held = 0  # blocks referenced
+        self.hashed = 0  # of those, full ones registered for reuse
+        self.blocks: list[int] = []  # their physical ids, where the pool keeps identities
+        self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
+        self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
+        self.preemptions = 0
+        self.recomputed = 0  # tokens computed again after preemptions
+        self.sampled_in: list[tuple[int, int]] = []  # (first step, how many steps in a row) that sampled for it
+
+    @property
+    def computed(self) -> int:
+        if self.decodes is None:
+            return self._computed
+        return self._computed + self.decodes.clock - self.joined
+
+    @property
+    def known(self) -> int:
+        if self.decodes is None:
+            return self._known
+        return self._known + max(self.decodes.committed - self.joined, 0)
+
+    @property
+    def placeholders(self) -> int:
+        return self._placeholders + self._decodes_in_flight
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight + self._decodes_in_flight
+
+    @property
+    def _decodes_in_flight(self) -> int:
+        if self.decodes is None:
+            return 0
+        return self.decodes.clock - max(self.decodes.committed, self.joined)
+
+    @property
+    def outputs(self) -> int:
+        """Output tokens that have returned."""
+        return self.known - self.prompt_len
+
+    @property
+    def ended(self) -> bool:
+        return self.status in (Status.FINISHED, Status.REJECTED, Status.ABORTED)
+
+    def scheduled(self, tokens: int) -> bool:
+        """Count `tokens` more as computed and in flight; whether the step will sample for this request."""
+        self._computed += tokens
+        self._in_flight += tokens
+        samples = self._computed >= self._known + self._placeholders
+        if samples:
+            self._placeholders += 1
+        return samples
+
+    def returned(self, tokens: int, sampled: bool) -> None:
+        """A step with `tokens` of this request has ended; stale steps only deliver their sampled token."""
+        if self.stale:
+            self.stale -= tokens
+            self._known += sampled
+            return
+        self._in_flight -= tokens
+        if sampled:
+            self._known += 1
+            self._placeholders -= 1
+
+    def withdraw(self, tokens: int, samples: bool) -> None:
+        """Undo `scheduled`: the step is still being planned and the request is about to be preempted."""
+        self._computed -= tokens
+        self._in_flight -= tokens
+        self._placeholders -= samples
+
+    def found(self, tokens: int) -> None:
+        """Admission: `tokens` of the known sequence are in the prefix cache."""
+        self.cached = self._computed = tokens
+
+    def preempted(self) -> None:
+        """Lose all computed tokens; what is in flight becomes stale."""
+        self.stale = self._in_flight
+        self._computed = self._placeholders = self._in_flight = self.cached = 0
+        self.preemptions += 1
+        self.status = Status.WAITING
+
+    def advance(self, scheduled: int, returned: int) -> None:
+        """Take over what a decode set did for this request: steps scheduled, and of those the returned ones."""
+        self._computed += scheduled
+        self._known += returned
+        self._placeholders += scheduled - returned
+        self._in_flight += scheduled - returned
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariant holds (tests call this after every step)."""
+        assert 0 <= self.cached <= self.computed <= self.known + self.placeholders, self
+        assert self.known <= self.max_len, self
+        assert self.hashed <= self.held, self
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.id}, {self.status.value}, cached={self.cached}, computed={self.computed}, "
+            f"known={self.known}+{self.placeholders}, max_len={self.max_len})"
+        )

@@ -1,0 +1,75 @@
+"""What a scheduling policy is, and how one is found.
+
+A policy plans a step, is told when it has ended, and never sees a clock, a token or a tensor: that is why the
+same object serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped
+loop two; the policy does not know which of the two drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from serving.config import SchedulerConfig
+from serving.content import Content
+from serving.decode_set import DecodeSet
+from serving.kv_blocks import KvBlocks
+from serving.plugins import find
+from serving.request import Request
+from serving.step_plan import StepPlan
+from serving.waiting import WaitingQueue
+from serving.workload import WorkloadRequest
+
+POLICIES = {
+    "vllm": "serving.vllm:VllmScheduler",
+    "static": "serving.static:StaticScheduler",
+    "prefill-first": "serving.prefill_first:PrefillFirstScheduler",
+}
+
+
+class Scheduler(Protocol):
+    """A policy. `running` is in order of admission; `requests` holds every request that has not ended."""
+
+    config: SchedulerConfig
+    pool: KvBlocks
+    requests: dict[int, Request]
+    running: dict[int, Request]
+    waiting: WaitingQueue
+    decodes: DecodeSet
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None: ...
+
+    def add(self, arrived: WorkloadRequest) -> Request:
+        """Queue a request. One that can never fit comes back with status REJECTED and the reason."""
+        ...
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step. A plan with no tokens is not run and not committed."""
+        ...
+
+    def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
+        """`plan`, the oldest in flight, has ended; the requests that finished with it.
+
+        `stopped` names those whose sampled token ended them early (EOS, a stop string).
+        """
+        ...
+
+    def abort(self, id: int) -> Request | None:
+        """Drop a request at once, wherever it is; None when it has ended already."""
+        ...
+
+    def steady_steps(self) -> int:
+        """How many coming plans are certain to be the decode set and nothing else, if nothing arrives."""
+        ...
+
+    def skip(self, steps: int) -> None:
+        """Plan and commit `steps` such plans at once."""
+        ...
+
+
+def find_policy(name: str) -> type[Scheduler]:
+    """The policy class called `name`, or at `package.module:Class`."""
+    policy: type[Scheduler] = find("policy", name, POLICIES)
+    return policy

@@ -1,0 +1,356 @@
+"""The `vllm` policy: decides exactly as vLLM 0.33's scheduler does, plain or overlapped.
+
+There are no phases: each step brings every request's computed tokens towards its known tokens. Running requests
+come first, in order of admission; then, if nothing had to be preempted, waiting ones, strictly in order. The
+recordings of vLLM's own scheduler in tests/data/oracle are the judge (`tokentwin conformance`).
+
+Requests in steady decode are not looked at one by one: when the whole decode set gets its tokens and blocks,
+the order in which it gets them cannot matter, and `DecodeSet` advances it in O(1). When it does not, the
+set is dissolved and the step is planned request by request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from serving.config import SchedulerConfig
+from serving.content import Content
+from serving.counting_pool import CountingPool, demand
+from serving.decode_set import DecodeSet
+from serving.kv_blocks import blocks_for, kv_blocks
+from serving.request import Request, Status
+from serving.step_plan import Row, StepPlan, by_admission
+from serving.waiting import FcfsQueue, PriorityQueue, WaitingQueue
+from serving.workload import WorkloadRequest
+
+
+class VllmScheduler:
+    """Continuous batching with chunked prefill, prefix caching and preemption by recomputation."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        self.config = config
+        self.pool = kv_blocks(config, shares_prefixes, content)
+        self.requests: dict[int, Request] = {}
+        self.running: dict[int, Request] = {}
+        self.waiting: WaitingQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.decodes = DecodeSet(config.block_size)
+        self._others: dict[int, Request] = {}  # running, but not in the decode set
+        self._in_flight: deque[StepPlan] = deque()
+        self._plans = 0
+        self._admissions = 0
+        self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
+        self._watermark = int(config.watermark * config.num_blocks)
+
+    # What arrives and leaves
+
+    def add(self, arrived: WorkloadRequest) -> Request:
+        request = Request(arrived)
+        request.reason = self._never_fits(request)
+        if request.reason:
+            request.status = Status.REJECTED
+            return request
+        if arrived.id in self.requests:
+            raise ValueError(f"request {arrived.id} is already here")
+        self.requests[arrived.id] = request
+        self.waiting.add(request)
+        return request
+
+    def abort(self, id: int) -> Request | None:
+        request = self.requests.get(id)
+        if request is not None:
+            self._end(request, Status.ABORTED)
+        return request
+
+    def _never_fits(self, request: Request) -> str:
+        """Why the request could never finish, or an empty string."""
+        config = self.config
+        if request.prompt_len < 1 or request.max_len == request.prompt_len:
+            return "a request needs at least one prompt token and one output token"
+        if request.max_len > config.max_model_len:
+            return (
+                f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
+                f"exceed max_model_len {config.max_model_len}"
+            )
+        need = blocks_for(request.max_len - 1, config.block_size)  # the last token is never computed
+        if need > self.pool.total:
+            return f"needs {need} KV blocks of {config.block_size} tokens; there are {self.pool.total}"
+        return ""
+
+    def _end(self, request: Request, status: Status) -> None:
+        if request.decodes is not None:
+            self._leave_decodes(request, self._plans - 1)
+        if self.running.pop(request.id, None):
+            del self._others[request.id]
+        else:
+            self.waiting.remove(request)
+        self.pool.release(request)
+        request.status = status
+        del self.requests[request.id]
+
+    # One step
+
+    def schedule(self) -> StepPlan:
+        plan = StepPlan(self._plans, self.decodes)
+        threshold = self._threshold()
+        budget = self._schedule_running(plan, self.config.max_num_batched_tokens, threshold)
+        if not plan.preempted:
+            self._schedule_waiting(plan, budget, threshold)
+        self._close(plan)
+        return plan
+
+    def _threshold(self) -> int:
+        """Most tokens of one request in this step. Alone, a request is not held back."""
+        threshold = self.config.long_prefill_token_threshold
+        alone = len(self.running) + len(self.waiting) <= 1
+        return self.config.max_num_batched_tokens if alone or not threshold else threshold
+
+    def _schedule_running(self, plan: StepPlan, budget: int, threshold: int) -> int:
+        """Rows of the running requests; what is left of the budget."""
+        rows = self._granted_together(budget, threshold)
+        if rows is None:
+            self._dissolve_decodes()
+            return self._schedule_one_by_one(plan, budget, threshold)
+        if self.decodes.members:
+            budget -= self._tick(plan)
+        for request, tokens in rows:
+            budget -= self._take(plan, request, tokens)
+        return budget
+
+    def _granted_together(self, budget: int, threshold: int) -> list[tuple[Request, int]] | None:
+        """Rows outside the decode set if the whole set can be granted too; None if order matters."""
+        decodes = self.decodes
+        wanting = [
+            (request, tokens)
+            for request in sorted(self._others.values(), key=by_admission)
+            if (tokens := self._wanted(request, threshold))
+        ]
+        left = budget - len(decodes.members)
+        everything_fits = left >= sum(tokens for _, tokens in wanting)
+        decodes_first = not wanting or not decodes.members or wanting[0][0].admitted > decodes.newest
+        if left < 0 or not (decodes_first or (everything_fits and self.pool.counts_only)):
+            return None
+        rows = []
+        need = len(decodes.crossing())
+        for request, tokens in wanting:
+            if left <= 0:
+                break
+            tokens = min(tokens, left)
+            left -= tokens
+            need += blocks_for(request.computed + tokens, self.config.block_size) - request.held
+            rows.append((request, tokens))
+        return rows if need <= self.pool.free else None
+
+    def _schedule_one_by_one(self, plan: StepPlan, budget: int, threshold: int) -> int:
+        for request in list(self.running.values()):
+            if budget <= 0:
+                break
+            if request.id not in self.running:  # preempted for the sake of one before it
+                continue
+            tokens = min(self._wanted(request, threshold), budget)
+            if not tokens:
+                continue
+            while self._lacks_blocks(request, request.computed + tokens):
+                victim = self._victim()
+                budget += self._preempt(plan, victim)
+                if victim is request:
+                    break
+            else:
+                budget -= self._take(plan, request, tokens)
+                continue
+            if self.config.policy == "fcfs":
+                break
+        return budget
+
+    def _wanted(self, request: Request, threshold: int) -> int:
+        """Tokens this running request could use in a step."""
+        placeholders = request.placeholders
+        if placeholders and request.computed + 2 - placeholders >= request.max_len:
+            return 0  # its last token is already under way
+        return min(request.known + placeholders - request.computed, threshold)
+
+    def _lacks_blocks(self, request: Request, tokens: int) -> bool:
+        return blocks_for(tokens, self.config.block_size) - request.held > self.pool.free
+
+    def _victim(self) -> Request:
+        if self.config.policy == "fcfs":
+            return self.running[next(reversed(self.running))]
+        return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
+
+    def _preempt(self, plan: StepPlan, request: Request) -> int:
+        """Back to waiting with nothing computed; the tokens it had been given in this step return."""
+        row = plan.withdraw(request)
+        if row:
+            request.withdraw(row.tokens, row.samples)
+            if row.samples:
+                request.sampled_in.pop()
+        del self.running[request.id]
+        del self._others[request.id]
+        request.recomputed += request.computed
+        request.preempted()
+        self.pool.release(request, may_return=True)
+        self.waiting.put_back(request)
+        plan.preempted.append(request)
+        return row.tokens if row else 0
+
+    def _schedule_waiting(self, plan: StepPlan, budget: int, threshold: int) -> None:
+        place = 0
+        while budget > 0 and len(self.running) < self.config.max_num_seqs and place < len(self.waiting):
+            request = self.waiting[place]
+            if request.stale:
+                place += 1
+                continue
+            circumstances = (request.id, self.pool.version, budget, threshold, not self.running)
+            if circumstances == self._refused:
+                break
+            tokens = self._admit(plan, request, budget, threshold)
+            if not tokens:
+                self._refused = circumstances
+                break
+            budget -= self._take(plan, request, tokens)
+
+    def _admit(self, plan: StepPlan, request: Request, budget: int, threshold: int) -> int:
+        """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait."""
+        config = self.config
+        hit = self.pool.lookup(request)
+        found = hit.blocks * config.block_size
+        tokens = min(request.known - found, threshold)
+        if not config.enable_chunked_prefill and tokens > budget:
+            return 0
+        tokens = min(tokens, budget)
+        whole = request.known if config.scheduler_reserve_full_isl else found + tokens
+        need = blocks_for(whole, config.block_size) - hit.blocks + hit.idle
+        if need + (self._watermark if self.running else 0) > self.pool.free:
+            return 0
+        self.waiting.remove(request)
+        self.pool.admit(request, hit)
+        request.found(found)
+        if request.first_hit is None:
+            request.first_hit = found
+        else:
+            request.recomputed -= found
+        request.status = Status.RUNNING
+        request.admitted = self._admissions
+        self._admissions += 1
+        self.running[request.id] = request
+        self._others[request.id] = request
+        plan.admitted.append(request)
+        return tokens
+
+    def _take(self, plan: StepPlan, request: Request, tokens: int) -> int:
+        """Give `request` its `tokens` in this step."""
+        start = request.computed
+        self.pool.extend(request, start + tokens)
+        samples = request.scheduled(tokens)
+        self.pool.register(request, min(start + tokens, request.known))
+        if samples:
+            request.sampled_in.append((plan.seq, 1))
+        plan.add(Row(request, start, tokens, samples))
+        return tokens
+
+    # The decode set
+
+    def _tick(self, plan: StepPlan) -> int:
+        """One token for every member; those that got their last leave. The number of rows."""
+        decodes = self.decodes
+        rows = len(decodes)
+        plan.add_decodes(rows, decodes.context)
+        self.pool.extend_decodes(decodes, lag=len(self._in_flight))
+        leaving = decodes.tick()
+        plan.clock = decodes.clock
+        for request in leaving:
+            self._leave_decodes(request, plan.seq)
+            plan.strays.append(request)
+        return rows
+
+    def _close(self, plan: StepPlan) -> None:
+        """The plan is final: what samples in it decodes steadily from the next one on."""
+        if not plan.tokens:
+            return
+        plan.clock = self.decodes.clock
+        self._plans += 1
+        self._in_flight.append(plan)
+        for request, _, _, samples in plan.listed:
+            if samples and request.known + request.placeholders < request.max_len:
+                del self._others[request.id]
+                self.decodes.join(request)
+
+    def _leave_decodes(self, request: Request, last: int) -> None:
+        """Take `request`, whose last row was in plan `last`, out of the decode set.
+
+        Plans in flight, which held its row by reference, name it from now on.
+        """
+        joined, ticks = request.joined, self.decodes.clock - request.joined
+        self.decodes.leave(request)
+        self._others[request.id] = request
+        for plan in self._in_flight:
+            if plan.clock > joined:
+                plan.strays.append(request)
+        if ticks:
+            request.sampled_in.append((last - ticks + 1, ticks))
+
+    def _dissolve_decodes(self) -> None:
+        for request in sorted(self.decodes.members.values(), key=by_admission):
+            self._leave_decodes(request, self._plans - 1)
+
+    # When a step has ended
+
+    def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
+        if not self._in_flight or self._in_flight.popleft() is not plan:
+            raise ValueError(f"plan {plan.seq} is not the oldest in flight")
+        self.decodes.committed = plan.clock
+        if self.decodes.members and len(self._in_flight) < self.decodes.lag:
+            self.pool.register_decodes(self.decodes, lag=len(self._in_flight))
+        ended = []
+        for request, tokens, samples in _returning(plan):
+            if request.ended:
+                continue
+            fresh = not request.stale
+            request.returned(tokens, samples)
+            if fresh:
+                self.pool.register(request, request.computed - request.in_flight)
+            if samples and (request.known == request.max_len or request.id in stopped):
+                ended.append(request)
+        ended += [
+            self.decodes.members[id]
+            for id in stopped
+            if id in self.decodes.members and self.decodes.members[id].joined < plan.clock
+        ]
+        ended.sort(key=by_admission)
+        for request in ended:
+            self._end(request, Status.FINISHED)
+        return ended
+
+    # Many steps at once
+
+    def steady_steps(self) -> int:
+        if self._others or self._in_flight or not self.decodes.members or not self.pool.counts_only:
+            return 0
+        if self.waiting and not self._head_stays_out():
+            return 0
+        steps = self.decodes.steps_to_exit() - 1
+        while steps > 0 and demand(self.decodes, steps) > self.pool.free:
+            steps //= 2
+        return steps
+
+    def _head_stays_out(self) -> bool:
+        """Whether planning a pure decode step now would leave the queue as it is."""
+        if len(self.running) >= self.config.max_num_seqs:
+            return True
+        budget = self.config.max_num_batched_tokens - len(self.decodes)
+        circumstances = (self.waiting[0].id, self.pool.version, budget, self._threshold(), False)
+        return budget <= 0 or circumstances == self._refused
+
+    def skip(self, steps: int) -> None:
+        assert isinstance(self.pool, CountingPool)
+        self.pool.take_for(self.decodes, steps)
+        self.decodes.skip(steps)
+        self._plans += steps
+
+
+def _returning(plan: StepPlan) -> list[tuple[Request, int, bool]]:
+    """The plan's rows outside the decode set."""
+    rows = [(request, tokens, samples) for request, _, tokens, samples in plan.listed]
+    return rows + [(request, 1, True) for request in plan.strays]
