@@ -145,8 +145,7 @@ def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
     values = prompt.values
     segments = list(zip(values.field(0).to_pylist(), values.field(1).to_pylist(), strict=True))
     fields = [
-        batch.column(name).to_pylist()
-        for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
+        batch.column(name).to_pylist() for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
     ]
     for row, (id_, arrival, output, priority, tenant, slo_class) in enumerate(zip(*fields, strict=True)):
         yield WorkloadRequest(

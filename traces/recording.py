@@ -136,9 +136,7 @@ class RecordingWriter:
 class _Dataset:
     """One growing Parquet file: rows become Arrow pieces, pieces become row groups."""
 
-    def __init__(
-        self, name: str, path: Path, metadata: Mapping[str, str], keep: Collection[str] | None
-    ) -> None:
+    def __init__(self, name: str, path: Path, metadata: Mapping[str, str], keep: Collection[str] | None) -> None:
         self.name = name
         self.end_ns = 0
         self._schema = arrow_schema(name, {**metadata, "tokentwin.dataset": name})
@@ -255,17 +253,13 @@ class Recording:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {error}") from None
         for name in wanted:
             if name not in present:
-                table = table.append_column(
-                    schema.field(name), pa.nulls(table.num_rows, schema.field(name).type)
-                )
+                table = table.append_column(schema.field(name), pa.nulls(table.num_rows, schema.field(name).type))
         return table.select(wanted)
 
     def workload(self) -> Workload:
         """What was offered. Raises UserError when the recording does not hold it."""
         if not (self.path / _WORKLOAD).is_file():
-            raise UserError(
-                "recording", str(self.path), f"holds no {_WORKLOAD}; give the trace it was made from"
-            )
+            raise UserError("recording", str(self.path), f"holds no {_WORKLOAD}; give the trace it was made from")
         return ParquetReader().read(self.path / _WORKLOAD)
 
     def _file(self, dataset: str) -> Path:
@@ -279,9 +273,7 @@ class Recording:
         except (pa.ArrowException, OSError) as error:
             raise UserError("recording", str(path), f"cannot be read: {error}") from None
         if (schema.metadata or {}).get(b"tokentwin.dataset") != dataset.encode():
-            raise UserError(
-                "recording", str(path), f"is not the dataset {dataset!r} of a tokentwin recording"
-            )
+            raise UserError("recording", str(path), f"is not the dataset {dataset!r} of a tokentwin recording")
         ours = arrow_schema(dataset)
         # Columns are only ever added at the end, so one of two versions' schemas begins with the other.
         for field, stored in zip(ours, schema, strict=False):

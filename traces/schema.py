@@ -102,9 +102,6 @@ DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}
 def arrow_schema(dataset: str, metadata: dict[str, str] | None = None) -> pa.Schema:
     """The Arrow schema of `runs`, `requests` or `steps`; `metadata` goes into the file's schema metadata."""
     return pa.schema(
-        [
-            pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition})
-            for c in DATASETS[dataset]
-        ],
+        [pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition}) for c in DATASETS[dataset]],
         metadata=metadata,
     )

@@ -1,0 +1,62 @@
+"""One way into any trace: the format is found by what the file holds, never by what it is called.
+
+A format is a small class with the three members of `TraceReader`, listed in `READERS`. The readers keep a
+promise to everything downstream: requests sorted by `(arrival_ns, id)`, unique ids, times of 0 or more,
+lengths of 1 or more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from serving.errors import UserError
+from serving.workload import Workload
+from traces.azure import AzureReader
+from traces.mooncake import MooncakeReader
+from traces.parquet import ParquetReader
+from traces.rows import read_head
+from traces.simple import SimpleCsvReader, SimpleJsonReader
+
+
+class TraceReader(Protocol):
+    """A trace format. `matches` sees the first 64 KiB, unpacked if the file is gzipped."""
+
+    name: str
+
+    def matches(self, head: bytes) -> bool:
+        """Whether a file that begins like this is in the format."""
+
+    def read(self, path: Path) -> Workload:
+        """The workload in the file. Raises UserError that names file, line and field."""
+
+
+# In the order asked. The simple formats come last: they take anything that looks like their kind of
+# text, so that a misspelt field is named, rather than the whole file refused.
+READERS: tuple[TraceReader, ...] = (
+    ParquetReader(),
+    AzureReader(),
+    MooncakeReader(),
+    SimpleJsonReader(),
+    SimpleCsvReader(),
+)
+
+
+def read_workload(path: str | Path) -> Workload:
+    """The workload in a trace file of any known format, or the one that a recording was made from.
+
+    Raises UserError, one line, when the file cannot be read, is of no known format, or breaks its rules.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / "workload.parquet").is_file():
+            raise UserError("trace", str(path), "is a directory and no recording with a workload.parquet")
+        path = path / "workload.parquet"
+    head = read_head(path)
+    if not head.strip():
+        raise UserError("trace", str(path), "is empty")
+    for reader in READERS:
+        if reader.matches(head):
+            return reader.read(path)
+    formats = ", ".join(reader.name for reader in READERS)
+    raise UserError("trace", str(path), f"is in no known format ({formats}); see docs/traces.md")

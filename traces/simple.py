@@ -1,0 +1,105 @@
+"""The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
+
+Fields: `arrival_s`, `arrival_ms` or `arrival_ns` (one of them); `prompt_tokens`; `output_tokens`; and optionally `id`
+(else the line's number from 0), `tenant`, `priority`, `slo_class`. JSON lines may give `prompt` instead of
+`prompt_tokens`: segments `[["sys0", 400], ["", 35]]`, where the empty name is private tokens and `["out:12", 80]`
+the first 80 output tokens of request 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from serving.errors import UserError
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
+from traces.rows import Row, csv_rows, json_rows
+
+_ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1}
+_REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class")
+
+
+class SimpleCsvReader:
+    """Reads simple CSV. See `traces.reader.TraceReader`."""
+
+    name = "simple CSV"
+
+    def matches(self, head: bytes) -> bool:
+        """Text whose first line has a comma: the header then says what is wrong with it."""
+        return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
+
+    def read(self, path: Path) -> Workload:
+        return _workload(path, csv_rows(path), (*_ARRIVALS, *_REST))
+
+
+class SimpleJsonReader:
+    """Reads simple JSON lines. See `traces.reader.TraceReader`."""
+
+    name = "simple JSON lines"
+
+    def matches(self, head: bytes) -> bool:
+        return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+    def read(self, path: Path) -> Workload:
+        return _workload(path, json_rows(path), (*_ARRIVALS, *_REST, "prompt"))
+
+
+def _workload(path: Path, rows: Iterable[Row], known: tuple[str, ...]) -> Workload:
+    where: dict[int, Row] = {}
+    requests: list[WorkloadRequest] = []
+    for row in rows:
+        row.only(*known)
+        request = _request(row, len(requests))
+        if request.id in where:
+            raise row.error("id", request.id, f"was used on line {where[request.id].line} already")
+        where[request.id] = row
+        requests.append(request)
+    if not requests:
+        raise UserError("trace", str(path), "holds no requests")
+    # A script that merges logs need not sort them; ties keep the order of their ids.
+    requests.sort(key=lambda request: (request.arrival_ns, request.id))
+    _check_outputs(requests, where)
+    return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))
+
+
+def _request(row: Row, number: int) -> WorkloadRequest:
+    arrivals = [field for field in _ARRIVALS if field in row.fields]
+    if len(arrivals) != 1:
+        raise row.error("arrival", ", ".join(arrivals), f"give exactly one of {', '.join(_ARRIVALS)}")
+    return WorkloadRequest(
+        id=row.integer("id", 0) if "id" in row.fields else number,
+        arrival_ns=row.time_ns(arrivals[0], _ARRIVALS[arrivals[0]]),
+        prompt=_prompt(row),
+        output_len=row.integer("output_tokens", 1),
+        priority=row.integer("priority", -(2**31), default=0),
+        tenant=row.text("tenant"),
+        slo_class=row.text("slo_class"),
+    )
+
+
+def _prompt(row: Row) -> tuple[Segment, ...]:
+    if "prompt" not in row.fields:
+        return ((PRIVATE, row.integer("prompt_tokens", 1)),)
+    prompt: list[Segment] = []
+    for item in row.items("prompt"):
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
+            raise row.error("prompt", item, 'each segment is [name, tokens], such as ["sys0", 400]')
+        segment = Row(row.path, row.line, {"prompt": item[1]})
+        prompt.append((item[0], segment.integer("prompt", 1)))
+    if not prompt:
+        raise row.error("prompt", [], "must hold a segment")
+    total = sum(tokens for _, tokens in prompt)
+    if "prompt_tokens" in row.fields and row.integer("prompt_tokens", 1) != total:
+        raise row.error("prompt_tokens", row.fields["prompt_tokens"], f"the segments of prompt sum to {total}")
+    return tuple(prompt)
+
+
+def _check_outputs(requests: list[WorkloadRequest], where: dict[int, Row]) -> None:
+    """Segments `out:ID` must name an earlier request that generates as many tokens."""
+    generated: dict[str, int] = {}
+    for request in requests:
+        for name, tokens in request.prompt:
+            if name.startswith("out:") and tokens > generated.get(name, 0):
+                remedy = f"no earlier request generates {tokens} tokens under that name"
+                raise where[request.id].error("prompt", name, remedy)
+        generated[f"out:{request.id}"] = request.output_len
