@@ -1,0 +1,59 @@
+"""How long a step takes: the one question a cost model answers.
+
+The real engine measures it, calibration fits it, the simulator asks it. Durations are integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from serving.step_plan import StepPlan
+
+
+class CostModel(Protocol):
+    """Time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens."""
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        """CPU work before the step can start; an overlapped loop does it while the step before runs."""
+        ...
+
+    def step_ns(self, plan: StepPlan) -> int:
+        """Execution of the step, from its start until its tokens are there."""
+        ...
+
+    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+        """`cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
+
+        `context` is the sum of computed tokens before the first; each step adds `rows` to it.
+        """
+        ...
+
+
+class TokenCost:
+    """A step costs a constant, plus a price per token, plus a price per query-key pair.
+
+    This is the cost of the oracle recordings (vllm-policy): `base_ns + per_token_ns * tokens + per_pair_ps *
+    pairs // 1000`. `plan_ns` is CPU time per plan.
+    """
+
+    def __init__(self, base_ns: int, per_token_ns: int, per_pair_ps: int, plan_ns: int = 0) -> None:
+        self.base_ns = base_ns
+        self.per_token_ns = per_token_ns
+        self.per_pair_ps = per_pair_ps
+        self.plan_ns = plan_ns
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return self.plan_ns
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return self.base_ns + self.per_token_ns * plan.tokens + self.per_pair_ps * plan.pairs // 1000
+
+    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+        fixed = self.plan_ns + self.base_ns + self.per_token_ns * rows
+        first, growth = self.per_pair_ps * (context + rows), self.per_pair_ps * rows
+        return (
+            [fixed + pairs_ps // 1000 for pairs_ps in range(first, first + steps * growth, growth)]
+            if growth
+            else ([fixed] * steps)
+        )

@@ -1,0 +1,99 @@
+"""A simulated run: a workload, a router, and N replicas of one deployment on one virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+import simpy
+
+from serving.config import Deployment
+from serving.cost_model import CostModel
+from serving.request import Request
+from serving.scheduler import find_policy
+from serving.workload import Workload, WorkloadRequest
+from sim.clock import ARRIVAL, Alarm, VirtualClock
+from sim.replica import Replica
+from sim.router import RoundRobin, Router
+from sim.run_log import RunLog, RunSink
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation did, in numbers; the rows are in its sink."""
+
+    duration_ns: int
+    finished: int
+    steps: int
+    output_tokens: int
+
+
+class Cluster:
+    """N replicas behind a router. `run` offers a workload to them and returns when all of it has ended."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        cost: CostModel,
+        sink: RunSink,
+        *,
+        replicas: int = 1,
+        router: Router | None = None,
+        shares_prefixes: bool = True,
+        steps: bool = True,
+        tokens: bool = False,
+    ) -> None:
+        policy = find_policy(deployment.policy)
+        self._clock = VirtualClock()
+        self._log = RunLog(sink, deployment.scheduler.block_size, steps, tokens)
+        self._router = router or RoundRobin()
+        self.replicas = [
+            Replica(
+                self._clock,
+                index,
+                policy(deployment.scheduler, shares_prefixes=shares_prefixes),
+                cost,
+                self._log,
+                self._ended,
+            )
+            for index in range(replicas)
+        ]
+        self._arrivals: Iterator[WorkloadRequest] = iter(())
+        self._closed_loop = False
+
+    def run(self, workload: Workload) -> Simulated:
+        """Simulate `workload` to its end. Raises RuntimeError if a policy leaves requests behind."""
+        self._arrivals = iter(workload.requests)
+        self._closed_loop = workload.concurrency is not None
+        if workload.concurrency is not None:
+            for _ in range(workload.concurrency):
+                self._release_next()
+        else:
+            self._clock.process(self._offer_in_time())
+        self._clock.run()
+        left = sum(len(replica.scheduler.requests) for replica in self.replicas)
+        if left:
+            raise RuntimeError(f"{left} requests never finished: the policy stopped scheduling them")
+        self._log.close()
+        return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
+
+    def _offer_in_time(self) -> Generator[simpy.Event, None, None]:
+        """Open loop: every request at its intended arrival."""
+        for request in self._arrivals:
+            if request.arrival_ns > self._clock.now_ns:
+                yield self._clock.timeout(request.arrival_ns - self._clock.now_ns)
+            self._offer(request)
+
+    def _release_next(self) -> None:
+        """Closed loop: the next request in order, now or at its earliest release."""
+        request = next(self._arrivals, None)
+        if request is not None:
+            at_ns = max(self._clock.now_ns, request.arrival_ns)
+            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._offer(request))
+
+    def _offer(self, request: WorkloadRequest) -> None:
+        self._router.choose(request, self.replicas).offer(request, self._clock.now_ns)
+
+    def _ended(self, request: Request) -> None:
+        if self._closed_loop:
+            self._release_next()

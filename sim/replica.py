@@ -1,0 +1,155 @@
+"""One engine on the virtual clock: the shared scheduler in the plain or the overlapped loop.
+
+The plain loop has one step in flight, the overlapped loop two: it plans step N+1 while step N runs, so that CPU time
+is hidden. Either way a step costs one event. In the plain loop a run of pure decode steps that nothing
+interrupts is taken in one leap; an arrival cuts the leap at the end of the step then running.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
+
+from serving.cost_model import CostModel
+from serving.request import Request, Status
+from serving.scheduler import Scheduler
+from serving.step_plan import StepPlan
+from serving.workload import WorkloadRequest
+from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.run_log import RunLog
+
+
+class _Launched(NamedTuple):
+    plan: StepPlan
+    end_ns: int
+
+
+class Replica:
+    """A scheduler, a cost model, and at most `depth` steps in flight.
+
+    outstanding_tokens  prompt and output tokens of the requests it has and has not finished
+    on_end              called with each request that finishes or is rejected
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        index: int,
+        scheduler: Scheduler,
+        cost: CostModel,
+        log: RunLog,
+        on_end: Callable[[Request], None],
+    ) -> None:
+        self.index = index
+        self.scheduler = scheduler
+        self.outstanding_tokens = 0
+        self.outstanding_requests = 0
+        self._clock = clock
+        self._cost = cost
+        self._log = log
+        self._on_end = on_end
+        self._depth = 2 if scheduler.config.async_scheduling else 1
+        self._leaps = self._depth == 1 and not log.keeps_steps
+        self._launched: deque[_Launched] = deque()
+        self._last_end_ns = 0  # when the last launched step ends
+        self._alarm: Alarm | None = None  # the next thing this replica does
+        self._leap_ends: list[int] = []  # ends of the steps of the leap under way
+
+    def offer(self, arrived: WorkloadRequest, arrival_ns: int) -> None:
+        """A request is routed here, now."""
+        request = self.scheduler.add(arrived)
+        self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns)
+        if request.status is Status.REJECTED:
+            self._log.ended(request, self._clock.now_ns)
+            self._on_end(request)
+            return
+        self.outstanding_requests += 1
+        self.outstanding_tokens += request.max_len
+        if self._leap_ends:
+            self._cut_leap()
+        elif self._alarm is None:
+            self._set(self._clock.now_ns, PLANNING, self._plan)
+
+    # Planning and launching
+
+    def _set(self, at_ns: int, order: int, callback: Callable[[Alarm], None]) -> None:
+        self._alarm = Alarm(self._clock, at_ns, order, callback)
+
+    def _plan(self, alarm: Alarm) -> None:
+        if alarm is self._alarm:
+            self._launch_steps()
+
+    def _launch_steps(self) -> None:
+        now = self._clock.now_ns
+        while len(self._launched) < self._depth:
+            if self._leaps and (steps := self.scheduler.steady_steps()) > 1:
+                self._leap(steps)
+                return
+            plan = self.scheduler.schedule()
+            if not plan.tokens:
+                if plan.preempted and not self._launched:
+                    continue  # a plan that only preempted: the blocks are free now
+                break
+            cpu_ns = self._cost.cpu_ns(plan)
+            start = max(now + cpu_ns, self._last_end_ns)
+            self._last_end_ns = start + self._cost.step_ns(plan)
+            self._launched.append(_Launched(plan, self._last_end_ns))
+            self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns)
+            if cpu_ns:
+                if len(self._launched) < self._depth:
+                    self._set(now + cpu_ns, PLANNING, self._plan)
+                    return
+                now += cpu_ns
+        if self._launched:
+            self._set(max(self._launched[0].end_ns, now), STEP_ENDS, self._commit)
+        else:
+            self._alarm = None
+
+    def _commit(self, alarm: Alarm) -> None:
+        plan, _ = self._launched.popleft()
+        now = self._clock.now_ns
+        finished = self.scheduler.commit(plan)
+        self._log.committed(self.index, plan, now)
+        for request in finished:
+            self._end(request)
+        self._plan_after_arrivals()
+
+    def _plan_after_arrivals(self) -> None:
+        """Plan now, unless something else is still to happen at this timestamp."""
+        if self._clock.peek() > self._clock.now_ns:
+            self._launch_steps()
+        else:
+            self._set(self._clock.now_ns, PLANNING, self._plan)
+
+    def _end(self, request: Request) -> None:
+        self.outstanding_requests -= 1
+        self.outstanding_tokens -= request.max_len
+        self._log.ended(request, self._clock.now_ns)
+        self._on_end(request)
+
+    # Leaps
+
+    def _leap(self, steps: int) -> None:
+        decodes = self.scheduler.decodes
+        durations = self._cost.decode_run_ns(len(decodes), decodes.context, steps)
+        self._leap_ends = list(accumulate(durations, initial=self._clock.now_ns))[1:]
+        self._set(self._leap_ends[-1], STEP_ENDS, self._land)
+
+    def _cut_leap(self) -> None:
+        """Something arrived: land at the end of the step that is running now."""
+        taken = bisect_left(self._leap_ends, self._clock.now_ns) + 1
+        if taken < len(self._leap_ends):
+            del self._leap_ends[taken:]
+            self._set(self._leap_ends[-1], STEP_ENDS, self._land)
+
+    def _land(self, alarm: Alarm) -> None:
+        if alarm is not self._alarm:
+            return
+        self.scheduler.skip(len(self._leap_ends))
+        self._log.leapt(self.index, self._leap_ends)
+        self._last_end_ns = self._clock.now_ns
+        self._leap_ends = []
+        self._plan_after_arrivals()

@@ -1,0 +1,248 @@
+"""Turns what happens in a simulation into rows of a recording.
+
+Rows go to a sink in column blocks, so memory is bounded by what is in flight: a `RecordingWriter` streams them to
+disk, a `TableSink` keeps them as Arrow tables.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from serving.kv_blocks import blocks_for
+from serving.request import Request, Status
+from serving.scheduler import Scheduler
+from serving.step_plan import StepPlan
+from traces.schema import REQUESTS, STEPS, arrow_schema
+
+_BLOCK = 4096  # rows handed to the sink at once
+
+
+class RunSink(Protocol):
+    """Takes blocks of columns of the datasets `requests` and `steps`."""
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None: ...
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None: ...
+
+
+class TableSink:
+    """Keeps everything in memory, as Arrow tables with the schema of a recording."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[pa.Table]] = {"requests": [], "steps": []}
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._add("requests", columns)
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._add("steps", columns)
+
+    def _add(self, dataset: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        rows = len(next(iter(columns.values())))
+        schema = arrow_schema(dataset)
+        arrays = [pa.array(columns.get(f.name, [None] * rows), f.type) for f in schema]
+        self._blocks[dataset].append(pa.Table.from_arrays(arrays, schema=schema))
+
+    @property
+    def requests(self) -> pa.Table:
+        return self._table("requests")
+
+    @property
+    def steps(self) -> pa.Table:
+        return self._table("steps")
+
+    def _table(self, dataset: str) -> pa.Table:
+        blocks = self._blocks[dataset]
+        return pa.concat_tables(blocks) if blocks else arrow_schema(dataset).empty_table()
+
+
+class _Life:
+    """When things happened to one request; -1 is never."""
+
+    __slots__ = (
+        "arrival_ns",
+        "demand",
+        "first_token_ns",
+        "preempted_at_ns",
+        "preempted_ns",
+        "queued_ns",
+        "replica",
+        "scheduled_ns",
+    )
+
+    def __init__(self, replica: int, arrival_ns: int, queued_ns: int, demand: int) -> None:
+        self.replica = replica
+        self.arrival_ns = arrival_ns
+        self.queued_ns = queued_ns
+        self.demand = demand  # blocks counted while it waits
+        self.scheduled_ns = self.first_token_ns = self.preempted_at_ns = -1
+        self.preempted_ns = 0
+
+
+_MEASURED_ONLY = {"schedule_ns", "prepare_ns", "forward_ns", "sample_ns"}
+_REQUEST_COLUMNS = [column.name for column in REQUESTS]
+_STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
+
+
+class RunLog:
+    """Collects one simulated run.
+
+    steps   also write a row for every step (then decode runs are not leapt over)
+    tokens  also write when each output token came, and with `steps` each step's rows
+    """
+
+    def __init__(self, sink: RunSink, block_size: int, steps: bool = True, tokens: bool = False) -> None:
+        self.keeps_steps = steps
+        self.keeps_tokens = tokens
+        self.finished = 0
+        self.steps = 0
+        self.output_tokens = 0
+        self._sink = sink
+        self._block_size = block_size
+        self._lives: dict[int, _Life] = {}
+        self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
+        self._waiting_blocks: dict[int, int] = {}
+        self._request_rows: list[tuple[Any, ...]] = []
+        self._step_rows: list[tuple[Any, ...]] = []
+
+    def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int) -> None:
+        demand = blocks_for(request.known, self._block_size)
+        self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand)
+        if request.status is not Status.REJECTED:
+            self._waiting_blocks[replica] = self._waiting_blocks.get(replica, 0) + demand
+
+    def planned(
+        self, replica: int, scheduler: Scheduler, plan: StepPlan, plan_ns: int, start_ns: int, end_ns: int
+    ) -> None:
+        for request in plan.preempted:
+            life = self._lives[request.id]
+            life.preempted_at_ns = plan_ns
+            life.demand = blocks_for(request.known, self._block_size)
+            self._waiting_blocks[replica] += life.demand
+        for request in plan.admitted:
+            life = self._lives[request.id]
+            self._waiting_blocks[replica] -= life.demand
+            if life.scheduled_ns < 0:
+                life.scheduled_ns = start_ns
+            if life.preempted_at_ns >= 0:
+                life.preempted_ns += start_ns - life.preempted_at_ns
+                life.preempted_at_ns = -1
+        self.steps += 1
+        if self.keeps_tokens:
+            self._ends.setdefault(replica, array("q")).append(end_ns)
+        if self.keeps_steps:
+            self._add_step(replica, scheduler, plan, plan_ns, start_ns, end_ns)
+
+    def _add_step(
+        self, replica: int, scheduler: Scheduler, plan: StepPlan, plan_ns: int, start_ns: int, end_ns: int
+    ) -> None:
+        rows = plan.rows() if self.keeps_tokens else None
+        self._step_rows.append(
+            (
+                replica,
+                plan.seq,
+                plan_ns,
+                start_ns,
+                end_ns,
+                plan.prefill_rows,
+                plan.prefill_tokens,
+                plan.prefill_context,
+                plan.prefill_pairs,
+                plan.decode_rows,
+                plan.decode_context,
+                plan.sampled_rows,
+                len(scheduler.running),
+                len(scheduler.waiting),
+                scheduler.pool.total - scheduler.pool.free,
+                self._waiting_blocks.get(replica, 0),
+                len(plan.preempted),
+                None if rows is None else [row.request.id for row in rows],
+                None if rows is None else [row.tokens for row in rows],
+                None if rows is None else [request.id for request in plan.preempted],
+                None if rows is None else [],
+            )
+        )
+        if len(self._step_rows) >= _BLOCK:
+            self._flush_steps()
+
+    def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:
+        """First tokens; only rows outside the decode set can have one."""
+        for request, _, _, samples in plan.listed:
+            if samples and request.outputs == 1:
+                life = self._lives[request.id]
+                if life.first_token_ns < 0:
+                    life.first_token_ns = now_ns
+
+    def leapt(self, replica: int, ends_ns: list[int]) -> None:
+        self.steps += len(ends_ns)
+        if self.keeps_tokens:
+            self._ends.setdefault(replica, array("q")).extend(ends_ns)
+
+    def ended(self, request: Request, now_ns: int) -> None:
+        life = self._lives.pop(request.id)
+        finished = request.status is Status.FINISHED
+        if request.admitted >= 0 and life.preempted_at_ns >= 0:  # it ended while it waited
+            life.preempted_ns += now_ns - life.preempted_at_ns
+            self._waiting_blocks[life.replica] -= life.demand
+        outputs = request.outputs
+        self.finished += finished
+        self.output_tokens += outputs
+        arrived = request.arrived
+        self._request_rows.append(
+            (
+                request.id,
+                life.replica,
+                arrived.tenant,
+                arrived.slo_class,
+                request.priority,
+                request.status.value,
+                request.reason,
+                request.prompt_len,
+                outputs,
+                life.arrival_ns,
+                life.arrival_ns,
+                life.queued_ns,
+                _or_null(life.scheduled_ns),
+                _or_null(life.first_token_ns),
+                now_ns if finished else None,
+                request.first_hit or 0,
+                request.preemptions,
+                life.preempted_ns,
+                max(request.recomputed, 0),
+                self._token_times(request, life.replica) if self.keeps_tokens and finished else None,
+            )
+        )
+        if len(self._request_rows) >= _BLOCK:
+            self._flush_requests()
+
+    def _token_times(self, request: Request, replica: int) -> list[int]:
+        ends = self._ends[replica]
+        times: list[int] = []
+        for first, count in request.sampled_in:
+            times.extend(ends[first : first + count])
+        return times[: request.outputs]
+
+    def close(self) -> None:
+        self._flush_requests()
+        self._flush_steps()
+
+    def _flush_requests(self) -> None:
+        if self._request_rows:
+            self._sink.add_requests(_columns(_REQUEST_COLUMNS, self._request_rows))
+            self._request_rows.clear()
+
+    def _flush_steps(self) -> None:
+        if self._step_rows:
+            self._sink.add_steps(_columns(_STEP_COLUMNS, self._step_rows))
+            self._step_rows.clear()
+
+
+def _columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _or_null(time_ns: int) -> int | None:
+    return time_ns if time_ns >= 0 else None
