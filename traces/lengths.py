@@ -1,0 +1,140 @@
+"""How long things are: the distributions that synthesis draws token counts (and think times) from.
+
+All draw whole numbers of 1 or more. `min` and `max` clip after rounding, so the mean named is the one before
+clipping. A plain number stands for `fixed`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+LONGEST = 2**31 - 1
+
+_PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+
+class _Lengths(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    min: int = Field(1, ge=1, le=LONGEST, description="clip from below")
+    max: int = Field(LONGEST, ge=1, le=LONGEST, description="clip from above")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Lengths:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} exceeds max {self.max}")
+        return self
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """`count` lengths as int64."""
+        clipped = np.clip(np.rint(self._values(rng, count)), self.min, self.max)
+        lengths: np.ndarray = clipped.astype(np.int64)
+        return lengths
+
+    def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Fixed(_Lengths):
+    """Always `tokens`."""
+
+    kind: Literal["fixed"] = "fixed"
+    tokens: int = Field(ge=1, le=LONGEST)
+
+    def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return np.full(count, self.tokens)
+
+
+class Uniform(_Lengths):
+    """Each whole number from `low` to `high` alike, both included."""
+
+    kind: Literal["uniform"]
+    low: int = Field(ge=1, le=LONGEST)
+    high: int = Field(ge=1, le=LONGEST)
+
+    @model_validator(mode="after")
+    def _interval(self) -> Uniform:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} exceeds high {self.high}")
+        return self
+
+    def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.integers(self.low, self.high, count, endpoint=True)
+
+
+class Exponential(_Lengths):
+    """Memoryless, of mean `mean`."""
+
+    kind: Literal["exponential"]
+    mean: float = Field(gt=0, le=LONGEST)
+
+    def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.exponential(self.mean, count)
+
+
+class Lognormal(_Lengths):
+    """Lognormal of mean `mean`, and either `sigma` (of the logarithm) or one percentile.
+
+    With m = exp(mu + s^2/2) and the p-quantile q = exp(mu + z s), ln(q/m) = z s - s^2/2; of the two roots
+    s = z -+ sqrt(z^2 - 2 ln(q/m)) the smallest positive one is taken.
+    """
+
+    kind: Literal["lognormal"]
+    mean: float = Field(gt=0, le=LONGEST)
+    sigma: float | None = Field(None, ge=0, le=10)
+    p50: float | None = Field(None, gt=0)
+    p90: float | None = Field(None, gt=0)
+    p95: float | None = Field(None, gt=0)
+    p99: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _solvable(self) -> Lognormal:
+        self._sigma()
+        return self
+
+    def _sigma(self) -> float:
+        given = [name for name in ("sigma", *_PERCENTILES) if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of sigma, {', '.join(_PERCENTILES)}")
+        if self.sigma is not None:
+            return self.sigma
+        quantile = getattr(self, given[0])
+        z = NormalDist().inv_cdf(_PERCENTILES[given[0]]) if given[0] != "p50" else 0.0
+        square = z * z - 2 * math.log(quantile / self.mean)
+        roots = [z - math.sqrt(square), z + math.sqrt(square)] if square >= 0 else []
+        if not any(root > 0 for root in roots):
+            most = self.mean * math.exp(z * z / 2)
+            raise ValueError(f"{given[0]} {quantile:g}: mean {self.mean:g} allows at most {most:.0f}")
+        return min(root for root in roots if root > 0)
+
+    def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        sigma = self._sigma()
+        return rng.lognormal(math.log(self.mean) - sigma * sigma / 2, sigma, count)
+
+
+class Empirical(_Lengths):
+    """The lengths of a trace's requests, drawn with replacement.
+
+    As both `prompt` and `output`, of one trace, a request's two lengths stay together.
+    """
+
+    kind: Literal["empirical"]
+    path: Path
+
+
+def _plain_number(value: Any) -> Any:
+    plain = isinstance(value, (int, str)) and not isinstance(value, bool)
+    return {"kind": "fixed", "tokens": value} if plain else value
+
+
+Drawn = Fixed | Uniform | Exponential | Lognormal
+Lengths = Annotated[
+    Annotated[Drawn | Empirical, Field(discriminator="kind")],
+    BeforeValidator(_plain_number),
+]

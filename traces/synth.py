@@ -1,0 +1,256 @@
+"""Synthetic workloads from a seeded specification: the same spec gives the same requests, byte for byte.
+
+Every quantity (arrivals, prompt lengths, ...) has a random stream of its own, spawned from the seed, so that
+changing one leaves the others as they were, and a longer workload begins with the shorter one. Requests
+are generated in chunks as they are asked for: memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import count, islice, repeat, takewhile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from serving.errors import UserError
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from traces.arrivals import LATEST_NS, Arrivals, Closed
+from traces.lengths import Empirical, Lengths
+from traces.reader import read_workload
+
+_CHUNK = 8192
+
+
+class SystemPrompts(BaseModel):
+    """Prompts that requests begin with and share: request by request (or session by session) one is chosen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    count: int = Field(ge=1, le=1_000_000, description="number of different prompts")
+    tokens: Lengths = Field(description="length of each")
+    choice: Literal["uniform", "zipf"] = Field("uniform", description="how they are chosen")
+    exponent: float = Field(1.0, ge=0, le=20, description="zipf: prompt k is chosen in proportion to k^-exponent")
+    share: float = Field(1.0, ge=0, le=1, description="share of requests that begin with one at all")
+
+
+class Sessions(BaseModel):
+    """Conversations: each turn's prompt is the whole conversation so far and a new user message.
+
+    A turn arrives `think_ms` after the arrival of the one before. An open-loop trace cannot know when
+    that was answered, so think times should be longer than answers take.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    turns: Lengths = Field(description="turns of a session")
+    think_ms: Lengths = Field(description="arrival of a turn to arrival of the next, in milliseconds")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="end a session before a longer prompt")
+
+
+class SynthSpec(BaseModel):
+    """What to synthesise. Exactly one of `requests` and `duration_s` says how much of it.
+
+    `prompt` is the length of the user's own part; a system prompt and earlier turns come on top. With
+    `sessions`, `arrivals` are those of sessions, and `requests` counts turns.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str = Field("synthetic", description="name of the workload")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
+    requests: int | None = Field(None, ge=1, description="number of requests")
+    duration_s: float | None = Field(None, gt=0, le=1e9, description="arrivals before this time")
+    arrivals: Arrivals = Field(description="arrival process")
+    prompt: Lengths = Field(description="tokens of the user's part of a prompt")
+    output: Lengths = Field(description="tokens to generate")
+    system_prompts: SystemPrompts | None = Field(None, description="shared system prompts")
+    sessions: Sessions | None = Field(None, description="multi-turn conversations")
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="priority of every request")
+    tenant: str = Field("", description="tenant of every request")
+    slo_class: str = Field("", description="SLO class of every request")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SynthSpec:
+        if (self.requests is None) == (self.duration_s is None):
+            raise ValueError("give exactly one of requests and duration_s")
+        if isinstance(self.arrivals, Closed):
+            if self.requests is None:
+                raise ValueError("closed arrivals need requests, not duration_s")
+            if self.sessions is not None:
+                raise ValueError("closed arrivals cannot have sessions; use an open arrival process")
+        drawn = {"system_prompts.tokens": self.system_prompts and self.system_prompts.tokens}
+        if self.sessions is not None:
+            drawn |= {"sessions.turns": self.sessions.turns, "sessions.think_ms": self.sessions.think_ms}
+        for field, lengths in drawn.items():
+            if isinstance(lengths, Empirical):
+                raise ValueError(f"{field} cannot be empirical; prompt and output can")
+        return self
+
+
+def parse_spec(data: Any, where: str = "spec") -> SynthSpec:
+    """`data` as a spec, or a UserError with the first field that is wrong."""
+    try:
+        return SynthSpec.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join([where, *(str(part) for part in first["loc"])])
+        raise UserError(field, first["input"], first["msg"].removeprefix("Value error, ")) from None
+
+
+def synthesise(spec: SynthSpec) -> Workload:
+    """The workload that `spec` describes; its requests are generated anew on each iteration."""
+    sizes = {
+        lengths.path: _sizes(lengths.path) for lengths in (spec.prompt, spec.output) if isinstance(lengths, Empirical)
+    }
+    return Workload(
+        requests=_Synthetic(spec, sizes),
+        name=spec.name,
+        concurrency=spec.arrivals.concurrency if isinstance(spec.arrivals, Closed) else None,
+        shares_prefixes=spec.system_prompts is not None or spec.sessions is not None,
+    )
+
+
+def _sizes(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt and output lengths of a trace."""
+    pairs = [(request.prompt_len, request.output_len) for request in read_workload(path).requests]
+    prompts, outputs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    if not len(prompts):
+        raise UserError("empirical.path", str(path), "holds no requests")
+    return prompts, outputs
+
+
+class _Turn(NamedTuple):
+    arrival_ns: int
+    user: int
+    output: int
+
+
+class _Synthetic:
+    """The requests of a spec. Iterating twice gives the same requests twice."""
+
+    def __init__(self, spec: SynthSpec, sizes: dict[Path, tuple[np.ndarray, np.ndarray]]) -> None:
+        self._spec = spec
+        self._sizes = sizes
+
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        spec = self._spec
+        # A new stream goes at the end, or all existing workloads change.
+        seeds = np.random.SeedSequence(spec.seed).spawn(7)
+        rngs = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds]
+        arrivals = (t for chunk in spec.arrivals.times_ns(rngs[0], _CHUNK) for t in chunk.tolist())
+        sizes = self._request_sizes(rngs[1], rngs[2])
+        openings = self._openings(rngs[3], rngs[4])
+        if spec.sessions is None:
+            requests = self._single_turns(arrivals, sizes, openings)
+        else:
+            plans = _plans(spec.sessions, arrivals, sizes, (rngs[5], rngs[6]))
+            requests = self._conversations(plans, openings)
+        if spec.duration_s is None:
+            return islice(requests, spec.requests)
+        end_ns = round(spec.duration_s * 1_000_000_000)
+        return takewhile(lambda request: request.arrival_ns < end_ns, requests)
+
+    def _request_sizes(
+        self, prompt_rng: np.random.Generator, output_rng: np.random.Generator
+    ) -> Iterator[tuple[int, int]]:
+        """(user tokens, output tokens) of one turn after another, without end."""
+        prompt, output = self._spec.prompt, self._spec.output
+        if isinstance(prompt, Empirical) and isinstance(output, Empirical) and prompt.path == output.path:
+            prompts, outputs = self._sizes[prompt.path]
+            while True:
+                rows = prompt_rng.integers(len(prompts), size=_CHUNK)
+                users = np.clip(prompts[rows], prompt.min, prompt.max).tolist()
+                yield from zip(users, np.clip(outputs[rows], output.min, output.max).tolist(), strict=True)
+        while True:
+            users = self._draw(prompt, 0, prompt_rng)
+            yield from zip(users.tolist(), self._draw(output, 1, output_rng).tolist(), strict=True)
+
+    def _draw(self, lengths: Any, column: int, rng: np.random.Generator) -> np.ndarray:
+        if isinstance(lengths, Empirical):
+            values = self._sizes[lengths.path][column]
+            return np.clip(values[rng.integers(len(values), size=_CHUNK)], lengths.min, lengths.max)
+        drawn: np.ndarray = lengths.draw(rng, _CHUNK)
+        return drawn
+
+    def _openings(
+        self, length_rng: np.random.Generator, choice_rng: np.random.Generator
+    ) -> Iterator[tuple[Segment, ...]]:
+        """What one request (or session) after another begins with: a system prompt or nothing."""
+        system = self._spec.system_prompts
+        if system is None:
+            yield from repeat(())
+            return
+        tokens = system.tokens.draw(length_rng, system.count).tolist()
+        prompts = [((f"sys{k}", n),) for k, n in enumerate(tokens)]
+        exponent = system.exponent if system.choice == "zipf" else 0.0
+        weights = np.cumsum(np.arange(1, system.count + 1) ** -exponent)
+        while True:
+            chosen = np.searchsorted(weights, choice_rng.random(_CHUNK) * weights[-1], side="right")
+            begins = choice_rng.random(_CHUNK) < system.share
+            for k, has_one in zip(chosen.tolist(), begins.tolist(), strict=True):
+                yield prompts[min(k, system.count - 1)] if has_one else ()
+
+    def _single_turns(
+        self, arrivals: Iterator[int], sizes: Iterator[tuple[int, int]], openings: Iterator[tuple[Segment, ...]]
+    ) -> Iterator[WorkloadRequest]:
+        priority, tenant, slo_class = self._spec.priority, self._spec.tenant, self._spec.slo_class
+        # The streams never end: nothing here decides how many.
+        for id_, arrival, (user, output), opening in zip(count(), arrivals, sizes, openings, strict=False):
+            prompt = (*opening, (PRIVATE, user))
+            yield WorkloadRequest(id_, arrival, prompt, output, priority, tenant, slo_class)
+
+    def _conversations(
+        self, plans: Iterator[list[_Turn]], openings: Iterator[tuple[Segment, ...]]
+    ) -> Iterator[WorkloadRequest]:
+        """Sessions merged by arrival. Only those between two turns are held."""
+        spec = self._spec
+        ids = count()
+        # Ordered by (arrival, session); a session has one entry, so no comparison goes further.
+        pending: list[tuple[int, int, int, tuple[Segment, ...], list[_Turn]]] = []
+        for session, (plan, opening) in enumerate(zip(plans, openings, strict=False)):
+            while pending and pending[0][0] < plan[0].arrival_ns:
+                arrival, speaker, number, history, turns = heapq.heappop(pending)
+                id_ = next(ids)
+                _, user, output = turns[number]
+                prompt = (*history, (f"u{speaker}.{number}", user))
+                yield WorkloadRequest(id_, arrival, prompt, output, spec.priority, spec.tenant, spec.slo_class)
+                if number + 1 < len(turns) and self._fits(prompt, output, turns[number + 1]):
+                    history = (*prompt, (f"out:{id_}", output))
+                    next_arrival = turns[number + 1].arrival_ns
+                    heapq.heappush(pending, (next_arrival, speaker, number + 1, history, turns))
+            heapq.heappush(pending, (plan[0].arrival_ns, session, 0, opening, plan))
+
+    def _fits(self, prompt: tuple[Segment, ...], output: int, turn: _Turn) -> bool:
+        """Whether the next turn's prompt is within the longest allowed."""
+        assert self._spec.sessions is not None
+        most = self._spec.sessions.max_prompt_tokens
+        return most is None or sum(n for _, n in prompt) + output + turn.user <= most
+
+
+def _plans(
+    sessions: Sessions,
+    arrivals: Iterator[int],
+    sizes: Iterator[tuple[int, int]],
+    rngs: tuple[np.random.Generator, np.random.Generator],
+) -> Iterator[list[_Turn]]:
+    """The turns of one session after another, without end."""
+    turns = _stream(lambda: sessions.turns.draw(rngs[0], _CHUNK))
+    think_ms = _stream(lambda: sessions.think_ms.draw(rngs[1], _CHUNK))
+    for start, length in zip(arrivals, turns, strict=False):
+        arrival = start
+        plan = []
+        for user, output in islice(sizes, length):
+            plan.append(_Turn(arrival, user, output))
+            arrival += next(think_ms) * 1_000_000
+        if arrival > LATEST_NS:
+            raise UserError("sessions", f"{length} turns", "last longer than 146 years; think less")
+        yield plan
+
+
+def _stream(draw: Callable[[], np.ndarray]) -> Iterator[int]:
+    while True:
+        yield from draw().tolist()
