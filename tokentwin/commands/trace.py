@@ -1,0 +1,202 @@
+"""`tokentwin trace`: look at a workload, convert it, make one up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    from serving.workload import Workload
+    from traces.summary import WorkloadSummary
+
+_TRACE = click.Path(path_type=Path)
+_FORMAT = click.option(
+    "--format", "format_", type=click.Choice(["table", "json"]), default="table", help="What to print."
+)
+_TO = click.option(
+    "--to", type=click.Choice(["parquet", "mooncake"]), help="Format to write; by default from the name of OUT."
+)
+_FORCE = click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
+_SPREAD = click.option(
+    "--spread-ticks", is_flag=True, help="Spread arrivals that share a timestamp evenly over the tick."
+)
+
+
+@click.group()
+def trace() -> None:
+    """Inspect, convert or synthesise a workload.
+
+    Formats are found by content: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV and JSON
+    lines (all text also gzipped), and recordings, which hold the workload they were made from.
+    """
+
+
+@trace.command()
+@click.argument("path", metavar="TRACE", type=_TRACE)
+@click.option("--block-size", type=click.IntRange(min=1), default=16, help="Tokens in a KV block.", show_default=True)
+@_SPREAD
+@_FORMAT
+def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> None:
+    """Rates, burstiness, lengths, and the prefix-hit rate of an infinite cache."""
+    from traces.summary import summarise
+
+    _print(summarise(_read(path, spread_ticks), block_size), format_)
+
+
+@trace.command()
+@click.argument("path", metavar="TRACE", type=_TRACE)
+@click.argument("out", type=_TRACE)
+@_TO
+@_SPREAD
+@_FORCE
+def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bool) -> None:
+    """Write TRACE to OUT as Parquet (exact) or Mooncake JSON lines (512-token blocks).
+
+    Mooncake keeps milliseconds, lengths and shared whole blocks; it has no place for ids, priorities, tenants,
+    SLO classes or a closed loop.
+    """
+    from traces.writer import write_workload
+
+    write_workload(_read(path, spread_ticks), out, to, overwrite=force)
+    click.echo(f"wrote {out}", err=True)
+
+
+@trace.command()
+@click.argument("out", type=_TRACE)
+@click.option("--spec", "spec_path", type=_TRACE, help="YAML file with the specification; options override it.")
+@click.option("--requests", metavar="N", help="Number of requests.")
+@click.option("--duration-s", metavar="S", help="Arrivals before this time, instead of a number.")
+@click.option("--seed", metavar="N", help="Seed of everything random.")
+@click.option(
+    "--arrivals",
+    metavar="A",
+    help="poisson:rate=9 | gamma:rate=9,cv=3 | constant:rate=9 | "
+    "ramp:start_rate=1,end_rate=9,over_s=600 | closed:concurrency=32",
+)
+@click.option(
+    "--prompt",
+    metavar="L",
+    help="Tokens of the user's part: 512 | uniform:low=1,high=99 | "
+    "lognormal:mean=950,p99=7000,max=8000 | exponential:mean=200 | empirical:path=trace.csv",
+)
+@click.option("--output", metavar="L", help="Tokens to generate, likewise.")
+@click.option("--system-prompts", metavar="P", help="count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
+@click.option("--sessions", metavar="S", help="turns=4,think_ms=20000,max_prompt_tokens=8000")
+@_TO
+@_FORCE
+@_FORMAT
+def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format_: str, **options: str | None) -> None:
+    """Synthesise a workload into OUT; the same specification and seed give the same bytes.
+
+    For distributions inside `--system-prompts` and `--sessions`, use a YAML file.
+    """
+    from traces.reader import read_workload
+    from traces.summary import summarise
+    from traces.synth import parse_spec, synthesise
+    from traces.writer import write_workload
+
+    data = _yaml(spec_path) if spec_path else {}
+    for name, value in options.items():
+        if value is not None:
+            data[name] = _parsed(name, value)
+            other = {"requests": "duration_s", "duration_s": "requests"}.get(name)
+            if other and options[other] is None:
+                data.pop(other, None)
+    workload = synthesise(parse_spec(data, where=str(spec_path) if spec_path else "spec"))
+    write_workload(workload, out, to, overwrite=force)
+    click.echo(f"wrote {out}", err=True)
+    _print(summarise(read_workload(out)), format_)
+
+
+def _read(path: Path, spread: bool) -> Workload:
+    from traces.reader import read_workload
+    from traces.ticks import spread_ticks
+
+    workload = read_workload(path)
+    return spread_ticks(workload) if spread else workload
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("spec", str(path), f"cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError("spec", str(path), f"is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError("spec", str(path), "must be a mapping of fields; see docs/traces.md")
+    return data
+
+
+def _parsed(name: str, text: str) -> Any:
+    """The value of an option: `kind:key=value,...`, or `key=value,...`, or a plain one."""
+    if name in ("system_prompts", "sessions"):
+        kind, rest = "", text
+    elif name == "arrivals" or (name in ("prompt", "output") and not text.lstrip("-").isdigit()):
+        kind, _, rest = text.partition(":")
+    else:
+        return text
+    fields = {"kind": kind} if kind else {}
+    for item in rest.split(",") if rest else []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UserError(f"--{name.replace('_', '-')}", text, f"{item!r} is not key=value")
+        fields[key.strip()] = value.strip()
+    return fields
+
+
+def _print(summary: WorkloadSummary, format_: str) -> None:
+    if format_ == "json":
+        click.echo(json.dumps(summary.as_dict(), indent=2))
+    else:
+        _print_tables(summary)
+
+
+def _print_tables(summary: WorkloadSummary) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    facts = Table("", "", title=summary.name, show_header=False)
+    loop = f"closed, {summary.concurrency} outstanding" if summary.concurrency else "open"
+    rows = [
+        ("requests", f"{summary.requests:,}"),
+        ("loop", loop),
+        ("span", f"{summary.span_s:,.1f} s"),
+        ("request rate", _number(summary.request_rate, "/s")),
+        ("input tokens", _number(summary.input_token_rate, "/s")),
+        ("output tokens", _number(summary.output_token_rate, "/s")),
+        ("CV of gaps between arrivals", _number(summary.interarrival_cv, "")),
+        ("busiest minute", f"{summary.peak_minute:,} requests"),
+        ("busiest minute / mean", _number(summary.peak_minute_ratio, "x")),
+        ("prefix hits, infinite cache", f"{summary.prefix_hit_rate:.1%} of prompt tokens"),
+        (f"  in blocks of {summary.block_size}", f"{summary.prefix_block_hit_rate:.1%} of blocks"),
+    ]
+    for label, counts in (("tenants", summary.tenants), ("SLO classes", summary.slo_classes)):
+        if set(counts) != {""}:
+            rows.append((label, ", ".join(f"{key or '(none)'} {n:,}" for key, n in sorted(counts.items())[:8])))
+    for row in rows:
+        facts.add_row(*row)
+    console.print(facts)
+    columns = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+    lengths = Table("tokens", *columns, title="lengths")
+    for column in lengths.columns[1:]:
+        column.justify = "right"
+    for label, length in (("prompt", summary.prompt), ("output", summary.output)):
+        lengths.add_row(label, *(f"{getattr(length, column):,.0f}" for column in columns))
+    console.print(lengths)
+    if summary.tied_share is not None and summary.tied_share > 0.5 and not summary.concurrency:
+        console.print(
+            f"{summary.tied_share:.0%} of the gaps are zero: if the timestamps are quantised, --spread-ticks undoes it."
+        )
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:,.2f}{unit}"

@@ -1,0 +1,143 @@
+"""What a workload looks like: rates, burstiness, lengths, and the prefix reuse it offers.
+
+Percentiles are exact order statistics (the smallest value with at least that share at or below it). One pass
+over the requests, so a million stream through; three numbers of each are kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from serving.errors import UserError
+from serving.workload import Workload
+from traces.prefix_reuse import PrefixReuse
+
+_MINUTE_NS = 60_000_000_000
+_PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """Token counts: mean, standard deviation, extremes and exact percentiles."""
+
+    mean: float
+    std: float
+    min: int
+    p50: int
+    p90: int
+    p95: int
+    p99: int
+    max: int
+
+
+@dataclass(frozen=True)
+class WorkloadSummary:
+    """A workload in numbers. A rate or ratio is None where it has no meaning (one request, no span).
+
+    `interarrival_cv`: standard deviation of the gaps between arrivals over their mean; 1 is Poisson.
+    `peak_minute_ratio`: requests of the busiest minute over those of a mean one.
+    `tied_share`: share of gaps that are zero, a sign of quantised timestamps.
+    `prefix_hit_rate`: prompt tokens an infinite cache would hold, over all prompt tokens.
+    `prefix_block_hit_rate`: blocks of `block_size` that it would hold in full (a prompt's partial
+    last block counts as held with its last token), over all blocks.
+    """
+
+    name: str
+    requests: int
+    concurrency: int | None
+    shares_prefixes: bool
+    span_s: float
+    request_rate: float | None
+    input_token_rate: float | None
+    output_token_rate: float | None
+    interarrival_cv: float | None
+    tied_share: float | None
+    peak_minute: int
+    peak_minute_ratio: float | None
+    prompt: LengthSummary
+    output: LengthSummary
+    prompt_tokens: int
+    output_tokens: int
+    block_size: int
+    prefix_hit_tokens: int
+    prefix_hit_rate: float
+    prefix_hit_blocks: int
+    prefix_block_hit_rate: float
+    tenants: dict[str, int]
+    slo_classes: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return asdict(self)
+
+
+def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
+    """The summary of `workload`. Raises UserError when it holds no requests."""
+    arrivals, prompts, outputs = array("q"), array("q"), array("q")
+    tenants: dict[str, int] = {}
+    slo_classes: dict[str, int] = {}
+    reuse = PrefixReuse()
+    hit_tokens = hit_blocks = blocks = 0
+    for request in workload.requests:
+        arrivals.append(request.arrival_ns)
+        prompts.append(request.prompt_len)
+        outputs.append(request.output_len)
+        tenants[request.tenant] = tenants.get(request.tenant, 0) + 1
+        slo_classes[request.slo_class] = slo_classes.get(request.slo_class, 0) + 1
+        blocks += -(-request.prompt_len // block_size)
+        if workload.shares_prefixes:
+            hit = reuse.hit(request)
+            hit_tokens += hit
+            whole = hit == request.prompt_len
+            hit_blocks += -(-hit // block_size) if whole else hit // block_size
+    if not arrivals:
+        raise UserError("trace", workload.name, "holds no requests")
+    times = np.frombuffer(arrivals, dtype=np.int64)
+    span_ns = int(times[-1] - times[0])
+    per_second = 1e9 / span_ns if span_ns else None
+    gaps = np.diff(times)
+    _, by_minute = np.unique((times - times[0]) // _MINUTE_NS, return_counts=True)
+    peak = int(by_minute.max())
+    prompt_tokens, output_tokens = sum(prompts), sum(outputs)
+    return WorkloadSummary(
+        name=workload.name,
+        requests=len(times),
+        concurrency=workload.concurrency,
+        shares_prefixes=workload.shares_prefixes,
+        span_s=span_ns / 1e9,
+        request_rate=len(times) * per_second if per_second else None,
+        input_token_rate=prompt_tokens * per_second if per_second else None,
+        output_token_rate=output_tokens * per_second if per_second else None,
+        interarrival_cv=float(gaps.std() / gaps.mean()) if span_ns else None,
+        tied_share=float((gaps == 0).mean()) if len(gaps) else None,
+        peak_minute=peak,
+        peak_minute_ratio=peak / (len(times) * _MINUTE_NS / span_ns) if span_ns >= _MINUTE_NS else None,
+        prompt=_lengths(prompts),
+        output=_lengths(outputs),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        block_size=block_size,
+        prefix_hit_tokens=hit_tokens,
+        prefix_hit_rate=hit_tokens / prompt_tokens,
+        prefix_hit_blocks=hit_blocks,
+        prefix_block_hit_rate=hit_blocks / blocks,
+        tenants=tenants,
+        slo_classes=slo_classes,
+    )
+
+
+def _lengths(values: array[int]) -> LengthSummary:
+    ordered = np.sort(np.frombuffer(values, dtype=np.int64))
+    # Rank in whole numbers, so that no rounding of 0.99 * n picks a neighbour.
+    exact = {f"p{p}": int(ordered[-(-p * len(ordered) // 100) - 1]) for p in _PERCENTILES}
+    return LengthSummary(
+        mean=float(ordered.mean()),
+        std=float(ordered.std()),
+        min=int(ordered[0]),
+        max=int(ordered[-1]),
+        **exact,
+    )
