@@ -1,0 +1,516 @@
+"""The metrics of a recorded run, computed once and the same way whichever clock wrote the recording.
+
+Works on the Arrow tables of a recording with numpy only: no Python loop over requests, tokens or steps, so a
+million requests take about a second. Names and definitions are those of the registry (`serving.metrics`).
+
+Percentiles are exact order statistics by nearest rank, never interpolated. Latencies are those of finished
+requests; everything else stays in the denominator of SLO attainment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from serving.errors import UserError
+from serving.metrics import metric
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PERCENTILES = (50, 90, 95, 99)
+REQUEST_METRICS = (
+    "ttft_ms",
+    "tpot_ms",
+    "tpot_inclusive_ms",
+    "e2e_ms",
+    "queue_ms",
+    "prefill_ms",
+    "decode_ms",
+    "preempted_ms",
+    "send_delay_ms",
+    "tok_s_user",
+)
+STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure")
+DISTRIBUTIONS = (*REQUEST_METRICS, "itl_ms", *STEP_METRICS)
+SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
+
+_BINS = 16
+_FEWEST = 20  # requests below which nothing is said about saturation
+_GROWTH = 0.1  # share of the arrivals that piles up when a run is overloaded
+
+
+class HasTables(Protocol):
+    """What `RunMetrics.of` needs of a recording."""
+
+    @property
+    def run(self) -> dict[str, Any]: ...
+
+    def table(self, dataset: str, columns: Any = None) -> pa.Table: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What is reported of many values. With no values, `count` is 0 and the rest is NaN."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    count: int
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Distribution:
+        """The distribution of `values`; NaN means no value and is left out."""
+        values = np.asarray(values, dtype=np.float64)
+        values = values[~np.isnan(values)]
+        if not len(values):
+            nan = math.nan
+            return cls(nan, nan, nan, nan, 0, nan, nan, nan, nan)
+        p50, p90, p95, p99 = percentiles(values, PERCENTILES)
+        return cls(
+            float(values.mean()),
+            float(values.std()),
+            float(values.min()),
+            float(values.max()),
+            len(values),
+            p50,
+            p90,
+            p95,
+            p99,
+        )
+
+    def as_dict(self) -> dict[str, float | int]:
+        """The statistics by name."""
+        return asdict(self)
+
+
+def percentiles(values: NDArray[Any], ranks: tuple[int, ...]) -> list[float]:
+    """Exact nearest-rank percentiles: of n values in order, p*q* is number ceil(q n / 100), from 1."""
+    at = [max(-(-q * len(values) // 100), 1) - 1 for q in ranks]
+    ordered = np.partition(values, sorted(set(at)))
+    return [float(ordered[i]) for i in at]
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """Whether the run keeps up, and the slope of its backlog, in requests per second, with its 95 % interval."""
+
+    verdict: str
+    slope: float
+    low: float
+    high: float
+    arrival_rate: float
+    waiting_share: float
+
+
+class RunMetrics:
+    """The metrics of one run.
+
+    `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all. `gpus` is how many
+    were provisioned. Metrics that the tables cannot tell are None (scalars) or empty (distributions).
+    """
+
+    def __init__(
+        self,
+        requests: pa.Table,
+        steps: pa.Table | None = None,
+        run: Mapping[str, Any] | None = None,
+        slo: Mapping[str, float] | None = None,
+        gpus: int | None = None,
+        token_times: Callable[[], pa.ChunkedArray] | None = None,
+    ) -> None:
+        self._requests = requests
+        self._steps = steps
+        self._run = dict(run or {})
+        self._gpus = gpus
+        self._token_times = token_times
+        self.slo = check_slo(slo or {})
+        self._columns: dict[str, Floats] = {}
+
+    @classmethod
+    def of(cls, recording: HasTables, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
+        """The metrics of a recording; list columns are read only if a metric needs them."""
+        requests = recording.table("requests", _REQUEST_COLUMNS)
+        steps = recording.table("steps", _STEP_COLUMNS)
+
+        def token_times() -> pa.ChunkedArray:
+            return recording.table("requests", ["token_times_ns"]).column(0)
+
+        return cls(requests, steps, recording.run, slo, gpus, token_times)
+
+    # Requests
+
+    @cached_property
+    def finished(self) -> NDArray[np.bool_]:
+        """Which requests finished, in the order of the table."""
+        finished: NDArray[np.bool_] = np.asarray(
+            pc.fill_null(pc.equal(self._requests.column("status"), "finished"), False)
+        )
+        return finished
+
+    def values(self, name: str) -> Floats:
+        """A metric's values: one for each request, gap or step, NaN where it has none.
+
+        Request metrics come in the order of the requests table, step metrics in that of the steps table.
+        Raises UserError when `name` is not a distribution.
+        """
+        if name not in DISTRIBUTIONS:
+            metric(name)
+            raise UserError("distribution", name, f"is none of {', '.join(DISTRIBUTIONS)}")
+        if name not in self._columns:
+            if name in REQUEST_METRICS:
+                values = np.where(self.finished, self._request_values(name), np.nan)
+            elif name == "itl_ms":
+                values = self._gaps()
+            else:
+                values = self._step_values(name)
+            self._columns[name] = values
+        return self._columns[name]
+
+    def distribution(self, name: str) -> Distribution:
+        """Mean, std, min, max, count and nearest-rank percentiles of a metric; step metrics count each step once."""
+        return Distribution.of(self.values(name))
+
+    def distributions(self) -> dict[str, Distribution]:
+        """Every distribution by name."""
+        return {name: self.distribution(name) for name in DISTRIBUTIONS}
+
+    def _request_values(self, name: str) -> Floats:
+        ns = self._request
+        match name:
+            case "ttft_ms":
+                return (ns("first_token_ns") - ns("arrival_ns")) / 1e6
+            case "e2e_ms":
+                return (ns("finish_ns") - ns("arrival_ns")) / 1e6
+            case "tpot_ms":
+                return _ratio((ns("finish_ns") - ns("first_token_ns")) / 1e6, _at_least(ns("output_tokens") - 1, 1))
+            case "tok_s_user":
+                return _ratio(1000.0, self.values("tpot_ms"))
+            case "tpot_inclusive_ms":
+                return _ratio(self._request_values("e2e_ms"), _at_least(ns("output_tokens"), 1))
+            case "queue_ms":
+                return (ns("scheduled_ns") - ns("arrival_ns")) / 1e6
+            case "prefill_ms":
+                return (ns("first_token_ns") - ns("scheduled_ns")) / 1e6
+            case "decode_ms":
+                return (ns("finish_ns") - ns("first_token_ns")) / 1e6
+            case "preempted_ms":
+                return ns("preempted_ns") / 1e6
+            case _:
+                return (ns("send_ns") - ns("arrival_ns")) / 1e6
+
+    def _gaps(self) -> Floats:
+        """Every gap between consecutive tokens of finished requests, in milliseconds."""
+        if "token_times_ns" in self._requests.column_names:
+            times = self._requests.column("token_times_ns")
+        elif self._token_times is not None:
+            times = self._token_times()
+        else:
+            return np.empty(0)
+        gaps = [np.empty(0)]
+        kept = times.filter(pa.array(self.finished)).drop_null()
+        for chunk in kept.chunks:
+            flat = chunk.flatten().to_numpy(zero_copy_only=False)
+            ends = np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))[:-1]
+            gap = np.diff(flat)
+            inside = np.ones(len(gap), dtype=bool)
+            inside[ends[(ends > 0) & (ends < len(flat))] - 1] = False
+            gaps.append(gap[inside] / 1e6)
+        return np.concatenate(gaps)
+
+    def _request(self, name: str) -> Floats:
+        return _column(self._requests, name)
+
+    # Steps
+
+    @property
+    def _num_blocks(self) -> float:
+        return float(self._run.get("num_blocks") or math.nan)
+
+    def _step_values(self, name: str) -> Floats:
+        if self._steps is None:
+            return np.empty(0)
+        of = self._step
+        match name:
+            case "step_ms":
+                return (of("end_ns") - of("start_ns")) / 1e6
+            case "batch_tokens":
+                return of("prefill_tokens") + of("decode_rows")
+            case "kv_usage":
+                return of("used_blocks") / self._num_blocks
+            case "kv_pressure":
+                return (of("used_blocks") + of("waiting_blocks")) / self._num_blocks
+            case _:
+                return of(name)
+
+    def _step(self, name: str) -> Floats:
+        return _column(self._steps, name)
+
+    def step_mean(self, name: str) -> float | None:
+        """A step metric's mean, each step weighing as long as it took."""
+        if name not in STEP_METRICS:
+            raise UserError("step metric", name, f"is none of {', '.join(STEP_METRICS)}")
+        values, weights = self.values(name), self.values("step_ms")
+        known = ~np.isnan(values) & ~np.isnan(weights)
+        if not known.any():
+            return None
+        weights = weights[known] if weights[known].sum() > 0 else np.ones(int(known.sum()))
+        return float(np.average(values[known], weights=weights))
+
+    # The run
+
+    @cached_property
+    def window_ns(self) -> tuple[int, int] | None:
+        """First intended arrival and last finish; None when nothing finished."""
+        arrivals, finishes = self._request("arrival_ns"), self._request("finish_ns")
+        if not np.isfinite(arrivals).any() or not np.isfinite(finishes[self.finished]).any():
+            return None
+        return int(np.nanmin(arrivals)), int(np.nanmax(finishes[self.finished]))
+
+    @property
+    def window_s(self) -> float | None:
+        """Length of the measurement window in seconds; None when it is empty."""
+        if self.window_ns is None or self.window_ns[1] <= self.window_ns[0]:
+            return None
+        return (self.window_ns[1] - self.window_ns[0]) / 1e9
+
+    def meets_slo(self) -> NDArray[np.bool_]:
+        """Which requests finished and met every bound; TPOT binds only from the second token on."""
+        good = self.finished.copy()
+        for name, bound in self.slo.items():
+            values = self.values(name)
+            met = values <= bound
+            if name == "tpot_ms":
+                met |= np.isnan(values) & (self._request("output_tokens") < 2)
+            good &= met
+        return good
+
+    def scalars(self) -> dict[str, Any]:
+        """Every run metric by name, None where the recording cannot tell; saturation is its verdict."""
+        seconds = self.window_s
+        done = self.finished
+        prompts, outputs = self._request("prompt_tokens"), self._request("output_tokens")
+        prompt_tokens, output_tokens = float(np.nansum(prompts[done])), float(np.nansum(outputs[done]))
+        good = int(self.meets_slo().sum()) if self.slo else None
+        count = self._requests.num_rows
+        output_rate = _over(output_tokens, seconds)
+        return {
+            "request_throughput": _over(int(done.sum()), seconds),
+            "input_throughput": _over(prompt_tokens, seconds),
+            "output_throughput": output_rate,
+            "total_throughput": _over(prompt_tokens + output_tokens, seconds),
+            "tok_s_gpu": _over(output_rate, self._gpus),
+            "request_goodput": _over(good, seconds),
+            "slo_attainment": _over(good, count),
+            "concurrency": self.concurrency()[0],
+            "concurrency_peak": self.concurrency()[1],
+            "busy": self.busy(),
+            "kv_usage": self.step_mean("kv_usage"),
+            "kv_usage_peak": self._peak("kv_usage"),
+            "kv_pressure": self.step_mean("kv_pressure"),
+            "kv_pressure_peak": self._peak("kv_pressure"),
+            "prefix_hit_rate": self.prefix_hit_rate(),
+            "preemptions": int(np.nansum(self._request("preemptions"))),
+            "recomputed_tokens": int(np.nansum(self._request("recomputed_tokens"))),
+            "saturation": self.saturation.verdict if self.saturation else None,
+        }
+
+    def statuses(self) -> dict[str, int]:
+        """How many requests ended in each status."""
+        counts = pc.value_counts(self._requests.column("status")).to_pylist()
+        return {str(c["values"]): c["counts"] for c in sorted(counts, key=lambda c: -c["counts"])}
+
+    def busy(self) -> float | None:
+        """Share of the measurement window that steps take, averaged over the replicas."""
+        replicas = int(self._run.get("replicas") or 1)
+        if not len(self.values("step_ms")) or self.window_s is None:
+            return None
+        return float(np.nansum(self.values("step_ms")) / 1e3 / self.window_s / replicas)
+
+    def prefix_hit_rate(self) -> float | None:
+        """Hit tokens over the prompt tokens of every request that was admitted."""
+        admitted = np.isfinite(self._request("scheduled_ns"))
+        looked_up = np.nansum(self._request("prompt_tokens")[admitted])
+        return _over(float(np.nansum(self._request("prefix_hit_tokens")[admitted])), float(looked_up))
+
+    def _peak(self, name: str) -> float | None:
+        values = self.values(name)
+        return float(np.nanmax(values)) if np.isfinite(values).any() else None
+
+    @cached_property
+    def _outstanding(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends, each in order, of every request that was in the system.
+
+        An unfinished request stays to the end of the window; one rejected or aborted with no last token is not
+        counted, since when it left is not recorded.
+        """
+        arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
+        unfinished = np.asarray(pc.fill_null(pc.equal(self._requests.column("status"), "unfinished"), False))
+        if self.window_ns is not None:
+            last = float(self.window_ns[1])
+            ends = np.where(unfinished, np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends)
+        inside = np.isfinite(arrivals) & np.isfinite(ends)
+        return np.sort(arrivals[inside]), np.sort(ends[inside])
+
+    def concurrency(self) -> tuple[float | None, int | None]:
+        """Requests outstanding: time-weighted mean over the measurement window, and peak."""
+        arrivals, ends = self._outstanding
+        if self.window_ns is None or not len(arrivals):
+            return None, None
+        started = np.searchsorted(arrivals, arrivals, side="right")
+        ended = np.searchsorted(ends, arrivals, side="right")  # a request that ends as one arrives is gone
+        peak = int((started - ended).max())
+        first, last = self.window_ns
+        if last <= first:
+            return None, peak
+        return float((ends.sum() - arrivals.sum()) / (last - first)), peak
+
+    @cached_property
+    def saturation(self) -> Saturation | None:
+        """Whether the run keeps up with its arrivals; None when too few arrive to tell. The rule is the glossary's."""
+        arrivals, ends = self._outstanding
+        if len(arrivals) < _FEWEST or arrivals[-1] <= arrivals[0]:
+            return None
+        first, last = arrivals[0], arrivals[-1]
+        edges = np.linspace(first + (last - first) / 4, last, _BINS + 1)
+        backlog = np.diff(_integral(arrivals, edges) - _integral(ends, edges)) / np.diff(edges)
+        seconds = (edges[:-1] + edges[1:]) / 2e9
+        slope, low, high = _trend(seconds, backlog)
+        rate = (len(arrivals) - 1) / ((last - first) / 1e9)
+        waiting = self._waiting_share(edges[0], edges[-1])
+        if low > 0 and slope >= _GROWTH * rate:
+            verdict = "OVERLOADED"
+        elif low > 0 or waiting > 0.5:
+            verdict = "BACKLOGGED"
+        else:
+            verdict = "STABLE"
+        return Saturation(verdict, slope, low, high, rate, waiting)
+
+    def _waiting_share(self, begin: float, end: float) -> float:
+        """Share of the time in which a step left some request waiting, between `begin` and `end`."""
+        if self._steps is None or not self._steps.num_rows:
+            return 0.0
+        start, duration = self._step("start_ns"), self.values("step_ms") * 1e6
+        inside = (start >= begin) & (start < end) & np.isfinite(duration)
+        waits = inside & (self.values("waiting") > 0)
+        replicas = int(self._run.get("replicas") or 1)
+        return float(duration[waits].sum() / (end - begin) / replicas) if end > begin else 0.0
+
+
+def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
+    """Bounds on request metrics, checked. Raises UserError for a metric that has none or a bound not above 0."""
+    for name, bound in slo.items():
+        if name not in SLO_METRICS:
+            raise UserError("slo", name, f"is none of {', '.join(SLO_METRICS)}")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
+            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0")
+    return {name: float(bound) for name, bound in slo.items()}
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """SLOs as vLLM's `--goodput` writes them: `ttft:200 tpot:50`, in milliseconds; names of ours work too."""
+    slo: dict[str, float] = {}
+    for pair in re.split(r"[\s,]+", text.strip()):
+        name, colon, bound = pair.partition(":")
+        if not colon:
+            raise UserError("slo", pair or text, "should be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
+        name = "e2e_ms" if name == "e2el" else name if name.endswith("_ms") else f"{name}_ms"
+        if name in slo:
+            raise UserError("slo", text, f"bounds {name} twice")
+        try:
+            slo[name] = float(bound)
+        except ValueError:
+            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0") from None
+    return check_slo(slo)
+
+
+def _column(table: pa.Table, name: str) -> Floats:
+    """A numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
+    column = table.column(name)
+    values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy()
+    return values
+
+
+def _ratio(numerator: Floats | float, denominator: Floats) -> Floats:
+    out: Floats = np.full(len(denominator), np.nan)
+    np.divide(numerator, denominator, out=out, where=denominator > 0)
+    return out
+
+
+def _at_least(values: Floats, least: float) -> Floats:
+    return np.where(values >= least, values, np.nan)
+
+
+def _over(numerator: float | None, denominator: float | None) -> float | None:
+    if numerator is None or not denominator or not math.isfinite(denominator):
+        return None
+    return float(numerator / denominator)
+
+
+def _integral(times: Floats, until: Floats) -> Floats:
+    """For each t of `until`, the integral up to t of the number of `times` (in order) that have passed."""
+    origin = until[0]
+    shifted = times - origin
+    sums = np.concatenate([[0.0], np.cumsum(shifted)])
+    passed = np.searchsorted(times, until, side="right")
+    integral: Floats = passed * (until - origin) - sums[passed]
+    return integral
+
+
+def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
+    """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals."""
+    from scipy.stats import t  # imports slowly, and most metrics do without
+
+    n = len(x)
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ y) / spread
+    residuals = y - y.mean() - slope * centred
+    total = float(residuals @ residuals)
+    if total <= 1e-12 * max(float(y @ y), 1.0):
+        return slope, slope, slope
+    correlation = min(max(float(residuals[1:] @ residuals[:-1]) / total, 0.0), 0.9)
+    effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
+    error = math.sqrt(total / (effective - 2) / spread)
+    half = float(t.ppf(0.975, effective - 2)) * error
+    return slope, slope - half, slope + half
+
+
+_REQUEST_COLUMNS = [
+    "status",
+    "prompt_tokens",
+    "output_tokens",
+    "arrival_ns",
+    "send_ns",
+    "scheduled_ns",
+    "first_token_ns",
+    "finish_ns",
+    "prefix_hit_tokens",
+    "preemptions",
+    "preempted_ns",
+    "recomputed_tokens",
+]
+_STEP_COLUMNS = [
+    "start_ns",
+    "end_ns",
+    "prefill_tokens",
+    "decode_rows",
+    "running",
+    "waiting",
+    "used_blocks",
+    "waiting_blocks",
+]
