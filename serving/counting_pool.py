@@ -136,6 +136,9 @@ class CountingPool:
 
 
 def demand(decodes: DecodeSet, steps: int) -> int:
-    """Blocks that the members will have taken after `steps` more steps."""
+    """Blocks that the members will take in `steps` more steps."""
     rounds, rest = divmod(steps, decodes.block_size)
-    return rounds * len(decodes) + sum(len(decodes.crossing(after)) for after in range(rest))
+    blocks = rounds * len(decodes.members)
+    for after in range(rest):
+        blocks += len(decodes.crossing(after))
+    return blocks

@@ -45,8 +45,9 @@ class DecodeSet:
         self.context += request.computed
         self.newest = max(self.newest, request.admitted) if self.members else request.admitted
         self.members[request.id] = request
-        heappush(self._exits, (self.clock + left, request.admitted, request.id))
         request.joined = self.clock
+        request.exit_clock = self.clock + left
+        heappush(self._exits, (request.exit_clock, request.admitted, request.id))
         request.decodes = self
 
     def leave(self, request: Request) -> None:
@@ -97,10 +98,7 @@ class DecodeSet:
     def _is_live(self, entry: tuple[int, int, int]) -> bool:
         """Entries of members that left early stay in the heap until they surface."""
         member = self.members.get(entry[2])
-        if member is None:
-            return False
-        left = member.max_len - member.known - member.placeholders
-        return entry[0] == self.clock + left
+        return member is not None and member.exit_clock == entry[0]
 
     def check(self) -> None:
         """Raise AssertionError unless the running sums equal a recount."""

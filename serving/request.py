@@ -50,6 +50,7 @@ class Request:
         "blocks",
         "cached",
         "decodes",
+        "exit_clock",
         "first_hit",
         "hashed",
         "held",
@@ -83,6 +84,7 @@ class Request:
         self.cached = 0
         self.decodes: DecodeSet | None = None
         self.joined = 0  # the set's clock when this request joined it
+        self.exit_clock = 0  # and when its last token will be scheduled
         self.admitted = -1  # order of admission; later is larger
         self.held = 0  # blocks referenced
         self.hashed = 0  # of those, full ones registered for reuse
@@ -126,7 +128,7 @@ class Request:
 
     @property
     def ended(self) -> bool:
-        return self.status in (Status.FINISHED, Status.REJECTED, Status.ABORTED)
+        return self.status is not Status.RUNNING and self.status is not Status.WAITING
 
     def scheduled(self, tokens: int) -> bool:
         """Count `tokens` more as computed and in flight; whether the step will sample for this request."""

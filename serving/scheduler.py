@@ -61,11 +61,14 @@ class Scheduler(Protocol):
         ...
 
     def steady_steps(self) -> int:
-        """How many coming plans are certain to be the decode set and nothing else, if nothing arrives."""
+        """How many coming plans are certain to be the decode set and nothing else, if nothing arrives.
+
+        Only the last of them may be somebody's last. A policy that cannot tell returns 0.
+        """
         ...
 
-    def skip(self, steps: int) -> None:
-        """Plan and commit `steps` such plans at once."""
+    def skip(self, steps: int) -> list[Request]:
+        """Plan and commit `steps` such plans at once; the requests that finished with the last."""
         ...
 
 

@@ -29,6 +29,7 @@ class StepPlan:
     A row with one token counts as decode whatever it belongs to, since that is what its cost depends on.
 
     seq              number of the plan, from 0
+    lag              steps in flight when it was planned
     listed           rows outside the decode set
     preempted        requests preempted while planning, in order
     admitted         requests admitted, first or again
@@ -44,6 +45,7 @@ class StepPlan:
         "decode_context",
         "decode_rows",
         "decodes",
+        "lag",
         "listed",
         "preempted",
         "prefill_context",
@@ -55,9 +57,10 @@ class StepPlan:
         "strays",
     )
 
-    def __init__(self, seq: int, decodes: DecodeSet) -> None:
+    def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
         self.seq = seq
         self.decodes = decodes
+        self.lag = lag
         self.clock = 0  # the decode set's, after this plan
         self.listed: list[Row] = []
         self.strays: list[Request] = []  # had their row in the decode set and have left it since
@@ -106,6 +109,13 @@ class StepPlan:
             self.prefill_tokens += sign * tokens
             self.prefill_context += sign * start
             self.prefill_pairs += sign * (tokens * (2 * start + tokens + 1) // 2)
+
+    def named_rows(self) -> list[tuple[Request, int, bool]]:
+        """`(request, tokens, samples)` of every row that the decode set does not hold by now."""
+        rows = [(request, tokens, samples) for request, _, tokens, samples in self.listed]
+        if self.strays:
+            rows += [(request, 1, True) for request in self.strays]
+        return rows
 
     def rows(self) -> list[Row]:
         """Every row, in running order. Only valid until the next plan is made or this one committed."""

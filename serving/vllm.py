@@ -93,7 +93,7 @@ class VllmScheduler:
     # One step
 
     def schedule(self) -> StepPlan:
-        plan = StepPlan(self._plans, self.decodes)
+        plan = StepPlan(self._plans, self.decodes, lag=len(self._in_flight))
         threshold = self._threshold()
         budget = self._schedule_running(plan, self.config.max_num_batched_tokens, threshold)
         if not plan.preempted:
@@ -104,8 +104,9 @@ class VllmScheduler:
     def _threshold(self) -> int:
         """Most tokens of one request in this step. Alone, a request is not held back."""
         threshold = self.config.long_prefill_token_threshold
-        alone = len(self.running) + len(self.waiting) <= 1
-        return self.config.max_num_batched_tokens if alone or not threshold else threshold
+        if not threshold or len(self.running) + len(self.waiting) <= 1:
+            return self.config.max_num_batched_tokens
+        return threshold
 
     def _schedule_running(self, plan: StepPlan, budget: int, threshold: int) -> int:
         """Rows of the running requests; what is left of the budget."""
@@ -122,12 +123,14 @@ class VllmScheduler:
     def _granted_together(self, budget: int, threshold: int) -> list[tuple[Request, int]] | None:
         """Rows outside the decode set if the whole set can be granted too; None if order matters."""
         decodes = self.decodes
+        left = budget - len(decodes.members)
+        if not self._others:
+            return [] if left >= 0 and len(decodes.crossing()) <= self.pool.free else None
         wanting = [
             (request, tokens)
             for request in sorted(self._others.values(), key=by_admission)
             if (tokens := self._wanted(request, threshold))
         ]
-        left = budget - len(decodes.members)
         everything_fits = left >= sum(tokens for _, tokens in wanting)
         decodes_first = not wanting or not decodes.members or wanting[0][0].admitted > decodes.newest
         if left < 0 or not (decodes_first or (everything_fits and self.pool.counts_only)):
@@ -257,7 +260,7 @@ class VllmScheduler:
         decodes = self.decodes
         rows = len(decodes)
         plan.add_decodes(rows, decodes.context)
-        self.pool.extend_decodes(decodes, lag=len(self._in_flight))
+        self.pool.extend_decodes(decodes, plan.lag)
         leaving = decodes.tick()
         plan.clock = decodes.clock
         for request in leaving:
@@ -304,20 +307,18 @@ class VllmScheduler:
         if self.decodes.members and len(self._in_flight) < self.decodes.lag:
             self.pool.register_decodes(self.decodes, lag=len(self._in_flight))
         ended = []
-        for request, tokens, samples in _returning(plan):
+        for request, tokens, samples in plan.named_rows():
             if request.ended:
                 continue
             fresh = not request.stale
             request.returned(tokens, samples)
-            if fresh:
+            if fresh and plan.lag:  # with nothing in flight, all was known and registered at planning
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.max_len or request.id in stopped):
                 ended.append(request)
-        ended += [
-            self.decodes.members[id]
-            for id in stopped
-            if id in self.decodes.members and self.decodes.members[id].joined < plan.clock
-        ]
+        if stopped:
+            members = self.decodes.members
+            ended += [members[id] for id in stopped if id in members and members[id].joined < plan.clock]
         ended.sort(key=by_admission)
         for request in ended:
             self._end(request, Status.FINISHED)
@@ -330,7 +331,7 @@ class VllmScheduler:
             return 0
         if self.waiting and not self._head_stays_out():
             return 0
-        steps = self.decodes.steps_to_exit() - 1
+        steps = self.decodes.steps_to_exit()
         while steps > 0 and demand(self.decodes, steps) > self.pool.free:
             steps //= 2
         return steps
@@ -343,14 +344,11 @@ class VllmScheduler:
         circumstances = (self.waiting[0].id, self.pool.version, budget, self._threshold(), False)
         return budget <= 0 or circumstances == self._refused
 
-    def skip(self, steps: int) -> None:
+    def skip(self, steps: int) -> list[Request]:
         assert isinstance(self.pool, CountingPool)
-        self.pool.take_for(self.decodes, steps)
-        self.decodes.skip(steps)
-        self._plans += steps
-
-
-def _returning(plan: StepPlan) -> list[tuple[Request, int, bool]]:
-    """The plan's rows outside the decode set."""
-    rows = [(request, tokens, samples) for request, _, tokens, samples in plan.listed]
-    return rows + [(request, 1, True) for request in plan.strays]
+        last = steps == self.decodes.steps_to_exit()
+        quiet = steps - last
+        self.pool.take_for(self.decodes, quiet)
+        self.decodes.skip(quiet)
+        self._plans += quiet
+        return self.commit(self.schedule()) if last else []

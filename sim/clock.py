@@ -25,8 +25,9 @@ class Alarm(simpy.Event):
     """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int, callback: Callable[[Alarm], None]) -> None:
-        super().__init__(clock)
+        self.env = clock  # an event that has happened already, as simpy.Timeout makes itself
+        self.callbacks = [callback]
         self._ok = True
         self._value = None
-        self.callbacks.append(callback)
+        self._defused = False
         clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]

@@ -60,6 +60,8 @@ class Replica:
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int) -> None:
         """A request is routed here, now."""
+        if self._leap_ends:
+            self._cut_leap()
         request = self.scheduler.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns)
         if request.status is Status.REJECTED:
@@ -68,9 +70,7 @@ class Replica:
             return
         self.outstanding_requests += 1
         self.outstanding_tokens += request.max_len
-        if self._leap_ends:
-            self._cut_leap()
-        elif self._alarm is None:
+        if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     # Planning and launching
@@ -139,17 +139,24 @@ class Replica:
         self._set(self._leap_ends[-1], STEP_ENDS, self._land)
 
     def _cut_leap(self) -> None:
-        """Something arrived: land at the end of the step that is running now."""
-        taken = bisect_left(self._leap_ends, self._clock.now_ns) + 1
-        if taken < len(self._leap_ends):
-            del self._leap_ends[taken:]
-            self._set(self._leap_ends[-1], STEP_ENDS, self._land)
+        """Something arrives: the steps that have ended are taken, the one that is running is planned for real."""
+        taken = bisect_left(self._leap_ends, self._clock.now_ns)
+        self.scheduler.skip(taken)
+        self._log.leapt(self.index, self._leap_ends[:taken])
+        plan = self.scheduler.schedule()
+        self._last_end_ns = self._leap_ends[taken]
+        self._leap_ends = []
+        self._launched.append(_Launched(plan, self._last_end_ns))
+        self._log.planned(self.index, self.scheduler, plan, self._clock.now_ns, self._clock.now_ns, self._last_end_ns)
+        self._set(self._last_end_ns, STEP_ENDS, self._commit)
 
     def _land(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return
-        self.scheduler.skip(len(self._leap_ends))
+        finished = self.scheduler.skip(len(self._leap_ends))
         self._log.leapt(self.index, self._leap_ends)
         self._last_end_ns = self._clock.now_ns
         self._leap_ends = []
+        for request in finished:
+            self._end(request)
         self._plan_after_arrivals()
