@@ -332,7 +332,8 @@ class VllmScheduler:
         if self.waiting and not self._head_stays_out():
             return 0
         steps = self.decodes.steps_to_exit()
-        while steps > 0 and demand(self.decodes, steps) > self.pool.free:
+        most_blocks = len(self.decodes) * (steps // self.config.block_size + 1)
+        while steps and most_blocks > self.pool.free and demand(self.decodes, steps) > self.pool.free:
             steps //= 2
         return steps
 
