@@ -183,13 +183,15 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
     """Hold every row to what a workload promises, in one vectorised pass over all but the names."""
     seen = 0
     last = (-1, -1)
-    ids: list[np.ndarray] = []
+    ids: list[np.ndarray] = [np.array([], np.int64)]
+    outputs, used = list(ids), [np.empty((0, 3), np.int64)]
     for batch in file.iter_batches(batch_size=ROW_GROUP):
         rows = _Rows(path, seen, batch)
         id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
-        rows.numbers("output_len", least=1)
+        outputs.append(rows.numbers("output_len", least=1))
         rows.refuse_nulls("priority", "tenant", "slo_class")
         rows.check_prompts()
+        used.append(rows.outputs_used())
         before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])
         late = (arrival < before[0]) | ((arrival == before[0]) & (id_ <= before[1]))
         rows.refuse(late, "arrival_ns", arrival, "rows must be sorted by (arrival_ns, id), ids unique")
@@ -197,9 +199,19 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
             last = (int(arrival[-1]), int(id_[-1]))
         ids.append(id_)
         seen += batch.num_rows
-    every, count = np.unique(np.concatenate([*ids, np.array([], np.int64)]), return_counts=True)
-    if (count > 1).any():
-        raise UserError(f"{path}: id", int(every[np.argmax(count > 1)]), "appears twice; ids must be unique")
+    every = np.concatenate(ids)
+    order = np.argsort(every, kind="stable")
+    twice = every[order][1:][np.diff(every[order]) == 0]
+    if len(twice):
+        raise UserError(f"{path}: id", int(twice[0]), "appears twice; ids must be unique")
+    row, id_, tokens = np.concatenate(used).T
+    if len(row):
+        source = order[np.minimum(np.searchsorted(every, id_, sorter=order), len(order) - 1)]
+        wrong = (every[source] != id_) | (source >= row) | (np.concatenate(outputs)[source] < tokens)
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            remedy = f"no earlier request generates {tokens[k]} tokens under that name"
+            raise UserError(f"{path}: row {row[k]}: prompt", f"out:{id_[k]}", remedy)
 
 
 class _Rows:
@@ -244,3 +256,18 @@ class _Rows:
         sums = total[offsets[1:]] - total[offsets[:-1]]
         self.refuse(without, "prompt", sums, "each segment must hold 1 token or more")
         self.refuse(sums != prompt_len, "prompt_len", prompt_len, "must be the sum of the segments")
+
+    def outputs_used(self) -> np.ndarray:
+        """(row, id, tokens) of each segment that names another request's output."""
+        prompt = self._batch.column("prompt")
+        names = prompt.values.field(0)
+        at = np.flatnonzero(pc.starts_with(names, "out:").to_numpy(zero_copy_only=False))
+        texts = pc.utf8_slice_codeunits(names.take(at), 4)
+        row = self._first + np.searchsorted(prompt.offsets.to_numpy(), at, side="right") - 1
+        numeric = pc.match_substring_regex(texts, "^[0-9]{1,19}$").to_numpy(zero_copy_only=False)
+        if not numeric.all():
+            k = int(np.argmin(numeric))
+            remedy = "after out: comes the id of a request"
+            raise UserError(f"{self._path}: row {row[k]}: prompt", names[int(at[k])].as_py(), remedy)
+        tokens = prompt.values.field(1).to_numpy(zero_copy_only=False)[at]
+        return np.column_stack([row, texts.cast(pa.int64()).to_numpy(), tokens])

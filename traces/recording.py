@@ -119,7 +119,11 @@ class RecordingWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.close()
+            try:
+                self.close()
+            except Exception:
+                self.discard()
+                raise
         elif not issubclass(kind, KeyboardInterrupt):
             self.discard()
 
