@@ -229,7 +229,7 @@ class Recording:
 
     @cached_property
     def requests(self) -> pa.Table:
-        """The dataset `requests`: one row a request, in the order they ended."""
+        """The dataset `requests`: one row a request, in no particular order."""
         return self.table("requests")
 
     @cached_property
