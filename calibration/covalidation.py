@@ -1,0 +1,217 @@
+"""Rungs 1 to 3: one policy on two clocks, held against each other.
+
+Rung 1, decisions: must be identical. Rung 2, steps: predicted against measured, by regime, on runs the calibration has
+not seen. Rung 3, the run: latencies and throughputs of the simulated run against the real ones, beside the *floor*:
+how far repeats of the real run are from each other. No simulator can be closer than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from calibration.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
+from calibration.fit import predict, residuals, step_residuals_table
+from calibration.step_cost import Calibration, Residuals, StepCost
+from calibration.step_features import MeasuredSteps
+from serving.errors import UserError
+from sim.simulate import simulate_to
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+STATISTICS = ("mean", "p50", "p90", "p99")
+THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
+_DRIFT = 0.05  # a canary that moved by more than this marks the runs as disturbed
+
+
+@dataclass(frozen=True)
+class RunError:
+    """One number of the run: real (mean of the repeats), simulated, and the difference in percent of the real.
+
+    `floor_pct` is the largest difference between two real repeats, in percent; None with a single run.
+    """
+
+    metric: str
+    stat: str
+    real: float
+    simulated: float
+    error_pct: float
+    floor_pct: float | None
+
+
+@dataclass(frozen=True)
+class Covalidation:
+    """The outcome of the ladder's rungs 1 to 3 on one workload."""
+
+    verdict: str
+    created: str
+    disturbed: bool
+    disturbance: str
+    hardware: dict[str, Any]
+    workload: str
+    calibration: str
+    extrapolated_share: float
+    replay: DecisionReplay
+    regimes: dict[str, Residuals]
+    rows: list[RunError]
+    recordings: dict[str, Any]
+
+    def worst_error_pct(self) -> float:
+        """The largest run error in absolute value."""
+        return max(abs(row.error_pct) for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report, as the dashboard and `--format json` have it."""
+        return {
+            "verdict": self.verdict,
+            "created": self.created,
+            "disturbed": self.disturbed,
+            "disturbance": self.disturbance,
+            "hardware": self.hardware,
+            "workload": self.workload,
+            "calibration": self.calibration,
+            "extrapolated_share": self.extrapolated_share,
+            "rungs": {
+                "replay": asdict(self.replay),
+                "step": {"regimes": {name: asdict(r) for name, r in self.regimes.items()}},
+                "run": {"rows": [asdict(row) for row in self.rows]},
+            },
+            "recordings": self.recordings,
+        }
+
+
+def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str) -> Covalidation:
+    """Hold a simulation against recordings of the same workload on the real engine.
+
+    Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError when
+    the recordings are not of one workload and deployment, or not of the calibrated deployment.
+    """
+    if not real:
+        raise UserError("real", "none", "give at least one recording of the real engine")
+    out = Path(out)
+    runs = [Recording.load(path) for path in real]
+    _check_same(runs, calibration)
+    replay = _worst([replay_decisions(run) for run in runs])
+    steps = MeasuredSteps([run.steps for run in runs])
+    predicted = predict(calibration, steps)
+    cost = StepCost(calibration)
+    simulate_to(
+        out / "simulated",
+        runs[0].workload(),
+        recorded_deployment(runs[0]),
+        cost,
+        calibration=calibration.id,
+        tokens=True,
+        overwrite=True,
+    )
+    rows = _run_errors([RunMetrics.of(run) for run in runs], RunMetrics.of(Recording.load(out / "simulated")))
+    disturbed, disturbance = _disturbance(runs, calibration)
+    report = Covalidation(
+        verdict=_verdict(rows, replay),
+        created=created,
+        disturbed=disturbed,
+        disturbance=disturbance,
+        hardware=json.loads(runs[0].run["hardware"] or "{}"),
+        workload=runs[0].run["workload"],
+        calibration=calibration.id,
+        extrapolated_share=cost.extrapolated / max(cost.asked, 1),
+        replay=replay,
+        regimes=residuals(steps.regime, steps.step_ns, predicted),
+        rows=rows,
+        recordings={
+            "real": [_relative(path, out) for path in real],
+            "simulated": "simulated",
+        },
+    )
+    pq.write_table(step_residuals_table(steps, predicted), out / "step_residuals.parquet")
+    temporary = out / ".report.json.tmp"
+    temporary.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(out / "report.json")
+    return report
+
+
+def _relative(path: str | Path, out: Path) -> str:
+    """`path` as seen from the report, so that the whole folder can be moved."""
+    return os.path.relpath(Path(path), out)
+
+
+def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
+    first = runs[0].run
+    for run in runs:
+        if run.run["clock"] != "wall":
+            raise UserError("real", run.run["run_id"], "was simulated; give recordings of the real engine")
+        if run.run["status"] != "complete":
+            raise UserError("real", run.run["run_id"], f"is {run.run['status']}; record it to its end")
+        for name in ("workload", "deployment"):
+            if run.run[name] != first[name]:
+                raise UserError("real", run.run["run_id"], f"has another {name} than {first['run_id']}")
+    if calibration.deployment != first["deployment"]:
+        raise UserError(
+            "calibration", calibration.id, "was made with another deployment than the recordings; calibrate it"
+        )
+
+
+def _worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:
+    """All replays as one: counts added up, the first difference kept."""
+    return DecisionReplay(
+        steps=sum(r.steps for r in replays),
+        identical=sum(r.identical for r in replays),
+        requests=sum(r.requests for r in replays),
+        identical_requests=sum(r.identical_requests for r in replays),
+        first_difference=next((r.first_difference for r in replays if r.first_difference), None),
+    )
+
+
+def _numbers(metrics: RunMetrics) -> dict[tuple[str, str], float]:
+    numbers: dict[tuple[str, str], float] = {}
+    for name in LATENCIES:
+        summary = metrics.distribution(name).as_dict()
+        numbers.update({(name, stat): float(summary[stat]) for stat in STATISTICS})
+    scalars = metrics.scalars()
+    numbers.update({(name, "value"): float(scalars[name]) for name in THROUGHPUTS})
+    return numbers
+
+
+def _run_errors(real: Sequence[RunMetrics], simulated: RunMetrics) -> list[RunError]:
+    repeats = [_numbers(metrics) for metrics in real]
+    rows = []
+    for key, value in _numbers(simulated).items():
+        measured = [repeat[key] for repeat in repeats]
+        centre = mean(measured)
+        floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 else None
+        rows.append(RunError(*key, centre, value, 100 * (value - centre) / centre, floor))
+    return rows
+
+
+def _disturbance(runs: Sequence[Recording], calibration: Calibration) -> tuple[bool, str]:
+    """Whether the fixed reference step took the same time throughout, and what it did otherwise."""
+    times = [int(t) for t in calibration.noise.get("canary_ns", [])]
+    for run in runs:
+        notes = json.loads(run.run["notes"] or "{}")
+        times += [notes[key] for key in ("canary_before_ns", "canary_after_ns") if key in notes]
+    if len(times) < 2:
+        return False, ""
+    drift = max(times) / min(times) - 1
+    text = f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)"
+    return drift > _DRIFT, text
+
+
+def _verdict(rows: Sequence[RunError], replay: DecisionReplay) -> str:
+    """One sentence with the numbers a reader asks for first."""
+    parts = []
+    for metric, stat in (("ttft_ms", "p50"), ("tpot_ms", "p50"), ("e2e_ms", "p99")):
+        row = next(r for r in rows if (r.metric, r.stat) == (metric, stat))
+        floor = "" if row.floor_pct is None else f" (floor {row.floor_pct:.1f} %)"
+        parts.append(f"{metric.removesuffix('_ms').upper()} {stat} {row.error_pct:+.1f} %{floor}")
+    decisions = (
+        f"all {replay.steps} steps decided alike" if replay.exact else f"DECISIONS DIFFER at {replay.first_difference}"
+    )
+    return f"{', '.join(parts)}; {decisions}"

@@ -1,0 +1,152 @@
+"""A calibrated cost model: named prices, where they were measured, and how far off they are.
+
+A step's time is a sum of non-negative prices per feature (launch, padded rows, KV read, prompt tokens, attention
+pairs, sampling) and the CPU time between steps is another. Sums are integers, in picoseconds, so that a run of decode
+steps costs the same whether taken one by one or in a leap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calibration.step_features import CPU_FEATURES, STEP_FEATURES, cpu_features, regime, step_features
+from serving.decode_buckets import padded
+from serving.errors import UserError
+from serving.step_plan import StepPlan
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """How measured steps differ from predicted ones, in percent of the measured: held-out steps of one regime.
+
+    `quantiles_pct` are signed errors (predicted - measured) / measured at 5, 25, 50, 75 and 95 %.
+    """
+
+    steps: int
+    median_error_pct: float
+    p95_error_pct: float
+    bias_pct: float
+    quantiles_pct: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was learnt from an engine, and on what.
+
+    step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds
+    domain                          smallest and largest measured value of each step feature, by regime
+    residuals                       held-out error by regime
+    noise                           the canary's times and what else speaks about the machine's calm
+    """
+
+    id: str
+    deployment: str
+    hardware: Mapping[str, Any]
+    version: str
+    created: str
+    step_prices_ps: Mapping[str, int]
+    cpu_prices_ps: Mapping[str, int]
+    domain: Mapping[str, Mapping[str, tuple[float, float]]]
+    residuals: Mapping[str, Residuals]
+    noise: Mapping[str, Any]
+    fitted_steps: int
+    format: int = field(default=_FORMAT)
+
+    def save(self, directory: Path) -> None:
+        """Write `calibration.json` into `directory`, whole or not at all."""
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / ".calibration.json.tmp"
+        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(directory / "calibration.json")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Calibration:
+        """Read it back. Raises UserError when there is none or it is of another make."""
+        path = Path(directory) / "calibration.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            raise UserError("calibration", str(directory), "has no calibration.json; make one with calibrate") from None
+        except ValueError as error:
+            raise UserError("calibration", str(path), f"is not JSON: {error}") from None
+        try:
+            if data.get("format") != _FORMAT:
+                raise UserError(
+                    "calibration", str(path), f"has format {data.get('format')}, not {_FORMAT}; calibrate again"
+                )
+            data["residuals"] = {
+                name: Residuals(**{**r, "quantiles_pct": tuple(r["quantiles_pct"])})
+                for name, r in data["residuals"].items()
+            }
+            calibration = cls(**data)
+            missing = [f for f in STEP_FEATURES if f not in calibration.step_prices_ps]
+            missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
+        if missing:
+            raise UserError("calibration", str(path), f"has no price for {', '.join(missing)}; calibrate again")
+        return calibration
+
+
+class StepCost:
+    """The cost model of a calibration.
+
+    Steps outside the measured domain are priced all the same, and counted in `extrapolated`, so that whoever
+    reports the result can say so; `asked` counts all.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._step = tuple(int(calibration.step_prices_ps[name]) for name in STEP_FEATURES)
+        self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
+        self._limits = {
+            name: tuple((ranges[f][0], ranges[f][1]) for f in STEP_FEATURES)
+            for name, ranges in calibration.domain.items()
+        }
+        self.asked = 0
+        self.extrapolated = 0
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return _dot(self._cpu, cpu_features(plan)) // 1000
+
+    def step_ns(self, plan: StepPlan) -> int:
+        features = step_features(plan)
+        self.asked += 1
+        self.extrapolated += not self._measured(regime(plan), features)
+        return _dot(self._step, features) // 1000
+
+    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+        bucket = padded(rows)
+        price = dict(zip(STEP_FEATURES, self._step, strict=True))
+        fixed = price["launch"] + bucket * price["decode_rows_padded"] + bucket * price["sampled_rows"]
+        cpu = _dot(self._cpu, (1, rows, 0)) // 1000
+        per_token = price["decode_context"]
+        contexts = range(context + bucket, context + bucket + rows * steps, rows)
+        self.asked += steps
+        self.extrapolated += sum(
+            not self._measured("decode", (1, bucket, total, 0, 0, 0, 0, bucket))
+            for total in ((contexts[0], contexts[-1]) if steps > 1 else contexts)
+        )
+        return [cpu + (fixed + per_token * total) // 1000 for total in contexts]
+
+    def parts(self, plan: StepPlan) -> dict[str, float]:
+        """The step's time by what it is spent on, in milliseconds."""
+        step = zip(STEP_FEATURES, self._step, step_features(plan), strict=True)
+        parts = {name: price * amount / 1e9 for name, price, amount in step}
+        return {**parts, "cpu": _dot(self._cpu, cpu_features(plan)) / 1e9}
+
+    def _measured(self, regime_name: str, features: tuple[int, ...]) -> bool:
+        limits = self._limits.get(regime_name)
+        return limits is not None and all(
+            low <= value <= high for value, (low, high) in zip(features, limits, strict=True)
+        )
+
+
+def _dot(prices: tuple[int, ...], amounts: tuple[int, ...]) -> int:
+    return sum(price * amount for price, amount in zip(prices, amounts, strict=True))

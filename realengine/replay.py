@@ -1,0 +1,278 @@
+"""Replaying a workload on the real engine, in real time, and recording it.
+
+Open loop: every request is offered at its intended arrival, and its times count from there, so a stalled engine cannot
+hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns` says when it did.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns, sleep
+from typing import Any
+
+from realengine.engine import Engine, Step
+from realengine.hardware import describe
+from realengine.segment_tokens import SegmentTokens
+from serving.request import Request, Status
+from serving.workload import Workload, WorkloadRequest
+from traces.recording import RecordingWriter
+
+CANARY_ROWS = (1,) * 4  # the fixed reference step
+_SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
+_FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
+_CANARY_REPEATS = 9
+
+
+@dataclass(slots=True)
+class _Life:
+    """When things happened to one request, in ns from the start of the run."""
+
+    request: Request
+    arrival_ns: int
+    send_ns: int
+    queued_ns: int
+    scheduled_ns: int | None = None
+    preempted_at_ns: int | None = None
+    preempted_ns: int = 0
+    token_times_ns: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How a replay went: `status` is `complete` or `interrupted`; canaries are medians before and after."""
+
+    status: str
+    requests: int
+    finished: int
+    duration_ns: int
+    canary_before_ns: int
+    canary_after_ns: int
+
+
+def canary(engine: Engine) -> int:
+    """Median time of a fixed reference step in ns: when it drifts, the machine is disturbed, not the model."""
+    return int(median(engine.run_dummy(CANARY_ROWS) for _ in range(_CANARY_REPEATS)))
+
+
+def record(
+    workload: Workload,
+    engine: Engine,
+    out: str | Path,
+    *,
+    seed: int = 0,
+    virtual_arrivals: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Replayed:
+    """Replay `workload` and write a recording to `out`.
+
+    `virtual_arrivals` offers everything at once (saturation). `progress` is called with the number of requests
+    that have ended. Ctrl-C ends the run and writes what there is.
+    """
+    requests = list(workload.requests)
+    if virtual_arrivals:
+        requests = [replace(request, arrival_ns=0) for request in requests]
+    offered = Workload(requests, workload.name, workload.concurrency, workload.shares_prefixes)
+    deployment = engine.deployment
+    run = {
+        "run_id": Path(out).name,
+        "clock": "wall",
+        "workload": workload.name,
+        "deployment": deployment.model_dump_json(),
+        "replicas": 1,
+        "seed": seed,
+        "hardware": json.dumps(describe(deployment.device)),
+        "calibration": "",
+        "num_blocks": engine.scheduler.pool.total,
+        "block_size": deployment.scheduler.block_size,
+    }
+    writer = RecordingWriter(out, run, workload=offered, overwrite=overwrite)
+    try:
+        engine.reset()
+        before = canary(engine)
+        replay = _Replay(engine, requests, workload.concurrency, writer, progress)
+        status = replay.run()
+        after = canary(engine)
+        notes = {
+            "canary_before_ns": before,
+            "canary_after_ns": after,
+            "attention": engine.attention.name,
+            "model": engine.source,
+        }
+        writer.close(status, duration_ns=replay.now(), notes=json.dumps(notes))
+    except BaseException:
+        writer.discard()
+        raise
+    return Replayed(status, len(requests), replay.finished, replay.duration_ns, before, after)
+
+
+class _Replay:
+    """The loop: take arrivals, run a step, note what happened."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: list[WorkloadRequest],
+        concurrency: int | None,
+        writer: RecordingWriter,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._progress = progress
+        self._concurrency = concurrency
+        tokens = SegmentTokens(engine.spec.vocab_size)
+        self._to_come = deque((r, tokens.prompt(r), tokens.output(r)) for r in requests)
+        self._lives: dict[int, _Life] = {}
+        self._steps: list[dict[str, Any]] = []
+        self._started_ns = 0
+        self._last_end_ns = 0
+        self._ended = 0
+        self.finished = 0
+        self.duration_ns = 0
+
+    def now(self) -> int:
+        return perf_counter_ns() - self._started_ns
+
+    def run(self) -> str:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._started_ns = perf_counter_ns()
+        status = "complete"
+        try:
+            while self._to_come or self._lives:
+                self._take_arrivals()
+                step = self._engine.step()
+                if step is not None:
+                    self._note(step)
+                elif self._to_come:
+                    self._wait_until(self._to_come[0][0].arrival_ns)
+                elif self._lives:
+                    raise RuntimeError(f"{len(self._lives)} requests left and nothing to run: a scheduling bug")
+        except KeyboardInterrupt:
+            status = "interrupted"
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        self.duration_ns = self.now()
+        for life in list(self._lives.values()):
+            self._write_request(life, "unfinished", None)
+        self._flush_steps()
+        return status
+
+    def _take_arrivals(self) -> None:
+        now = self.now()
+        while self._to_come:
+            arrived, prompt, output = self._to_come[0]
+            if arrived.arrival_ns > now:
+                break
+            if self._concurrency is not None and len(self._lives) >= self._concurrency:
+                break
+            self._to_come.popleft()
+            arrival_ns = arrived.arrival_ns if self._concurrency is None else max(now, arrived.arrival_ns)
+            send_ns = self.now()
+            request = self._engine.add(arrived, prompt, forced=output)
+            life = _Life(request, arrival_ns, send_ns, self.now())
+            self._lives[request.id] = life
+            if request.status is Status.REJECTED:
+                self._write_request(life, "rejected", None)
+
+    def _wait_until(self, arrival_ns: int) -> None:
+        if arrival_ns - self.now() > _FLUSH_NS:
+            self._flush_steps()
+        ahead = arrival_ns - self.now()
+        if ahead > _SPIN_NS:
+            sleep((ahead - _SPIN_NS) / 1e9)
+        while self.now() < arrival_ns:
+            pass
+
+    def _note(self, step: Step) -> None:
+        origin = self._started_ns
+        start_ns, end_ns = step.start_ns - origin, step.end_ns - origin
+        for request in step.plan.preempted:
+            self._lives[request.id].preempted_at_ns = step.plan_ns - origin
+        for request in step.plan.admitted:
+            life = self._lives[request.id]
+            if life.scheduled_ns is None:
+                life.scheduled_ns = start_ns
+            if life.preempted_at_ns is not None:
+                life.preempted_ns += start_ns - life.preempted_at_ns
+                life.preempted_at_ns = None
+        for request in step.sampled:
+            self._lives[request.id].token_times_ns.append(end_ns)
+        self._steps.append(self._step_row(step))
+        for request in step.finished:
+            self.finished += 1
+            self._write_request(self._lives[request.id], "finished", end_ns)
+
+    def _step_row(self, step: Step) -> dict[str, Any]:
+        plan, origin = step.plan, self._started_ns
+        return {
+            "replica": 0,
+            "step": plan.seq,
+            "plan_ns": step.plan_ns - origin,
+            "start_ns": step.start_ns - origin,
+            "end_ns": step.end_ns - origin,
+            "prefill_rows": plan.prefill_rows,
+            "prefill_tokens": plan.prefill_tokens,
+            "prefill_context": plan.prefill_context,
+            "prefill_pairs": plan.prefill_pairs,
+            "decode_rows": plan.decode_rows,
+            "decode_context": plan.decode_context,
+            "sampled_rows": plan.sampled_rows,
+            "running": step.load.running,
+            "waiting": step.load.waiting,
+            "used_blocks": step.load.used_blocks,
+            "waiting_blocks": step.load.waiting_blocks,
+            "preempted": len(plan.preempted),
+            "schedule_ns": step.scheduled_ns - step.plan_ns,
+            "prepare_ns": step.start_ns - step.scheduled_ns,
+            "forward_ns": step.computed_ns - step.start_ns,
+            "sample_ns": step.end_ns - step.computed_ns,
+            "row_ids": [row.request.id for row in step.rows],
+            "row_tokens": [row.tokens for row in step.rows],
+            "preempted_ids": [request.id for request in plan.preempted],
+            "stopped_ids": step.stopped,
+        }
+
+    def _write_request(self, life: _Life, status: str, finish_ns: int | None) -> None:
+        request, arrived = life.request, life.request.arrived
+        del self._lives[request.id]
+        self._ended += 1
+        times = life.token_times_ns
+        self._writer.add_request(
+            request_id=request.id,
+            replica=0,
+            tenant=arrived.tenant,
+            slo_class=arrived.slo_class,
+            priority=request.priority,
+            status=status,
+            reason=request.reason,
+            prompt_tokens=request.prompt_len,
+            output_tokens=len(times),
+            arrival_ns=life.arrival_ns,
+            send_ns=life.send_ns,
+            queued_ns=life.queued_ns,
+            scheduled_ns=life.scheduled_ns,
+            first_token_ns=times[0] if times else None,
+            finish_ns=finish_ns,
+            prefix_hit_tokens=request.first_hit or 0,
+            preemptions=request.preemptions,
+            preempted_ns=life.preempted_ns,
+            recomputed_tokens=max(request.recomputed, 0),
+            token_times_ns=times,
+        )
+        if self._progress is not None:
+            self._progress(self._ended)
+
+    def _flush_steps(self) -> None:
+        for row in self._steps:
+            self._writer.add_step(**row)
+        self._steps.clear()

@@ -1,0 +1,51 @@
+"""Rotary position embedding, in both pairings, with Llama 3's frequency scaling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from serving.model_spec import ModelSpec
+
+
+class Rope:
+    """Cosines and sines `[max_positions, head_dim / 2]` in float32, and how pairs of a head are laid out.
+
+    `rope_interleaved` pairs dimension 2i with 2i+1; otherwise i is paired with i + head_dim/2.
+    """
+
+    def __init__(self, spec: ModelSpec, positions: int, device: torch.device) -> None:
+        frequencies = _frequencies(spec).to(device)
+        angles = torch.arange(positions, device=device, dtype=torch.float32)[:, None] * frequencies
+        self._cos, self._sin = angles.cos(), angles.sin()
+        self._interleaved = spec.rope_interleaved
+
+    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines for `positions` `[T]`, each `[T, 1, head_dim / 2]`."""
+        return self._cos[positions, None].to(dtype), self._sin[positions, None].to(dtype)
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotate `x` `[T, heads, head_dim]`."""
+        if self._interleaved:
+            a, b = x[..., 0::2], x[..., 1::2]
+            return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _frequencies(spec: ModelSpec) -> torch.Tensor:
+    """Inverse frequencies `[head_dim / 2]`; with Llama 3.1's scaling, long wavelengths are stretched by `factor`."""
+    exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
+    frequencies = 1.0 / spec.rope_theta**exponent
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return frequencies
+    wavelength = 2 * math.pi / frequencies
+    long = scaling.original_max_positions / scaling.low_freq_factor
+    short = scaling.original_max_positions / scaling.high_freq_factor
+    blend = (scaling.original_max_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    scaled = torch.where(wavelength > long, frequencies / scaling.factor, frequencies)
+    return torch.where((wavelength <= long) & (wavelength >= short), blended, scaled)

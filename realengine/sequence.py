@@ -1,0 +1,52 @@
+"""The tokens of one request in the engine, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from realengine.sampling import SamplingParams
+from serving.request import Request
+
+
+class TokenSequence:
+    """Prompt and output token ids of `request`.
+
+    forced    output tokens to take instead of the sampled ones (trace replay)
+    stop_ids  tokens that end the request
+    on_token  sees every output token; returning True ends the request (a stop string)
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: Sequence[int],
+        *,
+        forced: Sequence[int] | None = None,
+        sampling: SamplingParams | None = None,
+        stop_ids: Collection[int] = (),
+        on_token: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.request = request
+        self.tokens = list(prompt)
+        self.sampling = sampling or SamplingParams()
+        self._prompt_len = len(prompt)
+        self._forced = forced
+        self._stop_ids = stop_ids
+        self._on_token = on_token
+
+    @property
+    def outputs(self) -> list[int]:
+        return self.tokens[self._prompt_len :]
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self._prompt_len
+
+    def append(self, sampled: int) -> bool:
+        """Take one output token; whether it ends the request before its output length."""
+        token = sampled if self._forced is None else self._forced[self.output_len]
+        self.tokens.append(token)
+        stopped = token in self._stop_ids
+        if self._on_token is not None:
+            stopped = self._on_token(token) or stopped
+        return stopped

@@ -1,0 +1,59 @@
+"""`tokentwin bench`: replay a trace on the real engine and record it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tokentwin.deployments import deployment_options, read_deployment
+
+
+@click.command()
+@click.argument("trace", type=click.Path())
+@click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
+@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Multiply the arrival rate.")
+@click.option("--virtual-arrivals", is_flag=True, help="Offer everything at once: saturation.")
+@click.option("--force", is_flag=True, help="Replace an existing recording.")
+@deployment_options
+def bench(
+    trace: str,
+    out: str,
+    limit: int | None,
+    rate_scale: float | None,
+    virtual_arrivals: bool,
+    force: bool,
+    deployment_file: str | None,
+    **flags: Any,
+) -> None:
+    """Replay TRACE in real time on the real engine and record every step and token.
+
+    Requests are offered at their intended arrivals (or with the trace's own concurrency) and timed from there.
+    Outputs have the trace's lengths: end-of-sequence is ignored. Ctrl-C writes what there is.
+    """
+    from traces.reader import read_workload
+    from traces.reshape import reshaped
+
+    deployment = read_deployment(deployment_file, flags)
+    workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
+
+    from realengine.replay import record
+    from tokentwin.engines import load_engine
+    from tokentwin.progress import counting
+
+    engine = load_engine(deployment)
+    with counting("replaying", len(list(workload.requests))) as advance:
+        done = record(
+            workload,
+            engine,
+            out,
+            virtual_arrivals=virtual_arrivals,
+            overwrite=force,
+            progress=advance,
+        )
+    click.echo(
+        f"{done.status}: {done.finished}/{done.requests} requests in {done.duration_ns / 1e9:.1f} s, recorded in {out}"
+    )
+    if done.status != "complete":
+        raise SystemExit(130)

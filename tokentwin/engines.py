@@ -1,0 +1,30 @@
+"""Loading the real engine for a verb."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tokentwin.home import home
+
+if TYPE_CHECKING:
+    from realengine.engine import Engine
+    from serving.config import Deployment
+
+
+def load_engine(deployment: Deployment) -> Engine:
+    """A warmed-up engine. Raises UserError if torch is not installed or the model cannot be loaded."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
+    from serving.errors import UserError
+
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UserError("torch", "not installed", "pip install 'tokentwin[engine]'") from None
+    from realengine.weights import load_model_files
+
+    from realengine.engine import Engine
+
+    engine = Engine(deployment, load_model_files(deployment.model, deployment.dtype, home()))
+    engine.warm_up()
+    return engine
