@@ -1,0 +1,146 @@
+"""Where a model comes from: a Hugging Face folder, the fetched SmolLM2, or random weights of a named architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from serving.errors import UserError
+from serving.model_spec import ModelSpec
+
+_SMALL = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 8,
+    "num_kv_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 256,
+    "max_positions": 4096,
+    "rope_theta": 10000.0,
+}
+RANDOM = {
+    "llama": ModelSpec(name="random:llama", family="llama", **_SMALL),
+    "mistral": ModelSpec(name="random:mistral", family="mistral", **_SMALL),
+    "qwen2": ModelSpec(name="random:qwen2", family="qwen2", qkv_bias=True, **_SMALL),
+    "qwen3": ModelSpec(name="random:qwen3", family="qwen3", qk_norm=True, **_SMALL),
+    "smollm2": ModelSpec(
+        name="random:smollm2",
+        family="llama",
+        vocab_size=49152,
+        hidden_size=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        intermediate_size=1536,
+        max_positions=8192,
+        rope_theta=100000.0,
+        tied_embeddings=True,
+        norm_eps=1e-5,
+        bos_id=1,
+        eos_ids=(2,),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model in memory. `state` has Hugging Face names; `folder` holds tokenizer.json, where there is one."""
+
+    spec: ModelSpec
+    state: dict[str, torch.Tensor]
+    source: str
+    folder: Path | None = None
+
+
+def load_model_files(model: str, dtype: str, home: Path) -> ModelFiles:
+    """The model called `model`. Raises UserError if there is none, or its files are damaged."""
+    if model.startswith("random:"):
+        name = model.removeprefix("random:")
+        if name not in RANDOM:
+            raise UserError("model", model, f"random models are {', '.join(RANDOM)}")
+        return ModelFiles(RANDOM[name], random_state(RANDOM[name], getattr(torch, dtype)), model)
+    folder = home / "models" / "smollm2" if model == "smollm2" else Path(model)
+    if not (folder / "config.json").is_file():
+        if model == "smollm2":
+            raise UserError("model", model, "is not here yet: `tokentwin model fetch smollm2`, or use random:smollm2")
+        raise UserError("model", model, "has no config.json; give a Hugging Face folder, smollm2 or random:FAMILY")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError("model", str(folder / "config.json"), f"is not JSON: {error}") from None
+    spec = ModelSpec.from_hf_config(config, name=folder.name)
+    state = _read_state(folder)
+    _check(spec, state, folder)
+    return ModelFiles(spec, state, model, folder)
+
+
+def random_state(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Seeded random weights, scaled by fan-in so that activations keep their size."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, shape in shapes(spec):
+        if name.endswith("norm.weight"):
+            state[name] = torch.ones(shape, dtype=dtype)
+        elif name.endswith("bias"):
+            state[name] = torch.zeros(shape, dtype=dtype)
+        else:
+            state[name] = (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+    return state
+
+
+def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every weight of `spec`."""
+    hidden, head = spec.hidden_size, spec.head_dim
+    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
+    for index in range(spec.num_layers):
+        at = f"model.layers.{index}."
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{at}self_attn.{name}_proj.weight", (rows, hidden)
+            if spec.qkv_bias:
+                yield f"{at}self_attn.{name}_proj.bias", (rows,)
+        if spec.qk_norm:
+            yield f"{at}self_attn.q_norm.weight", (head,)
+            yield f"{at}self_attn.k_norm.weight", (head,)
+        yield f"{at}self_attn.o_proj.weight", (hidden, queries)
+        yield f"{at}mlp.gate_proj.weight", (spec.intermediate_size, hidden)
+        yield f"{at}mlp.up_proj.weight", (spec.intermediate_size, hidden)
+        yield f"{at}mlp.down_proj.weight", (hidden, spec.intermediate_size)
+        yield f"{at}input_layernorm.weight", (hidden,)
+        yield f"{at}post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    if not spec.tied_embeddings:
+        yield "lm_head.weight", (spec.vocab_size, hidden)
+
+
+def _read_state(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = (
+            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            if index.is_file()
+            else ["model.safetensors"]
+        )
+        state: dict[str, torch.Tensor] = {}
+        for name in names:
+            state.update(load_file(folder / name))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError("model", str(folder), f"weights cannot be read: {error}") from None
+    return state
+
+
+def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> None:
+    for name, shape in shapes(spec):
+        if name not in state:
+            raise UserError("model", str(folder), f"has no weight {name}; is the folder complete?")
+        if tuple(state[name].shape) != shape:
+            raise UserError("model", str(folder), f"{name} is {tuple(state[name].shape)}, config.json says {shape}")
