@@ -28,11 +28,13 @@ def deployment_options(command: Command) -> Command:
     )
 
 
-def read_deployment(deployment_file: str | None, flags: dict[str, Any]) -> Deployment:
-    """The deployment in the file (or the default one), with every flag that was given in its place."""
+def read_deployment(
+    deployment_file: str | None, flags: dict[str, Any], otherwise: Deployment | None = None
+) -> Deployment:
+    """The deployment in the file (else `otherwise`, else the default), with every flag that was given in its place."""
     from serving.config import Deployment, load_deployment, parse
 
-    base = load_deployment(deployment_file) if deployment_file else Deployment()
+    base = load_deployment(deployment_file) if deployment_file else otherwise or Deployment()
     data = base.model_dump()
     data.update({name: flags[name] for name in _FLAGS if flags.get(name) is not None})
     data["scheduler"].update({name: flags[name] for name in _SCHEDULER_FLAGS if flags.get(name) is not None})

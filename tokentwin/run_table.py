@@ -1,0 +1,45 @@
+"""A run's metrics for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from traces.run_metrics import RunMetrics
+
+_STATS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def print_metrics(metrics: RunMetrics, style: str, **more: Any) -> None:
+    """Latency percentiles and the run's scalars; `style` is `table` or `json`, `more` goes into the JSON."""
+    from serving.metrics import metric
+
+    distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
+    scalars = metrics.scalars()
+    if style == "json":
+        click.echo(json.dumps({"distributions": distributions, **scalars, "requests": metrics.statuses(), **more}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("metric", "unit", *_STATS)
+    for name, numbers in distributions.items():
+        table.add_row(name, metric(name).unit, *(_shown(numbers[stat]) for stat in _STATS))
+    console = Console()
+    console.print(table)
+    summary = Table("metric", "unit", "value")
+    for name, value in scalars.items():
+        if value is not None:
+            summary.add_row(name, metric(name).unit, _shown(value))
+    console.print(summary)
+    console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)
