@@ -140,6 +140,7 @@ class RunMetrics:
         self._token_times = token_times
         self.slo = check_slo(slo or {})
         self._columns: dict[str, Floats] = {}
+        self._distributions: dict[str, Distribution] = {}
 
     @classmethod
     def of(cls, recording: HasTables, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
@@ -183,7 +184,9 @@ class RunMetrics:
 
     def distribution(self, name: str) -> Distribution:
         """Mean, std, min, max, count and nearest-rank percentiles of a metric; step metrics count each step once."""
-        return Distribution.of(self.values(name))
+        if name not in self._distributions:
+            self._distributions[name] = Distribution.of(self.values(name))
+        return self._distributions[name]
 
     def distributions(self) -> dict[str, Distribution]:
         """Every distribution by name."""
@@ -301,6 +304,10 @@ class RunMetrics:
 
     def scalars(self) -> dict[str, Any]:
         """Every run metric by name, None where the recording cannot tell; saturation is its verdict."""
+        return dict(self._scalars)
+
+    @cached_property
+    def _scalars(self) -> dict[str, Any]:
         seconds = self.window_s
         done = self.finished
         prompts, outputs = self._request("prompt_tokens"), self._request("output_tokens")
@@ -398,7 +405,7 @@ class RunMetrics:
             verdict = "BACKLOGGED"
         else:
             verdict = "STABLE"
-        return Saturation(verdict, slope, low, high, rate, waiting)
+        return Saturation(verdict, slope, low, high, float(rate), waiting)
 
     def _waiting_share(self, begin: float, end: float) -> float:
         """Share of the time in which a step left some request waiting, between `begin` and `end`."""

@@ -1,0 +1,52 @@
+"""One visual language for every figure: blue is simulated, orange is real, everywhere.
+
+The colours hold on a light and on a dark background. Fonts, grid lines and backgrounds are left to the theme of
+the page, so that a figure follows it.
+"""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+SIMULATED = "#3b7ddd"
+REAL = "#e8822a"
+NEUTRAL = "#8592a6"
+ALARM = "#d9534f"
+
+CLOCK = {"virtual": SIMULATED, "wall": REAL}
+CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
+
+
+def tint(colour: str, alpha: float) -> str:
+    """A `#rrggbb` colour, made transparent."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+def pale(colour: str) -> str:
+    """A `#rrggbb` colour halfway to white: solid, so that text on it stays legible in either theme."""
+    return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
+
+
+def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
+    """What all figures share: margins, a legend above the plot, no mode bar clutter."""
+    figure.update_layout(
+        height=height,
+        margin={"l": 8, "r": 8, "t": 36 if legend else 28, "b": 8},
+        showlegend=legend,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.04, "xanchor": "right", "x": 1.0},
+        hoverlabel={"namelength": -1},
+        bargap=0.3,
+    )
+    figure.update_xaxes(automargin=True, title_standoff=12)
+    figure.update_yaxes(automargin=True, title_standoff=8)
+    return figure
+
+
+def empty(message: str, height: int) -> go.Figure:
+    """A figure that says why it has nothing to show."""
+    figure = go.Figure()
+    figure.add_annotation(text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", opacity=0.7)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return finish(figure, height, legend=False)

@@ -1,0 +1,132 @@
+"""A validation report, as `tokentwin validate` writes it: `report.json` and `step_residuals.parquet`.
+
+Read here and checked, so that the page never meets a report it cannot show. Fields that a later version adds
+are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from dashboard.library import REPORT
+from serving.config import parse
+from serving.errors import UserError
+
+RESIDUALS = "step_residuals.parquet"
+_RESIDUAL_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+
+
+def _number_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_number_or_none)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Replay(_Part):
+    """Rung 1: how many recorded steps the simulator decided identically."""
+
+    steps: int
+    identical: int
+    requests: int = 0
+    first_difference: str | None = None
+
+
+class Regime(_Part):
+    """Rung 2: the cost model's error on held-out steps of one regime."""
+
+    steps: int
+    median_error_pct: Number = None
+    p95_error_pct: Number = None
+    bias_pct: Number = None
+
+
+class StepRung(_Part):
+    regimes: dict[str, Regime] = {}
+
+
+class RunRow(_Part):
+    """Rung 3: one statistic of one metric, simulated against real, beside the real-vs-real floor."""
+
+    metric: str
+    stat: str
+    real: Number = None
+    simulated: Number = None
+    error_pct: Number = None
+    floor_pct: Number = None
+
+    @property
+    def within_floor(self) -> bool | None:
+        """Whether the error is no larger than repeating the real run makes it; None when unknown."""
+        if self.error_pct is None or self.floor_pct is None:
+            return None
+        return abs(self.error_pct) <= abs(self.floor_pct)
+
+
+class RunRung(_Part):
+    rows: list[RunRow] = []
+
+
+class Rungs(_Part):
+    replay: Replay | None = None
+    step: StepRung | None = None
+    run: RunRung | None = None
+
+
+class Recordings(_Part):
+    real: list[str] = []
+    simulated: str | None = None
+
+
+class Report(_Part):
+    """The whole report. A rung that was not climbed is None."""
+
+    verdict: str
+    created: str = ""
+    disturbed: bool = False
+    disturbance: str = ""
+    hardware: dict[str, Any] = {}
+    workload: str = ""
+    rungs: Rungs = Rungs()
+    recordings: Recordings = Recordings()
+
+
+def load_report(directory: Path) -> Report:
+    """The report in `directory`. Raises UserError, one line, when it is missing or damaged."""
+    name = f"{directory.name}/{REPORT}"
+    try:
+        data = json.loads((directory / REPORT).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("report", name, f"cannot be read ({error}); run tokentwin validate again") from None
+    except ValueError as error:
+        raise UserError("report", name, f"is not JSON ({error}); run tokentwin validate again") from None
+    return parse(Report, data, where=name)
+
+
+def load_residuals(directory: Path) -> pa.Table | None:
+    """Measured and predicted time of each held-out step; None when the report has none."""
+    path = directory / RESIDUALS
+    if not path.is_file():
+        return None
+    try:
+        return pq.read_table(path, columns=_RESIDUAL_COLUMNS)
+    except (pa.ArrowException, OSError) as error:
+        name = f"{directory.name}/{RESIDUALS}"
+        raise UserError("report", name, f"is damaged ({error}); run tokentwin validate again") from None
+
+
+def resolve(directory: Path, recording: str) -> Path:
+    """Where a recording that the report names lies: beside the report, or from where it was started."""
+    beside = directory / recording
+    return beside if beside.exists() else Path(recording)

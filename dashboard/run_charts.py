@@ -1,0 +1,286 @@
+"""Figures of the Run page: what one run did over time, and what one request went through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
+from dashboard.series import bucket_means, column, envelope, held, thin
+from serving.metrics import metric
+
+PHASES = ("queue", "prefill", "decode")
+
+
+def phase_colours(colour: str) -> dict[str, str]:
+    """Queue is grey, prefill the clock's colour made pale, decode the colour itself."""
+    return {"queue": NEUTRAL, "prefill": pale(colour), "decode": colour}
+
+
+def timeline(
+    steps: pa.Table, blocks: float, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
+) -> go.Figure:
+    """Queue, running, KV use and batch tokens on one time axis.
+
+    `blocks` is the KV blocks of all replicas together; `window_s` is the part of the run to show. Long runs are
+    reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
+    """
+    if not steps.num_rows:
+        return empty("The recording holds no steps", 600)
+    figure = make_subplots(rows=4, shared_xaxes=True, vertical_spacing=0.045, row_heights=[1, 1, 1, 1.2])
+    panels = (("waiting", 1.0, "waiting"), ("running", 1.0, "running"), ("used_blocks", 100.0 / blocks, "KV use"))
+    for at, (name, scale, label) in enumerate(panels, start=1):
+        x, y = _within(*held(steps, name), window_s, keep_value=True)
+        x, y = envelope(x, y * scale, buckets)
+        figure.add_scatter(
+            x=x / 1e9,
+            y=y,
+            mode="lines",
+            line={"color": colour, "width": 1.4, "shape": "hv"},
+            fill="tozeroy",
+            fillcolor=tint(colour, 0.14),
+            name=label,
+            showlegend=False,
+            hovertemplate="%{y:,.1f} %" if name == "used_blocks" else "%{y:,.0f}",
+            row=at,
+            col=1,
+        )
+    order = np.argsort(column(steps, "start_ns"), kind="stable")
+    times = column(steps, "start_ns")[order]
+    parts = (
+        ("prefill_tokens", "prefill tokens", phase_colours(colour)["prefill"]),
+        ("decode_rows", "decode tokens", colour),
+    )
+    for name, label, shade in reversed(parts):
+        x, y = _within(times, np.nan_to_num(column(steps, name)[order]), window_s)
+        x, y = bucket_means(x, y, buckets)
+        figure.add_scatter(
+            x=x / 1e9,
+            y=y,
+            mode="lines",
+            line={"width": 0, "shape": "hv", "color": shade},
+            stackgroup="batch",
+            fillcolor=shade,
+            name=label,
+            hovertemplate="%{y:,.1f}",
+            row=4,
+            col=1,
+        )
+    for at, title in enumerate(("waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)"), start=1):
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=at, col=1)
+    figure.update_yaxes(title_text="batch<br>(tokens/step)", rangemode="tozero", row=4, col=1)
+    figure.update_xaxes(title_text="time since the start of the run (s)", row=4, col=1)
+    if window_s is not None:
+        figure.update_xaxes(range=list(window_s))
+    figure.update_layout(hovermode="x unified")
+    return finish(figure, 620)
+
+
+def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
+    """One request from its intended arrival on: queue, prefill, decode, its tokens, and when it was preempted.
+
+    `request` is a row of `requests`; `preempted` are intervals in nanoseconds, where the recording tells them.
+    """
+    stamps = [request.get(n) for n in ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns")]
+    arrival = stamps[0]
+    if arrival is None or stamps[1] is None:
+        return empty(f"Request {request.get('request_id')} was never scheduled", 260)
+    last = max(stamp for stamp in stamps if stamp is not None)
+    unit, scale = ("s", 1e9) if last - arrival >= 10e9 else ("ms", 1e6)
+    figure = go.Figure()
+    colours = phase_colours(colour)
+    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
+        if begin is None or end is None:
+            continue
+        length = (end - begin) / scale
+        share = 100 * (end - begin) / max(last - arrival, 1)
+        figure.add_bar(
+            y=[phase],
+            x=[length],
+            base=[(begin - arrival) / scale],
+            orientation="h",
+            marker_color=colours[phase],
+            name=phase,
+            text=f"{_short(length)} {unit} · {share:.0f} %",
+            textposition="auto",
+            hovertemplate=f"<b>{phase}</b>: {_short(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
+        )
+    tokens = request.get("token_times_ns")
+    rows = list(PHASES)
+    if tokens:
+        kept = [tokens[i] for i in thin(len(tokens), 1000)]
+        figure.add_scatter(
+            x=[(at - arrival) / scale for at in kept],
+            y=["tokens"] * len(kept),
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 12, "line": {"width": 1.2, "color": colour}},
+            name="output tokens",
+            hovertemplate=f"token at %{{x:,.4~g}} {unit}<extra></extra>",
+        )
+        rows.append("tokens")
+    if preempted:
+        figure.add_bar(
+            y=["preempted"] * len(preempted),
+            x=[(end - begin) / scale for begin, end in preempted],
+            base=[(begin - arrival) / scale for begin, _ in preempted],
+            orientation="h",
+            marker={"color": tint(ALARM, 0.35), "pattern": {"shape": "/", "fgcolor": ALARM}},
+            name="preempted",
+            hovertemplate=f"preempted for %{{x:,.4~g}} {unit}<extra></extra>",
+        )
+        rows.append("preempted")
+    figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], title_text=None, showgrid=False)
+    figure.update_xaxes(title_text=f"time since intended arrival ({unit})", rangemode="tozero")
+    figure.update_layout(barmode="overlay")
+    return finish(figure, 90 + 42 * len(rows), legend=False)
+
+
+def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
+    """How a latency is distributed, with its median and p99; counted here, so that only the bars travel."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return empty("no values", 230)
+    top = float(np.percentile(values, 99.5, method="inverted_cdf"))
+    low = float(values.min())
+    counts, edges = np.histogram(values, bins=36, range=(low, top if top > low else low + 1))
+    beyond = int((values > edges[-1]).sum())
+    figure = go.Figure(
+        go.Bar(
+            x=(edges[:-1] + edges[1:]) / 2,
+            y=100 * counts / len(values),
+            width=np.diff(edges),
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate="%{x:,.4~g} ms: %{y:.1f} %<extra></extra>",
+        )
+    )
+    for q, dash in ((50, "solid"), (99, "dot")):
+        at = float(np.percentile(values, q, method="inverted_cdf"))
+        figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5}, annotation_text=f"p{q}")
+    beyond_note = f", {beyond:,} are longer" if beyond else ""
+    figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
+    figure.update_yaxes(title_text="share (%)")
+    return _card(figure, legend=False)
+
+
+def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArray[Any], colour: str) -> go.Figure:
+    """What a step costs against the tokens it computes; steps with prefill apart from pure decode."""
+    if not len(step_ms):
+        return empty("no steps", 230)
+    figure = go.Figure()
+    for label, mask, shade in (
+        ("decode only", prefill == 0, colour),
+        ("with prefill", prefill > 0, pale(colour)),
+    ):
+        chosen = np.flatnonzero(mask)
+        chosen = chosen[thin(len(chosen), 700)]
+        figure.add_scatter(
+            x=batch_tokens[chosen],
+            y=step_ms[chosen],
+            mode="markers",
+            marker={"color": shade, "size": 5},
+            name=label,
+            hovertemplate="%{x:,} tokens: %{y:,.4~g} ms<extra></extra>",
+        )
+    figure.update_xaxes(title_text="batch tokens", rangemode="tozero")
+    figure.update_yaxes(title_text=metric("step_ms").axis, rangemode="tozero")
+    return _card(figure)
+
+
+def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: NDArray[Any], colour: str) -> go.Figure:
+    """For how much of the busy time KV usage, and the demand on it, were above a level."""
+    if not np.isfinite(kv_usage).any():
+        return empty("no KV use recorded", 230)
+    figure = go.Figure()
+    for label, values, dash in (("used", kv_usage, "solid"), ("demanded", kv_pressure, "dot")):
+        known = np.isfinite(values) & np.isfinite(step_ms)
+        order = np.argsort(-values[known], kind="stable")
+        weights = step_ms[known][order]
+        if not len(order) or weights.sum() <= 0:
+            continue
+        above = 100 * np.cumsum(weights) / weights.sum()
+        kept = thin(len(order), 300)
+        figure.add_scatter(
+            x=100 * values[known][order][kept],
+            y=above[kept],
+            mode="lines",
+            line={"color": colour, "width": 2, "dash": dash},
+            name=label,
+            hovertemplate="over %{x:.0f} % for %{y:.0f} % of the time",
+        )
+    figure.add_vline(x=100, line={"color": ALARM, "width": 1, "dash": "dash"})
+    figure.update_xaxes(title_text="KV blocks (%)", rangemode="tozero")
+    figure.update_yaxes(title_text="time above (%)", range=[0, 103])
+    return _card(figure)
+
+
+def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], colour: str) -> go.Figure:
+    """What requests spend their time on, from the fastest tenth to the slowest."""
+    total = queue + prefill + decode
+    order = np.argsort(total, kind="stable")[: int(np.isfinite(total).sum())]
+    if not len(order):
+        return empty("no finished requests", 230)
+    groups = [group for group in np.array_split(order, min(10, len(order))) if len(group)]
+    figure = go.Figure()
+    colours = phase_colours(colour)
+    for name, values in zip(PHASES, (queue, prefill, decode), strict=True):
+        figure.add_bar(
+            x=list(range(1, len(groups) + 1)),
+            y=[float(values[group].mean()) for group in groups],
+            marker_color=colours[name],
+            name=name,
+            hovertemplate=f"{name}: %{{y:,.4~g}} ms",
+        )
+    figure.update_layout(barmode="stack", hovermode="x unified", bargap=0.12)
+    figure.update_xaxes(title_text="tenth by E2E, slowest last", dtick=1)
+    figure.update_yaxes(title_text="mean time (ms)")
+    return _card(figure)
+
+
+def preempted_intervals(steps: pa.Table, request_id: int, replica: int | None) -> list[tuple[int, int]]:
+    """When a request was preempted: from the plan that preempted it to the start of its next step.
+
+    `steps` needs the columns replica, plan_ns, start_ns, row_ids and preempted_ids; empty where they are null.
+    """
+    mine = steps.filter(pc.equal(steps["replica"], replica)) if replica is not None else steps
+    intervals: list[tuple[int, int]] = []
+    begin: int | None = None
+    for plan, start, rows, out in zip(
+        *(mine[name].to_pylist() for name in ("plan_ns", "start_ns", "row_ids", "preempted_ids")), strict=True
+    ):
+        if begin is not None and rows and request_id in rows:
+            intervals.append((begin, start))
+            begin = None
+        if begin is None and out and request_id in out:
+            begin = plan if plan is not None else start
+    return intervals
+
+
+def _card(figure: go.Figure, legend: bool = True) -> go.Figure:
+    """A figure narrow enough for four abreast."""
+    finish(figure, 230, legend)
+    return figure.update_layout(legend={"x": 0.0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"})
+
+
+def _within(
+    x: NDArray[np.float64], y: NDArray[np.float64], window_s: tuple[float, float] | None, keep_value: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The part of a series inside the window; `keep_value` starts it with the value held at its beginning."""
+    if window_s is None or not len(x):
+        return x, y
+    low, high = window_s[0] * 1e9, window_s[1] * 1e9
+    first, last = np.searchsorted(x, low, side="left"), np.searchsorted(x, high, side="right")
+    inside_x, inside_y = x[first:last], y[first:last]
+    if keep_value and first > 0:
+        inside_x, inside_y = np.insert(inside_x, 0, low), np.insert(inside_y, 0, y[first - 1])
+    return inside_x, inside_y
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

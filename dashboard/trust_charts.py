@@ -1,0 +1,225 @@
+"""Figures of the Trust page: how far the simulator is from the real engine. Data in, Plotly figure out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
+from dashboard.report import RunRow
+from dashboard.series import ecdf, thin
+from serving.metrics import METRICS
+
+REGIMES = ("prefill", "decode", "mixed")
+_POINTS = 1500
+
+
+def axis_title(name: str) -> str:
+    """A metric's label and unit, or the name itself where the registry has none."""
+    return METRICS[name].axis if name in METRICS else name
+
+
+def cdfs(
+    real: Sequence[Mapping[str, NDArray[Any]]],
+    simulated: Mapping[str, NDArray[Any]] | None,
+    metrics: Sequence[str],
+    log_x: bool = False,
+) -> go.Figure:
+    """The distribution of each metric side by side: a line for every real repeat, one for the simulation.
+
+    `real` and `simulated` map metric names to values, one a request, NaN where there is none.
+    """
+    figure = make_subplots(cols=len(metrics), shared_yaxes=True, horizontal_spacing=0.035)
+    repeats = f"real, {len(real)} repeats" if len(real) > 1 else "real"
+    lines = [(run, repeats, REAL, 1.6, 0.75) for run in real]
+    if simulated is not None:
+        lines.append((simulated, "simulated", SIMULATED, 2.4, 1.0))
+    named: set[str] = set()
+    for values, name, colour, width, opacity in lines:
+        for at, metric in enumerate(metrics, start=1):
+            x, y = ecdf(np.asarray(values.get(metric, np.empty(0)), dtype=np.float64))
+            if not len(x):
+                continue
+            figure.add_scatter(
+                x=x,
+                y=y,
+                mode="lines",
+                line={"color": colour, "width": width, "shape": "hv"},
+                opacity=opacity,
+                name=name,
+                legendgroup=name,
+                showlegend=name not in named,
+                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
+                row=1,
+                col=at,
+            )
+            named.add(name)
+    if not named:
+        return empty("No finished requests to compare", 380)
+    for at, metric in enumerate(metrics, start=1):
+        figure.update_xaxes(title_text=axis_title(metric), type="log" if log_x else "linear", row=1, col=at)
+        if not log_x:
+            figure.update_xaxes(range=[0, _reach([values.get(metric) for values, *_ in lines])], row=1, col=at)
+    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, 380)
+
+
+def errors(rows: Sequence[RunRow]) -> go.Figure:
+    """The simulator's error on each statistic as a bar, over the band within which real repeats differ."""
+    shown = [row for row in rows if row.error_pct is not None]
+    if not shown:
+        return empty("The report compares no run metrics", 340)
+    # A metric with one statistic (the throughputs) shares a panel with its like.
+    counts = {row.metric: sum(r.metric == row.metric for r in shown) for row in shown}
+    panels: dict[str, list[tuple[str, RunRow]]] = {}
+    for row in shown:
+        alone = counts[row.metric] == 1
+        label = row.metric.removesuffix("_throughput") if alone else row.stat
+        panels.setdefault("throughput" if alone else row.metric, []).append((label, row))
+    figure = make_subplots(
+        cols=len(panels),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        column_widths=[len(entries) + 0.6 for entries in panels.values()],
+    )
+    for at, (panel, entries) in enumerate(panels.items(), start=1):
+        for x, (_, row) in enumerate(entries):
+            if row.floor_pct is not None:
+                floor = abs(row.floor_pct)
+                figure.add_shape(
+                    type="rect",
+                    x0=x - 0.44,
+                    x1=x + 0.44,
+                    y0=-floor,
+                    y1=floor,
+                    line={"width": 0},
+                    fillcolor=tint(REAL, 0.28),
+                    layer="below",
+                    row=1,
+                    col=at,
+                )
+        figure.add_bar(
+            x=list(range(len(entries))),
+            y=[row.error_pct for _, row in entries],
+            marker_color=SIMULATED,
+            width=0.42,
+            name="error of the simulation",
+            legendgroup="error",
+            showlegend=at == 1,
+            customdata=[
+                [
+                    METRICS[row.metric].label if row.metric in METRICS else row.metric,
+                    row.stat,
+                    _figure(row.real),
+                    _figure(row.simulated),
+                    "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
+                ]
+                for _, row in entries
+            ],
+            hovertemplate="<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, "
+            "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}<extra></extra>",
+            text=[f"{row.error_pct:+.1f}" for _, row in entries],
+            textposition="outside",
+            cliponaxis=False,
+            row=1,
+            col=at,
+        )
+        title = METRICS[panel].label if panel in METRICS else panel
+        figure.update_xaxes(
+            title_text=title,
+            tickvals=list(range(len(entries))),
+            ticktext=[label for label, _ in entries],
+            range=[-0.6, len(entries) - 0.4],
+            showgrid=False,
+            row=1,
+            col=at,
+        )
+    if any(row.floor_pct is not None for row in shown):
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            marker={"symbol": "square", "size": 12, "color": tint(REAL, 0.45)},
+            name="real against real (the floor)",
+        )
+    reach = max(max(abs(row.error_pct or 0), abs(row.floor_pct or 0)) for row in shown)
+    figure.update_yaxes(range=[-1.25 * reach - 0.5, 1.25 * reach + 0.5], zeroline=True, zerolinecolor=NEUTRAL)
+    figure.update_yaxes(title_text="error (%)", row=1, col=1)
+    return finish(figure, 340)
+
+
+def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
+    """Each held-out step's error against its measured time, a panel for each regime, with median and p5-p95."""
+    regime = np.asarray(regime)
+    measured, predicted = np.asarray(measured_ns, dtype=np.float64), np.asarray(predicted_ns, dtype=np.float64)
+    known = np.isfinite(measured) & np.isfinite(predicted) & (measured > 0)
+    regime, measured, predicted = regime[known], measured[known], predicted[known]
+    names = [name for name in REGIMES if (regime == name).any()]
+    names += sorted(set(regime.tolist()) - set(names))
+    if not names:
+        return empty("The report holds no held-out steps", 340)
+    figure = make_subplots(cols=len(names), shared_yaxes=True, horizontal_spacing=0.035)
+    error = 100.0 * (predicted - measured) / measured
+    for at, name in enumerate(names, start=1):
+        mine = np.flatnonzero(regime == name)
+        shown = mine[thin(len(mine), _POINTS)]
+        figure.add_scatter(
+            x=measured[shown] / 1e6,
+            y=error[shown],
+            mode="markers",
+            marker={"color": SIMULATED, "size": 5, "opacity": 0.4},
+            name="a held-out step",
+            showlegend=at == 1,
+            hovertemplate="measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>",
+            row=1,
+            col=at,
+        )
+        low, middle, high = np.percentile(error[mine], [5, 50, 95], method="inverted_cdf")
+        ends = [float(measured[mine].min() / 1e6), float(measured[mine].max() / 1e6)]
+        figure.add_scatter(
+            x=ends,
+            y=[middle, middle],
+            mode="lines",
+            line={"color": SIMULATED, "width": 2.2},
+            name="median",
+            showlegend=at == 1,
+            hovertemplate="median %{y:+.1f} %<extra></extra>",
+            row=1,
+            col=at,
+        )
+        figure.add_scatter(
+            x=[*ends, *reversed(ends)],
+            y=[low, low, high, high],
+            fill="toself",
+            mode="none",
+            fillcolor=tint(SIMULATED, 0.14),
+            name="p5 to p95",
+            showlegend=at == 1,
+            hoverinfo="skip",
+            row=1,
+            col=at,
+        )
+        scale = "log" if ends[1] > 30 * ends[0] else "linear"
+        figure.update_xaxes(title_text=f"{name}: measured step time (ms)", type=scale, row=1, col=at)
+    bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
+    figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
+    figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)
+    return finish(figure, 340)
+
+
+def _reach(distributions: Sequence[NDArray[Any] | None]) -> float:
+    """Where a linear axis ends: past every p99, but not so far that one straggler flattens the rest."""
+    known = [values[np.isfinite(values)] for values in distributions if values is not None]
+    known = [values for values in known if len(values)]
+    tails = [float(np.percentile(values, 99, method="inverted_cdf")) for values in known]
+    return min(max(float(values.max()) for values in known), 1.3 * max(tails)) * 1.03 if known else 1.0
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.4g}"

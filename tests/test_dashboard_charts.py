@@ -1,0 +1,227 @@
+"""The dashboard's figures and reductions, without Streamlit."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("plotly")
+
+from dashboard import run_charts, trust_charts
+from dashboard.library import RECORDING, find
+from dashboard.palette import REAL, SIMULATED
+from dashboard.report import RunRow
+from dashboard.series import bucket_means, ecdf, envelope, held
+
+MS = 1_000_000
+SCALE = {"ttft_ms": 200.0, "tpot_ms": 10.0, "e2e_ms": 900.0}
+METRICS = tuple(SCALE)
+
+
+def latencies(seed, count=500):
+    rng = np.random.default_rng(seed)
+    return {name: rng.exponential(scale, count) for name, scale in SCALE.items()}
+
+
+def axis_titles(figure):
+    layout = figure.to_plotly_json()["layout"]
+    return [
+        axis["title"]["text"] for name, axis in layout.items() if "axis" in name and axis.get("title", {}).get("text")
+    ]
+
+
+# Reductions
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=2000))
+@settings(max_examples=50, deadline=None)
+def test_a_reduced_ecdf_lies_on_the_whole_one(values):
+    x, y = ecdf(np.array(values), points=100)
+    assert len(x) <= 100 and y[-1] == 100 and x[-1] == max(values)
+    whole = np.sort(values)
+    np.testing.assert_array_equal(x, whole[np.rint(y * len(values) / 100).astype(int) - 1])
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=3000), st.integers(1, 60))
+@settings(max_examples=50, deadline=None)
+def test_downsampling_keeps_the_highest_and_the_lowest(values, buckets):
+    times, series = np.arange(len(values), dtype=float), np.array(values, dtype=float)
+    x, y = envelope(times, series, buckets)
+    assert len(x) <= max(2 * buckets + 1, 2) or len(values) <= 2 * buckets
+    assert (y.max(), y.min()) == (series.max(), series.min())
+    assert (np.diff(x) > 0).all()
+    assert (y == series[x.astype(int)]).all()
+
+
+def test_bucket_means_weigh_every_value_once():
+    times, values = np.arange(10_000, dtype=float), np.random.default_rng(0).random(10_000)
+    x, y = bucket_means(times, values, 100)
+    assert len(x) == 100
+    assert y.mean() == pytest.approx(values.mean(), rel=1e-3)
+
+
+def steps(rows):
+    names = ("replica", "start_ns", "end_ns", "waiting")
+    return pa.table({name: [row[i] for row in rows] for i, name in enumerate(names)})
+
+
+def test_replicas_are_summed_and_idle_ones_are_at_zero():
+    table = steps([(0, 0, 10, 3), (1, 5, 15, 4), (0, 10, 20, 2), (0, 1000, 1010, 1)])
+    times, values = held(table, "waiting")
+    assert dict(zip(times, values, strict=True)) == {0: 3, 5: 7, 10: 6, 15: 2, 20: 0, 1000: 1, 1010: 0}
+
+
+def test_a_name_is_only_ever_looked_up_in_what_was_found(tmp_path):
+    for name in ("a", "b/c", ".hidden", "1/2/3/4/5/6"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / RECORDING).touch()
+    (tmp_path / "empty").mkdir()
+    assert set(find(tmp_path, RECORDING)) == {"a", "b/c"}
+    assert list(find(tmp_path / "a", RECORDING)) == ["a"]
+    assert find(tmp_path / "nowhere", RECORDING) == {}
+
+
+# Trust
+
+
+def test_cdfs_draw_every_repeat_orange_and_the_simulation_blue():
+    figure = trust_charts.cdfs([latencies(1), latencies(2)], latencies(3), METRICS)
+    colours = [trace.line.color for trace in figure.data]
+    assert colours == [REAL] * 6 + [SIMULATED] * 3
+    assert [trace.name for trace in figure.data if trace.showlegend] == ["real, 2 repeats", "simulated"]
+    assert axis_titles(figure) == ["TTFT (ms)", "requests (%)", "TPOT (ms)", "E2E (ms)"]
+    assert figure.layout.xaxis.type == "linear"
+    assert trust_charts.cdfs([latencies(1)], None, METRICS, log_x=True).layout.xaxis.type == "log"
+
+
+def test_errors_stand_on_the_floor():
+    rows = [
+        RunRow(metric="ttft_ms", stat="p50", real=10, simulated=11, error_pct=10.0, floor_pct=3.0),
+        RunRow(metric="ttft_ms", stat="p99", real=20, simulated=19, error_pct=-5.0, floor_pct=None),
+        RunRow(metric="output_throughput", stat="value", real=1, simulated=1, error_pct=0.0, floor_pct=1.0),
+        RunRow(metric="tpot_ms", stat="p50", error_pct=float("nan")),
+    ]
+    figure = trust_charts.errors(rows)
+    assert [list(trace.y) for trace in figure.data[:2]] == [[10.0, -5.0], [0.0]]
+    assert [(shape.y0, shape.y1) for shape in figure.layout.shapes] == [(-3.0, 3.0), (-1.0, 1.0)]
+    assert {"TTFT", "throughput", "error (%)"} <= set(axis_titles(figure))
+
+
+def test_residuals_have_a_panel_for_each_regime():
+    regime = np.array(["mixed", "decode", "decode", "odd", "decode"])
+    measured = np.array([10.0, 5.0, 5.0, 8.0, 0.0]) * MS
+    figure = trust_charts.residuals(regime, measured, measured * 1.1)
+    assert [t for t in axis_titles(figure) if "measured step" in t] == [
+        "decode: measured step time (ms)",
+        "mixed: measured step time (ms)",
+        "odd: measured step time (ms)",
+    ]
+    np.testing.assert_allclose(figure.data[0].y, [10, 10])
+
+
+def test_nothing_to_show_is_said():
+    for figure in (
+        trust_charts.cdfs([], None, METRICS),
+        trust_charts.cdfs([{"ttft_ms": np.array([np.nan])}], None, METRICS),
+        trust_charts.errors([]),
+        trust_charts.residuals(np.array([]), np.array([]), np.array([])),
+    ):
+        assert figure.layout.annotations[0].text
+
+
+# Run
+
+
+def step_table(count=5000):
+    rng = np.random.default_rng(0)
+    start = np.arange(count) * 10 * MS
+    return pa.table(
+        {
+            "replica": np.zeros(count, np.int32),
+            "start_ns": start,
+            "end_ns": start + 9 * MS,
+            "waiting": rng.integers(0, 9, count),
+            "running": rng.integers(0, 9, count),
+            "used_blocks": rng.integers(0, 100, count),
+            "prefill_tokens": rng.integers(0, 512, count),
+            "decode_rows": rng.integers(0, 9, count),
+        }
+    )
+
+
+def test_the_timeline_shares_one_axis_and_is_reduced():
+    figure = run_charts.timeline(step_table(), 100, SIMULATED, buckets=200)
+    assert len(figure.data) == 5
+    assert max(len(trace.x) for trace in figure.data) <= 401
+    assert figure.layout.xaxis.matches == figure.layout.xaxis3.matches == "x4"
+    assert len(axis_titles(figure)) == 5
+    assert max(figure.data[2].y) <= 100
+
+
+def test_a_time_window_narrows_the_timeline():
+    figure = run_charts.timeline(step_table(), 100, REAL, window_s=(10.0, 11.0))
+    assert list(figure.layout.xaxis4.range) == [10.0, 11.0]
+    for trace in figure.data:
+        assert len(trace.x) > 50
+        assert min(trace.x) >= 10 and max(trace.x) <= 11
+
+
+def request(**more):
+    stamps = {"arrival_ns": 100, "scheduled_ns": 150, "first_token_ns": 350, "finish_ns": 1350}
+    tokens = [(350 + 10 * i) * MS for i in range(101)]
+    return {"request_id": 7, **{k: v * MS for k, v in stamps.items()}, "token_times_ns": tokens, **more}
+
+
+def test_a_waterfall_adds_up():
+    figure = run_charts.waterfall(request(), SIMULATED, preempted=[(400 * MS, 450 * MS)])
+    phases = {trace.y[0]: trace for trace in figure.data}
+    assert [phases[p].x[0] for p in run_charts.PHASES] == [50, 200, 1000]
+    assert [phases[p].base[0] for p in run_charts.PHASES] == [0, 50, 250]
+    assert (phases["preempted"].base[0], phases["preempted"].x[0]) == (300, 50)
+    assert len(phases["tokens"].x) == 101
+    assert axis_titles(figure) == ["time since intended arrival (ms)"]
+
+
+def test_a_waterfall_of_a_request_that_never_ran_says_so():
+    figure = run_charts.waterfall(request(scheduled_ns=None), SIMULATED)
+    assert "never scheduled" in figure.layout.annotations[0].text
+    unfinished = run_charts.waterfall(request(finish_ns=None, first_token_ns=None, token_times_ns=None), SIMULATED)
+    assert [trace.y[0] for trace in unfinished.data] == ["queue"]
+
+
+def test_preempted_intervals_run_to_the_next_step_of_the_request():
+    table = pa.table(
+        {
+            "replica": [0, 0, 0, 1, 0],
+            "plan_ns": [0, 10, 20, 25, 30],
+            "start_ns": [1, 11, 21, 26, 31],
+            "row_ids": [[7], [3], [3], [7], [3, 7]],
+            "preempted_ids": [[], [7], [], [], []],
+        }
+    )
+    assert run_charts.preempted_intervals(table, 7, 0) == [(10, 31)]
+    assert run_charts.preempted_intervals(table, 3, 0) == []
+    kept_nothing = table.set_column(3, "row_ids", pa.nulls(5, pa.list_(pa.int64())))
+    assert run_charts.preempted_intervals(kept_nothing, 7, 0) == []
+
+
+def test_small_figures_stand_empty_columns():
+    none = np.empty(0)
+    for figure in (
+        run_charts.histogram(none, "itl_ms", REAL),
+        run_charts.step_times(none, none, none, REAL),
+        run_charts.memory_shares(none, none, none, REAL),
+        run_charts.phases(none, none, none, REAL),
+        run_charts.timeline(step_table(0), 1, REAL),
+    ):
+        assert figure.layout.annotations[0].text
+
+
+def test_phases_go_from_the_fastest_tenth_to_the_slowest():
+    rng = np.random.default_rng(0)
+    queue, prefill, decode = (rng.exponential(10, 1000) for _ in range(3))
+    queue[0] = np.nan
+    figure = run_charts.phases(queue, prefill, decode, REAL)
+    totals = np.sum([trace.y for trace in figure.data], axis=0)
+    assert len(totals) == 10 and (np.diff(totals) > 0).all()

@@ -1,0 +1,246 @@
+"""The dashboard's pages through Streamlit's AppTest, and its command line: what is shown, and every error path."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from click.testing import CliRunner
+from dashboard_samples import report, write_report, write_samples
+from streamlit.testing.v1 import AppTest
+
+from serving.errors import UserError
+from tokentwin.commands.dashboard import dashboard
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
+
+
+def open_page(module, runs, **url):
+    def script(module, runs):
+        from importlib import import_module
+        from pathlib import Path
+
+        import_module(module).show(Path(runs))
+
+    app = AppTest.from_function(script, args=(module, str(runs)), default_timeout=30)
+    for name, value in url.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def trust(runs, **url):
+    return open_page("dashboard.trust_page", runs, **url)
+
+
+def run(runs, **url):
+    return open_page("dashboard.run_page", runs, **url)
+
+
+def text(app):
+    return "\n".join(str(e.value) for kind in ("title", "markdown", "caption", "subheader") for e in app.get(kind))
+
+
+def one_line(app):
+    """The page's only error: one line, and nothing that looks like a traceback."""
+    assert not app.exception
+    (error,) = app.error
+    assert "\n" not in error.value and "Traceback" not in error.value
+    return error.value
+
+
+def charts(app):
+    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
+
+
+def parameter(app, name):
+    value = app.query_params[name]
+    return value if isinstance(value, str) else value[0]  # a list in older Streamlits
+
+
+# Trust
+
+
+def test_trust_opens_with_the_verdict(samples):
+    app = trust(samples)
+    assert not app.exception and not app.error and not app.warning
+    shown = text(app)
+    assert "TTFT p50 -3.1 % (floor 2.4 %)" in app.markdown[0].value
+    assert "**1,234 of 1,234** steps identical" in shown
+    assert "median error **4.0 %** or less" in shown
+    assert "**9 of 14** figures within the real noise" in shown
+    assert "TTFT p99 +8.5 % (floor 5.8 %)" in shown
+    cdfs, errors, residuals = charts(app)
+    assert len(cdfs["data"]) == 12  # three real repeats and the simulation, of three metrics
+    assert len(errors["layout"]["shapes"]) == 14
+    assert len(residuals["data"]) == 9
+    assert parameter(app, "report") == "validation"
+
+
+def test_a_disturbed_run_says_so(tmp_path, samples):
+    content = report(samples, disturbed=True)
+    content["rungs"]["replay"] |= {"identical": 1200, "first_difference": "step 1201: 64 tokens, not 48"}
+    write_report(tmp_path / "validation", content)
+    app = trust(tmp_path)
+    assert "canary steps drifted by 31 %" in app.warning[0].value
+    assert "**1,200 of 1,234** steps identical" in text(app)
+    assert "step 1201" in text(app)
+
+
+def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
+    content = report(samples)
+    content["recordings"] = {"real": ["gone"], "simulated": None}
+    write_report(tmp_path / "validation", content)
+    (tmp_path / "validation" / "step_residuals.parquet").unlink()
+    app = trust(tmp_path)
+    assert not app.exception
+    assert "gone" in app.warning[0].value
+    assert "no step residuals" in text(app)
+
+
+def test_a_report_that_climbed_nothing_still_opens(tmp_path):
+    write_report(tmp_path / "validation", {"verdict": "Nothing was compared.", "of_a_later_version": 1})
+    app = trust(tmp_path)
+    assert not app.exception and not app.error
+    assert text(app).count("Not climbed") == 3
+
+
+def test_without_reports_the_page_says_what_makes_one(tmp_path):
+    app = trust(tmp_path / "nowhere")
+    assert not app.exception
+    assert "No validation report" in app.info[0].value
+    assert app.code[0].value == "tokentwin demo"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"created": ""}',
+        '{"verdict": 3}',
+        '{"verdict": "", "rungs": {"run": {"rows": [{}]}}}',
+        "\xff",
+    ],
+)
+def test_a_corrupt_report_is_one_line(tmp_path, content):
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "report.json").write_bytes(content.encode("latin-1"))
+    assert "report.json" in one_line(trust(tmp_path))
+
+
+def test_corrupt_residuals_are_one_line(tmp_path, samples):
+    write_report(tmp_path / "validation", report(samples))
+    (tmp_path / "validation" / "step_residuals.parquet").write_text("not parquet")
+    assert "step_residuals.parquet" in one_line(trust(tmp_path))
+
+
+def test_an_unknown_report_in_the_url_is_said_and_never_a_path(samples):
+    app = trust(samples, report="../../etc")
+    assert "../../etc" in app.info[0].value
+    assert parameter(app, "report") == "validation"
+
+
+# Run
+
+
+@pytest.mark.parametrize(("name", "clock"), [("real-1", "real"), ("simulated", "simulated")])
+def test_run_shows_a_recording_of_either_clock(samples, name, clock):
+    app = run(samples, run=name)
+    assert not app.exception and not app.error
+    assert f"badge[{clock}]" in text(app)
+    assert "160 finished, 1 rejected" in text(app)
+    assert [m.label for m in app.metric[:2]] == ["TTFT p50 (ms)", "TTFT p99 (ms)"]
+    assert "Lower is better." in app.metric[0].proto.help
+    timeline, *cards, waterfall = charts(app)
+    assert len(timeline["data"]) == 5 and len(cards) == 4
+    assert {trace["y"][0] for trace in waterfall["data"]} >= {"queue", "prefill", "decode"}
+    assert parameter(app, "run") == name
+
+
+def test_the_url_chooses_the_request_the_order_and_the_window(samples):
+    app = run(samples, run="real-1", by="preempted_ms", request="95", window="2-4")
+    assert not app.exception
+    assert app.slider[0].value == (2.0, 4.0)
+    assert "**Request 95**" in text(app) and "preempted once" in text(app)
+    assert any(trace["y"][0] == "preempted" for trace in charts(app)[-1]["data"])
+    assert [parameter(app, name) for name in ("by", "request", "window")] == ["preempted_ms", "95", "2-4"]
+
+
+@pytest.mark.parametrize("window", ["", "x-y", "4-2", "-1e9-1e9", "nan-nan", "5"])
+def test_a_nonsense_window_is_the_whole_run(samples, window):
+    app = run(samples, run="real-1", window=window)
+    assert not app.exception
+    assert app.slider[0].value == (app.slider[0].min, app.slider[0].max)
+
+
+def test_choosing_another_recording_changes_the_url(samples):
+    app = run(samples, run="real-1")
+    app.selectbox[0].set_value("simulated").run()
+    assert not app.exception
+    assert parameter(app, "run") == "simulated"
+    assert "badge[simulated]" in text(app)
+
+
+def test_without_recordings_the_page_says_what_makes_one(tmp_path):
+    app = run(tmp_path)
+    assert not app.exception
+    assert "No recording" in app.info[0].value
+    assert app.code[0].value == "tokentwin demo"
+
+
+@pytest.mark.parametrize("file", ["requests.parquet", "steps.parquet", "runs.parquet"])
+def test_a_damaged_recording_is_one_line(tmp_path, samples, file):
+    (tmp_path / "broken").mkdir()
+    for path in (samples / "real-1").iterdir():
+        (tmp_path / "broken" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "broken" / file).write_bytes(b"PAR1 but not really")
+    assert "recording" in one_line(run(tmp_path))
+
+
+# The app and the command
+
+
+def test_the_app_opens_on_trust(samples, monkeypatch):
+    from pathlib import Path
+
+    import dashboard
+
+    monkeypatch.setattr(sys, "argv", ["app.py", str(samples)])
+    app = AppTest.from_file(str(Path(dashboard.__file__).parent / "app.py"), default_timeout=30).run()
+    assert not app.exception
+    assert app.title[0].value == "Can you trust the numbers?"
+
+
+def test_the_command_refuses_what_cannot_work(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for arguments, field in (
+            ([str(tmp_path / "nowhere")], "RUNS_DIR"),
+            (["--port", port], "port"),
+            (["--host", "no.such.host.invalid"], "host"),
+        ):
+            result = CliRunner().invoke(dashboard, arguments)
+            assert isinstance(result.exception, UserError) and result.exception.field == field
+
+
+def test_help_does_not_import_streamlit():
+    code = (
+        "import sys; from tokentwin.cli import cli\n"
+        "try: cli.main(['dashboard', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'streamlit' not in sys.modules and 'plotly' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "127.0.0.1" in done.stdout
