@@ -1,0 +1,50 @@
+"""Tiny random models of each family, made and judged by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,
+    "rms_norm_eps": 1e-5,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+    "llama3-rope": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
+    "smollm2": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=True),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None, head_dim=8),
+    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
+}
+
+
+def save(family: str, folder: Path, **options: Any) -> Any:
+    """Save a random model of `family` into `folder` as transformers does, and return it."""
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]()).eval()
+    with torch.no_grad():  # biases and norms are constant at birth: make them matter
+        for name, weight in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                weight.add_(0.1 * torch.randn_like(weight))
+    model.save_pretrained(folder, **options)
+    return model
