@@ -98,6 +98,8 @@ class Report(_Part):
     disturbance: str = ""
     hardware: dict[str, Any] = {}
     workload: str = ""
+    calibration: str = ""
+    extrapolated_share: Number = None
     rungs: Rungs = Rungs()
     recordings: Recordings = Recordings()
 

@@ -54,12 +54,15 @@ def timeline(
         )
     order = np.argsort(column(steps, "start_ns"), kind="stable")
     times = column(steps, "start_ns")[order]
+    alone = pc.count_distinct(steps["replica"]).as_py() == 1
     parts = (
         ("prefill_tokens", "prefill tokens", phase_colours(colour)["prefill"]),
         ("decode_rows", "decode tokens", colour),
     )
     for name, label, shade in reversed(parts):
-        x, y = _within(times, np.nan_to_num(column(steps, name)[order]), window_s)
+        # Batches of several replicas are not added up: they are not one step.
+        raw = held(steps, name) if alone else (times, np.nan_to_num(column(steps, name)[order]))
+        x, y = _within(*raw, window_s)
         x, y = bucket_means(x, y, buckets)
         figure.add_scatter(
             x=x / 1e9,

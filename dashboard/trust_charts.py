@@ -207,6 +207,8 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
         )
         scale = "log" if ends[1] > 30 * ends[0] else "linear"
         figure.update_xaxes(title_text=f"{name}: measured step time (ms)", type=scale, row=1, col=at)
+        if scale == "linear":
+            figure.update_xaxes(range=[0, _reach([measured[mine] / 1e6])], row=1, col=at)
     bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
     figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)

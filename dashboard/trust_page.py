@@ -54,7 +54,11 @@ def _nothing(runs: Path) -> None:
 
 def _verdict(report: Report) -> None:
     st.markdown(f"### {report.verdict}")
-    facts = [report.workload and f"workload **{report.workload}**", _when(report.created)]
+    facts = [
+        report.workload and f"workload **{report.workload}**",
+        report.calibration and f"calibration {report.calibration}",
+        _when(report.created),
+    ]
     st.caption(" · ".join(fact for fact in facts if fact))
     if report.disturbed:
         text = report.disturbance or "its canary steps drifted"
@@ -62,6 +66,12 @@ def _verdict(report: Report) -> None:
             f"**This run was disturbed**: {text.rstrip('.')}. Something else used the machine while the real engine "
             "ran, so part of the error below is the machine's. Run it again on a quiet one.",
             icon=":material/warning:",
+        )
+    if report.extrapolated_share:
+        st.info(
+            f"**{100 * report.extrapolated_share:.1f} %** of the simulated steps lie outside what the calibration "
+            "measured; their times are extrapolated.",
+            icon=":material/explore:",
         )
 
 
@@ -105,8 +115,8 @@ def _ladder(rungs: Rungs) -> None:
                 st.markdown(f":blue[:material/straighten:] **{inside} of {len(known)}** figures within the real noise")
             else:
                 st.markdown(":blue[:material/straighten:] the real run was not repeated")
-            worst_row = max(rows, key=lambda row: abs(row.error_pct or 0.0))
-            st.caption(f"Furthest off: {_row(worst_row)}.")
+            furthest = max(rows, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
+            st.caption(f"{'Closest to its edge' if furthest.within_floor else 'Furthest out'}: {_row(furthest)}.")
 
 
 def _distributions(directory: Path, report: Report) -> None:

@@ -86,8 +86,10 @@ def test_trust_opens_with_the_verdict(samples):
 def test_a_disturbed_run_says_so(tmp_path, samples):
     content = report(samples, disturbed=True)
     content["rungs"]["replay"] |= {"identical": 1200, "first_difference": "step 1201: 64 tokens, not 48"}
+    content["extrapolated_share"] = 0.042
     write_report(tmp_path / "validation", content)
     app = trust(tmp_path)
+    assert "**4.2 %** of the simulated steps" in app.info[0].value
     assert "canary steps drifted by 31 %" in app.warning[0].value
     assert "**1,200 of 1,234** steps identical" in text(app)
     assert "step 1201" in text(app)
