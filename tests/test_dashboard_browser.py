@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard_samples import write_samples
+from tests.dashboard_samples import write_samples
 
 CHROMIUM = Path("/usr/bin/chromium")
 QUIET = [

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("streamlit")
 
 from click.testing import CliRunner
-from dashboard_samples import report, write_report, write_samples
 from streamlit.testing.v1 import AppTest
 
 from serving.errors import UserError
+from tests.dashboard_samples import report, write_report, write_samples
 from tokentwin.commands.dashboard import dashboard
 
 
