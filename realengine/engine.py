@@ -78,6 +78,7 @@ class Engine:
         self.deployment = deployment
         self.spec = files.spec
         self.source = files.source
+        self.folder = files.folder
         self.attention = find_attention(deployment.attention)
         self._config = deployment.scheduler
         device, dtype = torch.device(deployment.device), getattr(torch, deployment.dtype)

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from serving.config import Deployment
 
 
-def load_engine(deployment: Deployment) -> Engine:
-    """A warmed-up engine. Raises UserError if torch is not installed or the model cannot be loaded."""
+def load_engine(deployment: Deployment, warm: bool = True) -> Engine:
+    """An engine, warmed up unless its times do not matter.
+
+    Raises UserError if torch is not installed or the model cannot be loaded.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     from serving.errors import UserError
 
@@ -21,10 +24,10 @@ def load_engine(deployment: Deployment) -> Engine:
         import torch  # noqa: F401
     except ImportError:
         raise UserError("torch", "not installed", "pip install 'tokentwin[engine]'") from None
+    from realengine.engine import Engine
     from realengine.weights import load_model_files
 
-    from realengine.engine import Engine
-
     engine = Engine(deployment, load_model_files(deployment.model, deployment.dtype, home()))
-    engine.warm_up()
+    if warm:
+        engine.warm_up()
     return engine

@@ -77,7 +77,6 @@ def demo(out: str, seconds: float, repeats: int) -> None:
 def _model() -> str:
     """SmolLM2 if it can be had; otherwise random weights of the same shape, and say so."""
     from realengine.smollm2 import fetch
-
     from serving.errors import UserError
     from tokentwin.home import home
 

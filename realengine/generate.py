@@ -1,0 +1,55 @@
+"""Answering a chat with the engine, text by text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from realengine.detokenizer import Detokenizer
+from realengine.engine import Engine
+from realengine.sampling import SamplingParams
+from realengine.tokenizer import Tokenizer
+from serving.errors import UserError
+from serving.request import Status
+from serving.workload import WorkloadRequest
+
+
+def stream(
+    engine: Engine,
+    messages: Sequence[Mapping[str, str]],
+    max_tokens: int,
+    sampling: SamplingParams,
+    stop: Sequence[str] = (),
+) -> Iterator[str]:
+    """Pieces of the assistant's answer to `messages`, `{"role": ..., "content": ...}` each.
+
+    Ends at the model's end-of-sequence, at a stop string, or after `max_tokens`. Raises UserError if the model
+    has no tokenizer or the prompt does not fit.
+    """
+    if engine.folder is None:
+        raise UserError("model", engine.source, "has random weights and no tokenizer; use smollm2 or a model folder")
+    tokenizer = Tokenizer(engine.folder)
+    prompt = tokenizer.chat(messages)
+    ready: list[str] = []
+    detokenizer = Detokenizer(tokenizer.decode, stop)
+
+    def take(token: int) -> bool:
+        ready.append(detokenizer.push(token))
+        return detokenizer.stopped
+
+    request = engine.add(
+        WorkloadRequest(0, 0, (("", len(prompt)),), max_tokens),
+        prompt,
+        sampling=sampling,
+        stop_ids=engine.spec.eos_ids,
+        on_token=take,
+    )
+    if request.status is Status.REJECTED:
+        raise UserError("prompt", f"{len(prompt)} tokens", request.reason)
+    try:
+        while not request.ended:
+            engine.step()
+            yield "".join(ready)
+            ready.clear()
+        yield detokenizer.finish()
+    finally:
+        engine.abort(request.id)

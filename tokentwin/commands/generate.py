@@ -1,0 +1,44 @@
+"""`tokentwin generate`: answer a prompt with the real engine."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", default="smollm2", show_default=True, help="A model folder with a tokenizer, or smollm2.")
+@click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Longest answer.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens that sum to p.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same answer.")
+@click.option("--stop", multiple=True, help="End the answer before this text; can be given again.")
+@click.option("--system", help="A system message.")
+def generate(
+    prompt: str,
+    model: str,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop: tuple[str, ...],
+    system: str | None,
+) -> None:
+    """Answer PROMPT, as a chat where the model has a chat template; text appears as it is certain."""
+    from serving.config import Deployment, SchedulerConfig
+    from tokentwin.engines import load_engine
+
+    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=256, max_model_len=2048, num_blocks=129)
+    engine = load_engine(Deployment(model=model, scheduler=scheduler), warm=False)
+
+    from realengine.generate import stream
+    from realengine.sampling import SamplingParams
+
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    sampling = SamplingParams(temperature, top_k, top_p, seed)
+    for text in stream(engine, messages, max_tokens, sampling, stop):
+        click.echo(text, nl=False)
+    click.echo()
