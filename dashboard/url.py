@@ -14,13 +14,18 @@ def choose(
     show: Callable[[str], str] = str,
     help: str | None = None,
 ) -> str:
-    """A select box whose choice is the query parameter `parameter`; a name that is not an option is said to be so."""
-    wanted = st.query_params.get(parameter)
-    if wanted is not None and wanted not in options and f"url_{parameter}" not in st.session_state:
-        st.info(f"There is no {label.lower()} {wanted[:80]!r} here (any more); this is another.")
+    """A select box whose choice is the query parameter `parameter`; a name that is not an option is said to be so.
+
+    Without the parameter it is what was chosen last, so that going to another page and back changes nothing.
+    """
+    named = st.query_params.get(parameter)
+    if named is not None and named not in options and f"url_{parameter}" not in st.session_state:
+        st.info(f"There is no {label.lower()} {named[:80]!r} here (any more); this is another.")
+    wanted = named if named in options else st.session_state.get(f"last_{parameter}")
     index = options.index(wanted) if wanted in options else 0
     chosen = st.selectbox(label, options, index=index, format_func=show, help=help, key=f"url_{parameter}")
-    if wanted != chosen:
+    st.session_state[f"last_{parameter}"] = chosen
+    if named != chosen:
         st.query_params[parameter] = chosen
     return chosen
 
