@@ -30,6 +30,8 @@ LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
 _DRIFT = 0.05  # a canary that moved by more than this marks the runs as disturbed
+_SLOW = 1.25  # a step that took so much longer than predicted was held up by something
+_SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         overwrite=True,
     )
     rows = _run_errors([RunMetrics.of(run) for run in runs], RunMetrics.of(Recording.load(out / "simulated")))
-    disturbed, disturbance = _disturbance(runs, calibration)
+    held_up = float((steps.step_ns > _SLOW * predicted).mean())
+    disturbed, disturbance = _disturbance(runs, calibration, held_up)
     report = Covalidation(
         verdict=_verdict(rows, replay),
         created=created,
@@ -191,17 +194,18 @@ def _run_errors(real: Sequence[RunMetrics], simulated: RunMetrics) -> list[RunEr
     return rows
 
 
-def _disturbance(runs: Sequence[Recording], calibration: Calibration) -> tuple[bool, str]:
-    """Whether the fixed reference step took the same time throughout, and what it did otherwise."""
+def _disturbance(runs: Sequence[Recording], calibration: Calibration, held_up: float) -> tuple[bool, str]:
+    """Whether the machine was calm: the same reference step took the same time, and few steps were held up."""
     times = [int(t) for t in calibration.noise.get("canary_ns", [])]
     for run in runs:
         notes = json.loads(run.run["notes"] or "{}")
         times += [notes[key] for key in ("canary_before_ns", "canary_after_ns") if key in notes]
+    text = f"{100 * held_up:.1f} % of the real steps took over {_SLOW:g} times as long as predicted"
     if len(times) < 2:
-        return False, ""
+        return held_up > _SLOW_SHARE, text
     drift = max(times) / min(times) - 1
-    text = f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)"
-    return drift > _DRIFT, text
+    canary = f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)"
+    return drift > _DRIFT or held_up > _SLOW_SHARE, f"{canary}; {text}"
 
 
 def _verdict(rows: Sequence[RunError], replay: DecisionReplay) -> str:

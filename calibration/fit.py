@@ -23,7 +23,7 @@ from serving.errors import UserError
 _STRETCH = 20  # steps in a row that are held out together: neighbours are alike
 _HELD_OUT = 5  # one stretch of so many
 _ROUNDS = 8
-_HUBER = 1.5  # residuals beyond this many robust standard deviations weigh less
+_HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
 
 
