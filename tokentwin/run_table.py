@@ -34,7 +34,7 @@ def print_metrics(metrics: RunMetrics, style: str, **more: Any) -> None:
     summary = Table("metric", "unit", "value")
     for name, value in scalars.items():
         if value is not None:
-            summary.add_row(name, metric(name).unit, _shown(value))
+            summary.add_row(name, metric(name.removesuffix("_peak")).unit, _shown(value))
     console.print(summary)
     console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
 
