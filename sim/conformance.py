@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +48,15 @@ class Conformance:
 def conform(path: str | Path, policy: str = "vllm") -> Conformance:
     """Replay the recording at `path`. Raises UserError if it is not an oracle recording."""
     recording = _read(Path(path))
-    overlapped = bool(recording["config"].get("async_scheduling"))
-    steps, results = _simulate(recording, policy, overlapped)
+    try:
+        scheduler = parse(SchedulerConfig, recording["config"], where="config")
+        cost = TokenCost(**recording["cost"])
+        workload = _workload(recording["requests"])
+        wanted = {result["id"]: result for result in recording["results"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
+    steps, results = _simulate(Deployment(policy=policy, scheduler=scheduler), cost, workload)
     same_steps, difference = _compare("step", steps, recording["steps"])
-    wanted = {result["id"]: result for result in recording["results"]}
     differing = [id for id in sorted(wanted.keys() | results.keys()) if wanted.get(id) != results.get(id)]
     if differing and not difference:
         difference = _sides(f"request {differing[0]}", results.get(differing[0]), wanted.get(differing[0]))
@@ -59,17 +65,11 @@ def conform(path: str | Path, policy: str = "vllm") -> Conformance:
     return Conformance(name, same_steps, len(recording["steps"]), same_requests, len(wanted), difference)
 
 
-def _simulate(recording: Mapping[str, Any], policy: str, overlapped: bool) -> tuple[list[Any], dict[int, Any]]:
-    scheduler = parse(SchedulerConfig, recording["config"], where="config")
-    workload = _workload(recording["requests"])
+def _simulate(deployment: Deployment, cost: TokenCost, workload: Workload) -> tuple[list[Any], dict[int, Any]]:
+    """Steps and results in the words of the recording."""
+    overlapped = deployment.scheduler.async_scheduling
     sink = TableSink()
-    cluster = Cluster(
-        Deployment(policy=policy, scheduler=scheduler),
-        TokenCost(**recording["cost"]),
-        sink,
-        shares_prefixes=workload.shares_prefixes,
-        tokens=True,
-    )
+    cluster = Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, tokens=True)
     cluster.run(workload)
     steps = []
     for row in sink.steps.to_pylist():
@@ -132,10 +132,11 @@ def _line(side: Any) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         raw = path.read_bytes()
-        recording = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except OSError as error:
         raise UserError("recording", str(path), f"cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
+    try:
+        recording = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    except (ValueError, EOFError, OSError, zlib.error) as error:
         raise UserError("recording", str(path), f"is not JSON, plain or gzipped: {error}") from None
     missing = [
         key
