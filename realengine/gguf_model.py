@@ -1,7 +1,7 @@
 """Turning a GGUF file of the Llama family into a Hugging Face folder.
 
-GGUF stores query and key rows permuted, so that the two halves of a RoPE pair stand next to each other; Hugging Face keeps
-them half a head apart. The rows are put back. Quantised weights are expanded to bfloat16.
+GGUF stores query and key rows permuted, so that the two halves of a RoPE pair stand next to each other; Hugging
+Face keeps them half a head apart. The rows are put back. Quantised weights are expanded to bfloat16.
 """
 
 from __future__ import annotations
