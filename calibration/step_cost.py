@@ -8,6 +8,7 @@ steps costs the same whether taken one by one or in a leap.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from serving.errors import UserError
 from serving.step_plan import StepPlan
 
 _FORMAT = 1
+_CONTEXT = list(STEP_FEATURES).index("decode_context")
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,7 @@ class StepCost:
         per_token = price["decode_context"]
         contexts = range(context + bucket, context + bucket + rows * steps, rows)
         self.asked += steps
-        self.extrapolated += sum(
-            not self._measured("decode", (1, bucket, total, 0, 0, 0, 0, bucket))
-            for total in ((contexts[0], contexts[-1]) if steps > 1 else contexts)
-        )
+        self.extrapolated += len(contexts) - self._decodes_measured(bucket, contexts)
         return [cpu + (fixed + per_token * total) // 1000 for total in contexts]
 
     def parts(self, plan: StepPlan) -> dict[str, float]:
@@ -141,7 +140,16 @@ class StepCost:
         parts = {name: price * amount / 1e9 for name, price, amount in step}
         return {**parts, "cpu": _dot(self._cpu, cpu_features(plan)) / 1e9}
 
-    def _measured(self, regime_name: str, features: tuple[int, ...]) -> bool:
+    def _decodes_measured(self, bucket: int, contexts: range) -> int:
+        """How many pure decode steps of these contexts are in the measured domain."""
+        if "decode" not in self._limits:
+            return 0
+        low, high = self._limits["decode"][_CONTEXT]
+        if not self._measured("decode", (1, bucket, low, 0, 0, 0, 0, bucket)):
+            return 0
+        return bisect_right(contexts, high) - bisect_left(contexts, low)
+
+    def _measured(self, regime_name: str, features: tuple[float, ...]) -> bool:
         limits = self._limits.get(regime_name)
         return limits is not None and all(
             low <= value <= high for value, (low, high) in zip(features, limits, strict=True)
