@@ -66,6 +66,13 @@ class Engine:
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
         if deployment.scheduler.async_scheduling:
             raise UserError("scheduler.async_scheduling", True, "the CPU engine runs the plain loop; set it to false")
+        scheduler = deployment.scheduler
+        if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
+            raise UserError(
+                "scheduler.forget_withdrawn",
+                False,
+                "under policy priority a block could be reused that was never computed, as in vLLM; set it to true",
+            )
         if deployment.device == "cuda" and not torch.cuda.is_available():
             raise UserError("device", "cuda", "this machine has no CUDA device; use cpu")
         if deployment.scheduler.max_model_len > files.spec.max_positions:

@@ -66,6 +66,13 @@ class BlockPool:
             request.hashed = full
             self.version += 1
 
+    def forget(self, request: Request, tokens: int) -> None:
+        full = tokens // self.block_size
+        if self._cache:
+            for block in request.blocks[full : request.hashed]:
+                self._cache.evict(block)
+        request.hashed = min(request.hashed, full)
+
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
         for request in _in_order(decodes.crossing().values()):
             self.extend(request, request.computed + 1)

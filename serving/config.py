@@ -35,6 +35,11 @@ class SchedulerConfig(BaseModel):
     scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits")
     watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of the blocks admission leaves free")
     policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
+    forget_withdrawn: bool = Field(
+        False,
+        description="under policy priority, a preempted request's tokens of this very step are taken back; also forget "
+        "the blocks they would have filled. vLLM does not, and may hit blocks that were never computed",
+    )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N runs")
 
     @model_validator(mode="after")

@@ -59,6 +59,9 @@ class CountingPool:
     def register(self, request: Request, tokens: int) -> None:
         request.hashed = max(request.hashed, tokens // self.block_size)
 
+    def forget(self, request: Request, tokens: int) -> None:
+        request.hashed = min(request.hashed, tokens // self.block_size)
+
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
         self._take(len(decodes.crossing()))
         decodes.lag = lag

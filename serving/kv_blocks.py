@@ -52,6 +52,10 @@ class KvBlocks(Protocol):
         """The first `tokens` tokens are known and scheduled: their full blocks can be found from now on."""
         ...
 
+    def forget(self, request: Request, tokens: int) -> None:
+        """Undo `register` beyond the first `tokens` tokens: the rest will not be computed after all."""
+        ...
+
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
         """`extend` by one token and `register`, for every member, before the set's tick.
 

@@ -187,6 +187,8 @@ class VllmScheduler:
         row = plan.withdraw(request)
         if row:
             request.withdraw(row.tokens, row.samples)
+            if self.config.forget_withdrawn:
+                self.pool.forget(request, row.start)
             if row.samples:
                 request.sampled_in.pop()
         del self.running[request.id]

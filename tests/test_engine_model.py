@@ -100,6 +100,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no caching": {"enable_prefix_caching": False},
     "large blocks": {"block_size": 16},
     "preemption": {"num_blocks": 26, "scheduler_reserve_full_isl": False},
+    "preemption by priority": {
+        "num_blocks": 26,
+        "scheduler_reserve_full_isl": False,
+        "policy": "priority",
+        "forget_withdrawn": True,
+    },
     "preemption without caching": {"num_blocks": 26, "enable_prefix_caching": False},
 }
 
@@ -120,7 +126,7 @@ def test_greedy_output_does_not_depend_on_scheduling(
     preempted = hits = 0
     while waiting or engine.scheduler.requests:
         for number, prompt in waiting[:2]:  # two arrivals a step
-            request = engine.add(WorkloadRequest(number, number, (("", len(prompt)),), OUTPUTS), prompt)
+            request = engine.add(WorkloadRequest(number, number, (("", len(prompt)),), OUTPUTS, number % 3), prompt)
             assert request.status is Status.WAITING, request.reason
             sequences[number] = engine.sequences[number]
         del waiting[:2]
