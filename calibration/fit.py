@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from calibration.step_cost import Calibration, Residuals
-from calibration.step_features import CPU_FEATURES, REGIMES, STEP_FEATURES, Floats, MeasuredSteps
+from calibration.step_features import CPU_FEATURES, REGIMES, SAMPLING, STEP_FEATURES, Floats, MeasuredSteps
 from serving.errors import UserError
 
 _STRETCH = 20  # steps in a row that are held out together: neighbours are alike
@@ -40,7 +40,7 @@ def fit(
     if len(steps) < _LEAST_STEPS:
         raise UserError("steps", len(steps), f"calibration needs at least {_LEAST_STEPS} measured steps; run longer")
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
-    step_prices = _prices(steps.step[~held_out], steps.step_ns[~held_out])
+    step_prices = _step_prices(steps, ~held_out)
     timed = ~np.isnan(steps.cpu_ns)
     cpu_prices = _prices(steps.cpu[timed & ~held_out], steps.cpu_ns[timed & ~held_out])
     step_ps = {name: round(price * 1000) for name, price in zip(STEP_FEATURES, step_prices, strict=True)}
@@ -101,6 +101,15 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
             "decode_context": column["decode_context"].astype(np.int64),
         }
     )
+
+
+def _step_prices(steps: MeasuredSteps, used: NDArray[np.bool_]) -> Floats:
+    """Prices of STEP_FEATURES: sampling from its own times where there are any, the rest from the rest."""
+    if np.isnan(steps.sample_ns[used]).any():
+        return _prices(steps.step[used], steps.step_ns[used])
+    sampling = _prices(steps.step[used, SAMPLING], steps.sample_ns[used])
+    rest = _prices(np.delete(steps.step[used], SAMPLING, axis=1), steps.step_ns[used] - steps.sample_ns[used])
+    return np.insert(rest, SAMPLING.start, sampling)
 
 
 def _prices(features: Floats, times: Floats) -> Floats:

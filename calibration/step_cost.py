@@ -126,26 +126,22 @@ class StepCost:
     def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
         bucket = padded(rows)
         price = dict(zip(STEP_FEATURES, self._step, strict=True))
-        fixed = price["launch"] + bucket * price["decode_rows_padded"] + bucket * price["sampled_rows"]
+        fixed = (
+            price["launch"] + bucket * price["decode_rows_padded"] + price["sampling"] + rows * price["sampled_rows"]
+        )
         cpu = _dot(self._cpu, (1, rows, 0)) // 1000
         per_token = price["decode_context"]
         contexts = range(context + bucket, context + bucket + rows * steps, rows)
         self.asked += steps
-        self.extrapolated += len(contexts) - self._decodes_measured(bucket, contexts)
+        self.extrapolated += len(contexts) - self._decodes_measured(rows, contexts)
         return [cpu + (fixed + per_token * total) // 1000 for total in contexts]
 
-    def parts(self, plan: StepPlan) -> dict[str, float]:
-        """The step's time by what it is spent on, in milliseconds."""
-        step = zip(STEP_FEATURES, self._step, step_features(plan), strict=True)
-        parts = {name: price * amount / 1e9 for name, price, amount in step}
-        return {**parts, "cpu": _dot(self._cpu, cpu_features(plan)) / 1e9}
-
-    def _decodes_measured(self, bucket: int, contexts: range) -> int:
+    def _decodes_measured(self, rows: int, contexts: range) -> int:
         """How many pure decode steps of these contexts are in the measured domain."""
         if "decode" not in self._limits:
             return 0
         low, high = self._limits["decode"][_CONTEXT]
-        if not self._measured("decode", (1, bucket, low, 0, 0, 0, 0, bucket)):
+        if not self._measured("decode", (1, padded(rows), low, 0, 0, 0, 0, 1, rows)):
             return 0
         return bisect_right(contexts, high) - bisect_left(contexts, low)
 

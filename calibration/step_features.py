@@ -24,8 +24,10 @@ STEP_FEATURES = {
     "prefill_tokens": "prompt tokens in the step",
     "prefill_context": "KV tokens read by prompts",
     "prefill_pairs": "query-key pairs of prompts",
-    "sampled_rows": "rows that are sampled, padding included",
+    "sampling": "every step",
+    "sampled_rows": "rows that get a token",
 }
+SAMPLING = slice(7, 9)  # the features of sampling, which a real engine times apart
 CPU_FEATURES = {
     "plan": "every step",
     "rows": "requests in the step",
@@ -44,7 +46,6 @@ def regime(plan: StepPlan) -> str:
 def step_features(plan: StepPlan) -> tuple[int, ...]:
     """STEP_FEATURES of one plan, in order."""
     rows = padded(plan.decode_rows)
-    padding = rows - plan.decode_rows
     return (
         1,
         rows,
@@ -53,7 +54,8 @@ def step_features(plan: StepPlan) -> tuple[int, ...]:
         plan.prefill_tokens,
         plan.prefill_context + plan.prefill_tokens,
         plan.prefill_pairs,
-        plan.sampled_rows + padding,
+        1,
+        plan.sampled_rows,
     )
 
 
@@ -67,6 +69,7 @@ class MeasuredSteps:
 
     step, cpu        features `[steps, len(STEP_FEATURES)]` and `[steps, len(CPU_FEATURES)]`
     step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it
+    sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
     regime           index into REGIMES `[steps]`
     """
 
@@ -76,6 +79,7 @@ class MeasuredSteps:
         self.cpu: Floats = np.concatenate([p.cpu for p in parts])
         self.step_ns: Floats = np.concatenate([p.step_ns for p in parts])
         self.cpu_ns: Floats = np.concatenate([p.cpu_ns for p in parts])
+        self.sample_ns: Floats = np.concatenate([p.sample_ns for p in parts])
         self.regime: NDArray[np.int64] = np.concatenate([p.regime for p in parts])
 
     def __len__(self) -> int:
@@ -101,12 +105,14 @@ class _Measured:
                 prefill_tokens,
                 column("prefill_context") + prefill_tokens,
                 column("prefill_pairs"),
-                column("sampled_rows") + rows - decode,
+                np.ones_like(decode),
+                column("sampled_rows"),
             )
         )
         self.cpu = np.column_stack((np.ones_like(decode), decode + column("prefill_rows"), prefill_tokens))
         start, end, plan = column("start_ns"), column("end_ns"), column("plan_ns")
         self.step_ns = end - start
+        self.sample_ns = column("sample_ns")
         before = np.concatenate(([np.nan], end[:-1]))
         idle = np.concatenate(([True], plan[1:] - end[:-1] > idle_ns))
         self.cpu_ns = np.where(idle, np.nan, start - before)

@@ -21,7 +21,7 @@ from sim.run_log import TableSink
 from traces.schema import arrow_schema
 
 CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=400)
-STEP_NS = (30e6, 2e6, 5_000.0, 1e6, 1e6, 100.0, 50.0, 2e5)
+STEP_NS = (30e6, 2e6, 5_000.0, 1e6, 1e6, 100.0, 50.0, 0.0, 2e5)
 CPU_NS = (150_000.0, 10_000.0, 1_000.0)
 
 
@@ -88,7 +88,7 @@ def test_noise_is_reported_as_residual_and_outliers_do_not_pull() -> None:
 
 def test_too_few_steps_is_one_line() -> None:
     steps = measured(noise=0.0, seconds=200)
-    for name in ("step", "cpu", "step_ns", "cpu_ns", "regime"):
+    for name in ("step", "cpu", "step_ns", "cpu_ns", "sample_ns", "regime"):
         setattr(steps, name, getattr(steps, name)[:50])
     with pytest.raises(UserError, match="at least 100"):
         fitted(steps)

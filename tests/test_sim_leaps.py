@@ -35,7 +35,7 @@ def step_cost(seed):
     """A calibration with arbitrary prices and a domain that some steps are outside of."""
     rng = np.random.default_rng(seed)
     nothing = dict.fromkeys(("id", "deployment", "version", "created"), "")
-    prices = rng.integers(1, [10**9, 10**8, 10**5, 10**8, 10**7, 10**5, 10**4, 10**7]).tolist()
+    prices = rng.integers(1, [10**9, 10**8, 10**5, 10**8, 10**7, 10**5, 10**4, 10**8, 10**7]).tolist()
     return StepCost(
         Calibration(
             **nothing,
