@@ -139,16 +139,24 @@ class Replica:
         self._set(self._leap_ends[-1], STEP_ENDS, self._land)
 
     def _cut_leap(self) -> None:
-        """Something arrives: the steps that have ended are taken, the one that is running is planned for real."""
-        taken = bisect_left(self._leap_ends, self._clock.now_ns)
-        self.scheduler.skip(taken)
-        self._log.leapt(self.index, self._leap_ends[:taken])
-        plan = self.scheduler.schedule()
-        self._last_end_ns = self._leap_ends[taken]
-        self._leap_ends = []
-        self._launched.append(_Launched(plan, self._last_end_ns))
-        self._log.planned(self.index, self.scheduler, plan, self._clock.now_ns, self._clock.now_ns, self._last_end_ns)
-        self._set(self._last_end_ns, STEP_ENDS, self._commit)
+        """Something is about to arrive: the leap ends with the step that is running.
+
+        If that is somebody's last, it is planned now: at its end the arrival would get into the plan.
+        """
+        ends = self._leap_ends
+        running = bisect_left(ends, self._clock.now_ns)
+        if running + 1 < len(ends):
+            del ends[running + 1 :]
+            self._set(ends[running], STEP_ENDS, self._land)
+        elif len(ends) == self.scheduler.decodes.steps_to_exit():
+            self.scheduler.skip(running)
+            self._log.leapt(self.index, ends[:running])
+            plan = self.scheduler.schedule()
+            now, self._last_end_ns = self._clock.now_ns, ends[running]
+            self._leap_ends = []
+            self._launched.append(_Launched(plan, self._last_end_ns))
+            self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
+            self._set(self._last_end_ns, STEP_ENDS, self._commit)
 
     def _land(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
