@@ -1,6 +1,8 @@
 """From logits to tokens: greedy, temperature, top-k, top-p, with a seed per request.
 
-A request's draws depend on its seed and on how many tokens it has, never on the batch it is in.
+A request's draws depend on its seed and on how many tokens it has, never on the batch it is in: the uniform number
+behind a draw is a hash of the two, so there is no generator whose state could leak from row to row. Order and meaning
+of the limits are vLLM's: temperature, then top-k, then top-p of what top-k has left.
 """
 
 from __future__ import annotations
@@ -13,15 +15,21 @@ import torch
 
 from serving.errors import UserError
 
+_GREEDY_BELOW = 1e-5  # a temperature under this cannot be told from 0 in float32; vLLM's limit
+_HEAD = 512  # tokens that nearly always hold a nucleus
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token."""
+    """How to draw a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
+
+    Without a seed a request draws by its id: requests differ, and the same run gives the same tokens.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -31,24 +39,46 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise UserError("top_p", self.top_p, "must be above 0 and at most 1")
 
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
+
 
 def sample(logits: torch.Tensor, params: Sequence[SamplingParams], steps: Sequence[int]) -> list[int]:
     """One token id for each row of `logits` `[rows, vocab]`; `steps[i]` counts row i's tokens so far."""
     tokens: list[int] = logits.argmax(-1).tolist()
     for row, (how, step) in enumerate(zip(params, steps, strict=True)):
-        if how.temperature > 0:
+        if not how.greedy:
             tokens[row] = _draw(logits[row].float(), how, step)
     return tokens
 
 
 def _draw(logits: torch.Tensor, how: SamplingParams, step: int) -> int:
-    probabilities, ids = torch.sort(torch.softmax(logits / how.temperature, dim=-1), descending=True, stable=True)
-    if how.top_k:
-        probabilities = probabilities[: how.top_k]
-    if how.top_p < 1:
-        before = probabilities.cumsum(-1) - probabilities  # the first token always stays
-        probabilities = probabilities[before < how.top_p * 1.0]
-    seed = int.from_bytes(blake2b(f"{how.seed}:{step}".encode(), digest_size=8).digest(), "little") >> 1
-    generator = torch.Generator(device="cpu").manual_seed(seed)
-    chosen = torch.multinomial(probabilities.cpu(), 1, generator=generator)
-    return int(ids[int(chosen)])
+    """Inverse-CDF sampling of one row of `logits`."""
+    scaled = (logits - logits.max()) / how.temperature
+    ids = None
+    if 0 < how.top_k < len(scaled):
+        scaled, ids = scaled.topk(how.top_k)
+    probabilities = torch.softmax(scaled, dim=-1)
+    if how.top_p < 1 and ids is None:
+        probabilities, ids = _likeliest(probabilities, how.top_p)
+    cumulative = probabilities.double().cumsum(-1)
+    if how.top_p < 1:  # as few of the likeliest tokens as reach top_p
+        cumulative = cumulative[: int((cumulative < how.top_p).sum()) + 1]
+    drawn = torch.searchsorted(cumulative, cumulative[-1] * _uniform(how.seed or 0, step), right=True)
+    return int(drawn if ids is None else ids[drawn])
+
+
+def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Enough tokens, likeliest first, to reach `share`. Sorting a whole vocabulary costs ten times a top-k."""
+    first, ids = probabilities.topk(min(_HEAD, len(probabilities)))
+    if first.sum() > share:
+        return first, ids
+    ordered, ids = probabilities.sort(descending=True)
+    return ordered, ids
+
+
+def _uniform(seed: int, step: int) -> float:
+    """A number in [0, 1) from 52 bits of a hash: below 1 by enough that a product with it stays below its factor."""
+    digest = blake2b(f"{seed}:{step}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 12) / 2**52

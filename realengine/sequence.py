@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from realengine.sampling import SamplingParams
 from serving.request import Request
@@ -29,6 +30,8 @@ class TokenSequence:
         self.request = request
         self.tokens = list(prompt)
         self.sampling = sampling or SamplingParams()
+        if self.sampling.seed is None:
+            self.sampling = replace(self.sampling, seed=request.id)
         self._prompt_len = len(prompt)
         self._forced = forced
         self._stop_ids = stop_ids
