@@ -1,0 +1,163 @@
+"""Our scheduler against the naive program where the recordings show nothing: any block size, pressure and order."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.config import SchedulerConfig
+from serving.request import Status
+from serving.vllm import VllmScheduler
+from serving.workload import WorkloadRequest
+from tests import naive_vllm
+
+ORACLE = Path(__file__).parent / "data" / "oracle"
+COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(ORACLE.glob("*.gz")), ids=lambda p: p.name.split(".")[0])
+def test_the_naive_program_reproduces_the_recordings(path: Path) -> None:
+    recording = json.loads(gzip.decompress(path.read_bytes()))
+    recording["requests"] = recording["requests"][:60]  # it is slow, and these arrive first
+    cut = {str(r["id"]) for r in recording["requests"]}
+    wanted = []
+    for step in recording["steps"]:
+        if not step["n"].keys() <= cut:
+            break
+        wanted.append(step)
+    steps, _ = naive_vllm.run(recording)
+    assert len(wanted) > 200
+    assert steps[: len(wanted) - 1] == wanted[:-1]
+
+
+def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[list[Any], list[Any]]:
+    """The same run by our scheduler, in a loop of a dozen lines."""
+    config, cost = SchedulerConfig(**recording["config"]), recording["cost"]
+    to_come = deque(
+        sorted(
+            (
+                WorkloadRequest(
+                    r["id"], r["arrival_ns"], tuple(map(tuple, r["prompt"])), r["output_len"], r["priority"]
+                )
+                for r in recording["requests"]
+            ),
+            key=lambda r: (r.arrival_ns, r.id),
+        )
+    )
+    scheduler = VllmScheduler(config, shares_prefixes=shares)
+    steps: list[Any] = []
+    results: list[Any] = []
+    first: dict[int, int] = {}
+    flying: deque[Any] = deque()
+    now = last_end = 0
+    while True:
+        while to_come and to_come[0].arrival_ns <= now:
+            assert scheduler.add(to_come.popleft()).status is Status.WAITING
+        plan = scheduler.schedule()
+        if check:
+            scheduler.decodes.check()
+            for request in scheduler.requests.values():
+                request.check()
+        if plan.tokens:
+            rows = plan.rows()
+            start = max(now, last_end)
+            dt = cost["base_ns"] + cost["per_token_ns"] * plan.tokens + cost["per_pair_ps"] * plan.pairs // 1000
+            last_end = start + dt
+            step = {"t": now, "dt": dt, "n": {str(r.request.id): r.tokens for r in rows}}
+            step["pre"] = [str(r.id) for r in plan.preempted]
+            steps.append({**step, "s": start} if config.async_scheduling else step)
+            flying.append((last_end, plan, [row.request for row in rows if row.samples]))
+            if config.async_scheduling and len(flying) < 2:
+                continue
+        elif plan.preempted and not flying:
+            continue
+        if flying:
+            now, plan, sampled = flying.popleft()
+            finished = scheduler.commit(plan)
+            for request in sampled:
+                first.setdefault(request.id, now)
+            for request in finished:
+                times = {"first_token_ns": first[request.id], "finish_ns": now}
+                results.append({"id": request.id, **times, "prefix_hit_tokens": request.first_hit})
+        elif to_come:
+            now = to_come[0].arrival_ns
+        else:
+            assert not scheduler.requests
+            assert scheduler.pool.free == scheduler.pool.total
+            return steps, sorted(results, key=lambda r: r["id"])
+
+
+@st.composite
+def recordings(draw: st.DrawFn, sharing: bool) -> dict[str, Any]:
+    """A small workload and a configuration that presses on it."""
+    size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    count = draw(st.integers(1, 14))
+    requests: list[dict[str, Any]] = []
+    arrival = 0
+    for id in range(count):
+        arrival += draw(st.sampled_from([0, 0, 1, 1500, 8000, 40000]))
+        prompt: list[list[Any]] = []
+        if sharing:
+            kind = draw(st.sampled_from(["alone", "system", "turn", "turn"]))
+            if kind == "system":
+                prompt = [[f"sys{draw(st.integers(0, 1))}", draw(st.sampled_from([size, 2 * size, 2 * size + 1, 9]))]]
+            elif kind == "turn" and requests:
+                before = draw(st.sampled_from(requests))
+                said = draw(st.integers(1, before["output_len"]))
+                prompt = [*before["prompt"], [f"out:{before['id']}", said]]
+        own = draw(st.integers(0 if prompt else 1, 30))
+        if own:
+            prompt = [*prompt, [f"u{id}", own]]
+        requests.append(
+            {
+                "id": id,
+                "arrival_ns": arrival,
+                "prompt": prompt,
+                "output_len": draw(st.integers(1, 24)),
+                "priority": draw(st.integers(0, 2)),
+            }
+        )
+    longest = max(sum(n for _, n in r["prompt"]) + r["output_len"] for r in requests)
+    chunked = draw(st.booleans()) or draw(st.booleans())
+    budget = draw(st.sampled_from([1, 2, 5, 16, 40])) if chunked else longest + 1
+    need = -(-longest // size)
+    config = {
+        "max_num_seqs": draw(st.sampled_from([1, 2, 4, 16])),
+        "max_num_batched_tokens": budget,
+        "max_model_len": longest + 1,
+        "block_size": size,
+        "num_blocks": 1 + need + draw(st.integers(0, 2 * need + 2)),
+        "enable_chunked_prefill": chunked,
+        "enable_prefix_caching": draw(st.integers(0, 3)) > 0,
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 4, 9])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "async_scheduling": draw(st.booleans()),
+    }
+    return {"config": config, "cost": COST, "requests": requests}
+
+
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=400, derandomize=True)
+
+
+@SETTINGS
+@given(recordings(sharing=True))
+def test_sharing_workloads_are_decided_alike(recording: dict[str, Any]) -> None:
+    assert ours(recording, shares=True, check=True) == naive_vllm.run(recording)
+
+
+@SETTINGS
+@given(recordings(sharing=False))
+def test_counting_blocks_decides_as_naming_them(recording: dict[str, Any]) -> None:
+    wanted = naive_vllm.run(recording)
+    assert ours(recording, shares=False, check=True) == wanted
+    assert ours(recording, shares=True) == wanted
