@@ -6,6 +6,7 @@ A token's *slot* is `block * block_size + offset`. Block 0 is the null block: pa
 from __future__ import annotations
 
 import torch
+
 from serving.model_spec import ModelSpec
 
 

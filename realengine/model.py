@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from serving.model_spec import ModelSpec
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from realengine.attention import Attention
 from realengine.batch import Batch
 from realengine.kv_cache import KvCache
 from realengine.rope import Rope
+from serving.model_spec import ModelSpec
 
 
 class Layer:
