@@ -71,7 +71,7 @@ class CountingPool:
 
     def take_for(self, decodes: DecodeSet, steps: int) -> None:
         """Blocks for `steps` decode steps at once."""
-        self._take(demand(decodes, steps))
+        self._take(decodes.crossings(steps))
 
     def release(self, request: Request, may_return: bool = False) -> None:
         hashed = request.hashed if self._caching else 0
@@ -136,12 +136,3 @@ class CountingPool:
             self._queue[-1].count += count
         elif count:
             self._queue.append(_Run(None, 0, count))
-
-
-def demand(decodes: DecodeSet, steps: int) -> int:
-    """Blocks that the members will take in `steps` more steps."""
-    rounds, rest = divmod(steps, decodes.block_size)
-    blocks = rounds * len(decodes.members)
-    for after in range(rest):
-        blocks += len(decodes.crossing(after))
-    return blocks

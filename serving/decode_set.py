@@ -38,7 +38,7 @@ class DecodeSet:
 
     def join(self, request: Request) -> None:
         """From the next tick on `request` gets one token a step, until its last is scheduled."""
-        left = request.max_len - request.known - request.placeholders
+        left = request.unscheduled
         if left < 1:
             raise ValueError(f"request {request.id} has no token left to schedule")
         self._phases[(request.computed - self.clock) % self.block_size][request.id] = request
@@ -79,6 +79,14 @@ class DecodeSet:
     def crossing(self, after: int = 0) -> dict[int, Request]:
         """Members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
         return self._phases[-(self.clock + after) % self.block_size]
+
+    def crossings(self, steps: int) -> int:
+        """How many times a member will cross into a new block in `steps` more ticks."""
+        rounds, rest = divmod(steps, self.block_size)
+        last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards
+        over = max(last + rest - self.block_size, 0)
+        phases = self._phases[last : last + rest] + self._phases[:over]
+        return rounds * len(self.members) + sum(map(len, phases))
 
     def steps_to_exit(self) -> int:
         """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""

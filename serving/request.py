@@ -122,6 +122,11 @@ class Request:
         return self.decodes.clock - max(self.decodes.committed, self.joined)
 
     @property
+    def unscheduled(self) -> int:
+        """Output tokens that no step has been planned for yet."""
+        return self.max_len - self.known - self.placeholders
+
+    @property
     def outputs(self) -> int:
         """Output tokens that have returned."""
         return self.known - self.prompt_len

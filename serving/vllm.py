@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from serving.config import SchedulerConfig
 from serving.content import Content
-from serving.counting_pool import CountingPool, demand
+from serving.counting_pool import CountingPool
 from serving.decode_set import DecodeSet
 from serving.kv_blocks import blocks_for, kv_blocks
 from serving.request import Request, Status
@@ -96,7 +96,7 @@ class VllmScheduler:
         plan = StepPlan(self._plans, self.decodes, lag=len(self._in_flight))
         threshold = self._threshold()
         budget = self._schedule_running(plan, self.config.max_num_batched_tokens, threshold)
-        if not plan.preempted:
+        if self.waiting and not plan.preempted:
             self._schedule_waiting(plan, budget, threshold)
         self._close(plan)
         return plan
@@ -278,7 +278,7 @@ class VllmScheduler:
         self._plans += 1
         self._in_flight.append(plan)
         for request, _, _, samples in plan.listed:
-            if samples and request.known + request.placeholders < request.max_len:
+            if samples and request.unscheduled:
                 del self._others[request.id]
                 self.decodes.join(request)
 
@@ -335,7 +335,7 @@ class VllmScheduler:
             return 0
         steps = self.decodes.steps_to_exit()
         most_blocks = len(self.decodes) * (steps // self.config.block_size + 1)
-        while steps and most_blocks > self.pool.free and demand(self.decodes, steps) > self.pool.free:
+        while steps and most_blocks > self.pool.free and self.decodes.crossings(steps) > self.pool.free:
             steps //= 2
         return steps
 

@@ -7,6 +7,7 @@ orders equal times by priority, then by age, so the same input gives the same ru
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
 
 import simpy
 
@@ -20,6 +21,10 @@ class VirtualClock(simpy.Environment):
     def now_ns(self) -> int:
         return self._now  # type: ignore[return-value]  # only integers are ever scheduled
 
+    def put(self, event: simpy.Event, at_ns: int, order: int) -> None:
+        """`schedule`, at a time instead of after a delay."""
+        heappush(self._queue, (at_ns, order, next(self._eid), event))  # type: ignore[misc]
+
 
 class Alarm(simpy.Event):
     """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
@@ -29,5 +34,4 @@ class Alarm(simpy.Event):
         self.callbacks = [callback]
         self._ok = True
         self._value = None
-        self._defused = False
-        clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]
+        clock.put(self, at_ns, order)

@@ -80,13 +80,12 @@ class Replica:
 
     def _plan(self, alarm: Alarm) -> None:
         if alarm is self._alarm:
-            self._launch_steps()
+            self._launch_steps(self._clock.now_ns)
 
-    def _launch_steps(self) -> None:
-        now = self._clock.now_ns
+    def _launch_steps(self, now: int) -> None:
         while len(self._launched) < self._depth:
             if self._leaps and (steps := self.scheduler.steady_steps()) > 1:
-                self._leap(steps)
+                self._leap(steps, now)
                 return
             plan = self.scheduler.schedule()
             if not plan.tokens:
@@ -114,28 +113,28 @@ class Replica:
         finished = self.scheduler.commit(plan)
         self._log.committed(self.index, plan, now)
         for request in finished:
-            self._end(request)
-        self._plan_after_arrivals()
+            self._end(request, now)
+        self._plan_after_arrivals(now)
 
-    def _plan_after_arrivals(self) -> None:
+    def _plan_after_arrivals(self, now: int) -> None:
         """Plan now, unless something else is still to happen at this timestamp."""
-        if self._clock.peek() > self._clock.now_ns:
-            self._launch_steps()
+        if self._clock.peek() > now:
+            self._launch_steps(now)
         else:
-            self._set(self._clock.now_ns, PLANNING, self._plan)
+            self._set(now, PLANNING, self._plan)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Request, now: int) -> None:
         self.outstanding_requests -= 1
         self.outstanding_tokens -= request.max_len
-        self._log.ended(request, self._clock.now_ns)
+        self._log.ended(request, now)
         self._on_end(request)
 
     # Leaps
 
-    def _leap(self, steps: int) -> None:
+    def _leap(self, steps: int, now: int) -> None:
         decodes = self.scheduler.decodes
         durations = self._cost.decode_run_ns(len(decodes), decodes.context, steps)
-        self._leap_ends = list(accumulate(durations, initial=self._clock.now_ns))[1:]
+        self._leap_ends = list(accumulate(durations, initial=now))[1:]
         self._set(self._leap_ends[-1], STEP_ENDS, self._land)
 
     def _cut_leap(self) -> None:
@@ -163,8 +162,8 @@ class Replica:
             return
         finished = self.scheduler.skip(len(self._leap_ends))
         self._log.leapt(self.index, self._leap_ends)
-        self._last_end_ns = self._clock.now_ns
+        now = self._last_end_ns = self._leap_ends[-1]
         self._leap_ends = []
         for request in finished:
-            self._end(request)
-        self._plan_after_arrivals()
+            self._end(request, now)
+        self._plan_after_arrivals(now)
