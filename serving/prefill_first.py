@@ -22,9 +22,11 @@ class PrefillFirstScheduler(VllmScheduler):
         return super()._schedule_running(plan, budget, threshold)
 
     def _schedule_prefills(self, plan: StepPlan, budget: int, threshold: int) -> int:
-        """Go on with admitted prompts that have more than their last token to compute."""
+        """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests."""
         for request in sorted(self._others.values(), key=by_admission):
-            tokens = min(self._wanted(request, threshold), budget)
-            if tokens > 1 and not self._lacks_blocks(request, request.computed + tokens):
+            wanted = self._wanted(request, threshold)
+            tokens = min(wanted, budget)
+            decoding = wanted == 1 and request.computed >= request.prompt_len
+            if tokens and not decoding and not self._lacks_blocks(request, request.computed + tokens):
                 budget -= self._take(plan, request, tokens)
         return budget

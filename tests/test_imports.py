@@ -1,0 +1,88 @@
+"""The house rules that imports must keep, read from the source; and an instant --help."""
+
+from __future__ import annotations
+
+import ast
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = {"serving", "traces", "realengine", "calibration", "sim", "dashboard", "tokentwin"}
+MAY_IMPORT = {
+    "serving": {"serving"},
+    "traces": {"traces", "serving"},
+    "sim": {"sim", "traces", "serving"},
+    "realengine": {"realengine", "traces", "serving"},
+    "calibration": {"calibration", "sim", "traces", "serving"},
+    "dashboard": OURS,
+    "tokentwin": OURS,
+}
+NEVER = {
+    "serving": {"torch", "simpy", "pyarrow", "numpy"},
+    "traces": {"torch", "simpy"},
+    "sim": {"torch"},
+    "calibration": {"torch"},
+    "realengine": {"simpy"},
+    "dashboard": {"torch"},
+}
+HEAVY = {"torch", "streamlit", "pandas", "ray", "plotly", "transformers", "scipy"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top-level names of the packages imported anywhere under `tree`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def at_import_time(tree: ast.Module) -> set[str]:
+    """The same, leaving out what functions import when called and what only type checkers read."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= imported(node)
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(OURS))
+def test_imports_point_one_way(package: str) -> None:
+    assert modules(package)
+    for path in modules(package):
+        names = imported(ast.parse(path.read_text()))
+        wrong = (names & OURS) - MAY_IMPORT[package] | names & NEVER.get(package, set())
+        assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+def test_the_commands_import_heavy_things_only_when_called() -> None:
+    for path in modules("tokentwin"):
+        heavy = at_import_time(ast.parse(path.read_text())) & (HEAVY | OURS - {"tokentwin", "serving"})
+        assert not heavy, f"{path.relative_to(ROOT)} imports {', '.join(sorted(heavy))} at the top"
+
+
+def test_help_is_instant() -> None:
+    """Under 0.3 s of CPU time, the best of three."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-m", "tokentwin.cli", "--help"], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert "conformance" in done.stdout
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(times) < 0.3
+
+
+def test_the_simulator_loads_without_torch() -> None:
+    code = "import sys, sim.cluster, sim.conformance, calibration.covalidation; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

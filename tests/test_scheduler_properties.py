@@ -1,0 +1,230 @@
+"""What must hold after any arrivals, aborts, early stops and preemptions, for every policy and both loops."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.block_pool import BlockPool
+from serving.config import SchedulerConfig
+from serving.request import Request, Status
+from serving.scheduler import POLICIES, Scheduler, find_policy
+from serving.step_plan import StepPlan
+from serving.workload import Segment, WorkloadRequest
+
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=120, derandomize=True)
+
+
+class Driver:
+    """Runs a scheduler with `depth` steps in flight and checks everything after every call."""
+
+    def __init__(self, policy: str, config: SchedulerConfig, shares: bool, depth: int) -> None:
+        self.config = config
+        self.scheduler: Scheduler = find_policy(policy)(config, shares_prefixes=shares)
+        self.depth = depth
+        self.flying: deque[tuple[StepPlan, list[int]]] = deque()
+        self.all: dict[int, Request] = {}
+        self.sampled: dict[int, list[int]] = {}
+        self.admissions: list[int] = []
+
+    def add(self, arrived: WorkloadRequest) -> None:
+        self.all[arrived.id] = self.scheduler.add(arrived)
+        self.check()
+
+    def abort(self, id: int) -> None:
+        alive = id in self.scheduler.requests
+        assert (self.scheduler.abort(id) is not None) == alive
+        assert self.all[id].ended
+        self.check()
+
+    def step(self, stop: random.Random | None = None) -> bool:
+        """Plan until the loop must wait, then end the oldest step; False when there was nothing to do."""
+        while len(self.flying) < self.depth:
+            plan = self.scheduler.schedule()
+            self.check_plan(plan)
+            if not plan.tokens:
+                break
+        if not self.flying:
+            return bool(plan.preempted)
+        plan, ids = self.flying.popleft()
+        alive = [id for id in ids if not self.all[id].ended]
+        stopped = {id for id in alive if stop and stop.random() < 0.1}
+        finished = self.scheduler.commit(plan, stopped)
+        for id in alive:
+            self.sampled.setdefault(id, []).append(plan.seq)
+        assert stopped <= {request.id for request in finished}
+        assert all(r.status is Status.FINISHED for r in finished)
+        self.check()
+        return True
+
+    def check_plan(self, plan: StepPlan) -> None:
+        rows = plan.rows()
+        if plan.tokens:
+            self.flying.append((plan, [row.request.id for row in rows if row.samples]))
+        order = list(self.scheduler.running)
+        assert [row.request.id for row in rows] == [id for id in order if id in {r.request.id for r in rows}]
+        assert plan.tokens == sum(row.tokens for row in rows) <= self.config.max_num_batched_tokens
+        assert len(self.scheduler.running) <= self.config.max_num_seqs
+        assert plan.sampled_rows == sum(row.samples for row in rows)
+        assert plan.decode_rows == sum(row.tokens == 1 for row in rows)
+        assert plan.decode_context == sum(row.start for row in rows if row.tokens == 1)
+        many = [row for row in rows if row.tokens > 1]
+        assert (plan.prefill_rows, plan.prefill_tokens) == (len(many), sum(row.tokens for row in many))
+        assert plan.prefill_context == sum(row.start for row in many)
+        assert plan.pairs == sum(row.start + i + 1 for row in rows for i in range(row.tokens))
+        self.admissions += [request.id for request in plan.admitted if not request.preemptions]
+        self.check()
+
+    def check(self) -> None:
+        scheduler = self.scheduler
+        scheduler.decodes.check()
+        for request in scheduler.requests.values():
+            request.check()
+        waiting = [request.id for request in scheduler.waiting]
+        assert sorted([*waiting, *scheduler.running]) == sorted(scheduler.requests), "lost or doubled"
+        assert scheduler.decodes.members.keys() <= scheduler.running.keys()
+        if isinstance(scheduler.pool, BlockPool):
+            scheduler.pool.check(scheduler.requests.values())
+        else:
+            held = sum(-(-r.computed // self.config.block_size) for r in scheduler.running.values())
+            assert scheduler.pool.free == scheduler.pool.total - held
+
+    def drain(self) -> None:
+        for _ in range(20_000):
+            if not self.scheduler.requests and not self.flying:
+                break
+            assert self.step() or self.flying or not self.scheduler.requests, "stuck"
+        assert not self.scheduler.requests
+        assert self.scheduler.pool.free == self.scheduler.pool.total
+        for request in self.all.values():
+            if request.status is Status.FINISHED and not self.flying:
+                spans = [seq for first, count in request.sampled_in for seq in range(first, first + count)]
+                assert spans[: request.outputs] == self.sampled[request.id]
+
+
+@st.composite
+def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
+    size = draw(st.sampled_from([1, 2, 4, 16]))
+    config = SchedulerConfig(
+        max_num_seqs=draw(st.sampled_from([1, 3, 8])),
+        max_num_batched_tokens=draw(st.sampled_from([1, 4, 16, 64])),
+        max_model_len=64,
+        block_size=size,
+        num_blocks=1 + -(-64 // size) + draw(st.integers(0, 64 // size)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
+        scheduler_reserve_full_isl=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.2])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        enable_prefix_caching=draw(st.booleans()),
+        forget_withdrawn=draw(st.booleans()),
+    )
+    driver = Driver(draw(st.sampled_from(sorted(POLICIES))), config, draw(st.booleans()), draw(st.integers(1, 2)))
+    return driver, random.Random(draw(st.integers(0, 2**32)))
+
+
+@SETTINGS
+@given(drivers())
+def test_nothing_is_lost_whatever_happens(given_driver: tuple[Driver, random.Random]) -> None:
+    driver, chance = given_driver
+    shares = isinstance(driver.scheduler.pool, BlockPool)
+    for id in range(chance.randrange(1, 25)):
+        shared: list[Segment] = [("sys", 20)] if shares and chance.random() < 0.5 else []
+        prompt = (*shared, ("", chance.randrange(1, 30)))
+        driver.add(WorkloadRequest(id, id, prompt, chance.randrange(1, 14), chance.randrange(3)))
+        for _ in range(chance.randrange(4)):
+            driver.step(stop=chance)
+        if chance.random() < 0.2:
+            driver.abort(chance.randrange(id + 1))
+    driver.drain()
+    assert all(request.ended for request in driver.all.values())
+
+
+@SETTINGS
+@given(st.integers(0, 2**32), st.integers(1, 2))
+def test_fcfs_admits_in_order_of_arrival_and_starves_nobody(seed: int, depth: int) -> None:
+    chance = random.Random(seed)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=24)
+    driver = Driver("vllm", config, shares=False, depth=depth)
+    for id in range(30):
+        driver.add(WorkloadRequest(id, id, (("", chance.randrange(1, 40)),), chance.randrange(1, 20)))
+        driver.step()
+    driver.drain()
+    assert driver.admissions == sorted(driver.admissions)
+    assert all(request.status is Status.FINISHED for request in driver.all.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("prompt", "output", "says"),
+    [(60, 5, "exceed max_model_len 64"), (40, 20, "needs 15 KV blocks"), (0, 5, "at least one prompt token")],
+)
+def test_what_can_never_fit_is_rejected_at_once(policy: str, prompt: int, output: int, says: str) -> None:
+    config = SchedulerConfig(max_model_len=64, block_size=4, num_blocks=10, max_num_batched_tokens=64)
+    driver = Driver(policy, config, shares=False, depth=1)
+    driver.add(WorkloadRequest(0, 0, (("", prompt),) if prompt else (), output))
+    driver.add(WorkloadRequest(1, 0, (("", 10),), 5))
+    assert driver.all[0].status is Status.REJECTED
+    assert says in driver.all[0].reason
+    driver.drain()
+    assert driver.all[1].status is Status.FINISHED
+
+
+def test_static_batches_do_not_mix() -> None:
+    config = SchedulerConfig(max_num_seqs=4, max_model_len=64, num_blocks=100)
+    driver = Driver("static", config, shares=False, depth=1)
+    for id in range(10):
+        driver.add(WorkloadRequest(id, 0, (("", 8),), 3 + 5 * (id % 4)))
+    seen = []
+    while driver.step():
+        running = set(driver.scheduler.running)
+        if running and (not seen or not running <= seen[-1]):
+            seen.append(running)
+    assert [len(batch) for batch in seen] == [4, 4, 2]
+
+
+def test_prefill_first_never_mixes() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=20, max_model_len=64, num_blocks=200)
+    driver = Driver("prefill-first", config, shares=False, depth=1)
+    chance = random.Random(1)
+    for id in range(40):
+        driver.add(WorkloadRequest(id, id, (("", chance.randrange(2, 40)),), chance.randrange(1, 20)))
+        plan = driver.scheduler.schedule()
+        assert len({row.request.outputs > 0 for row in plan.rows()}) == 1
+        driver.check_plan(plan)
+        driver.flying.pop()
+        driver.scheduler.commit(plan)
+    driver.drain()
+    assert driver.scheduler.decodes.clock > 0
+
+
+def calls_in_a_steady_step(batch: int) -> int:
+    config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8 * batch, num_blocks=40 * batch + 1)
+    scheduler = find_policy("vllm")(config, shares_prefixes=False)
+    for id in range(batch):
+        scheduler.add(WorkloadRequest(id, 0, (("", 8),), 300))
+    for _ in range(4):
+        scheduler.commit(scheduler.schedule())
+    assert len(scheduler.decodes) == batch
+    counted = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        for _ in range(16):  # every phase of a block
+            scheduler.commit(scheduler.schedule())
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_a_steady_step_costs_the_same_for_8_and_for_512_requests() -> None:
+    assert calls_in_a_steady_step(8) == calls_in_a_steady_step(512)
