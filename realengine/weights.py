@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ _SMALL = {
     "max_positions": 4096,
     "rope_theta": 10000.0,
 }
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 RANDOM = {
     "llama": ModelSpec(name="random:llama", family="llama", **_SMALL),
     "mistral": ModelSpec(name="random:mistral", family="mistral", **_SMALL),
@@ -65,16 +67,13 @@ def load_model_files(model: str, dtype: str, home: Path) -> ModelFiles:
         if name not in RANDOM:
             raise UserError("model", model, f"random models are {', '.join(RANDOM)}")
         return ModelFiles(RANDOM[name], random_state(RANDOM[name], getattr(torch, dtype)), model)
-    folder = home / "models" / "smollm2" if model == "smollm2" else Path(model)
+    folder = home / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
     if not (folder / "config.json").is_file():
         if model == "smollm2":
             raise UserError("model", model, "is not here yet: `tokentwin model fetch smollm2`, or use random:smollm2")
         raise UserError("model", model, "has no config.json; give a Hugging Face folder, smollm2 or random:FAMILY")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError("model", str(folder / "config.json"), f"is not JSON: {error}") from None
-    spec = ModelSpec.from_hf_config(config, name=folder.name)
+    spec = ModelSpec.from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
+    spec = _with_generation_ends(spec, folder / "generation_config.json")
     state = _read_state(folder)
     _check(spec, state, folder)
     return ModelFiles(spec, state, model, folder)
@@ -119,26 +118,50 @@ def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (spec.vocab_size, hidden)
 
 
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("model", str(path.parent), f"{path.name} is not JSON that can be read: {error}") from None
+
+
+def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
+    """Chat models list the tokens that end an answer in generation_config.json, often more than in config.json."""
+    if not path.is_file():
+        return spec
+    config = _read_json(path)
+    ends = config.get("eos_token_id") if isinstance(config, dict) else None
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if not all(isinstance(end, int) for end in ends):
+        raise UserError("model", str(path.parent), f"{path.name}: eos_token_id must be a token id or a list of them")
+    return spec.model_copy(update={"eos_ids": tuple(dict.fromkeys([*spec.eos_ids, *ends]))})
+
+
 def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
     try:
-        names = (
-            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            if index.is_file()
-            else ["model.safetensors"]
-        )
+        names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
         state: dict[str, torch.Tensor] = {}
         for name in names:
             state.update(load_file(folder / name))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError("model", str(folder), f"weights cannot be read: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise UserError("model", str(folder), f"{index.name} has no weight_map to file names; fetch it again") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError("model", str(folder), f"safetensors cannot be read: {error}") from None
     return state
 
 
 def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """A weight too many is as wrong as one too few: a bias nobody adds gives fluent nonsense."""
+    known = {name for name, _ in shapes(spec)} | {"lm_head.weight"}  # some files keep a tied head
+    for name, weight in state.items():
+        if name not in known and not name.endswith("rotary_emb.inv_freq"):
+            raise UserError("model", str(folder), f"has weight {name}, which a {spec.family} model does not use")
+        if weight.dtype not in _FLOATS:
+            raise UserError("model", str(folder), f"{name} is {weight.dtype}; only unquantised weights are supported")
     for name, shape in shapes(spec):
         if name not in state:
             raise UserError("model", str(folder), f"has no weight {name}; is the folder complete?")
