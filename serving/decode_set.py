@@ -68,6 +68,8 @@ class DecodeSet:
         """One step for every member; those whose last token this schedules, in order of admission."""
         self.clock += 1
         self.context += len(self.members)
+        if not self._exits or self._exits[0][0] > self.clock:  # nearly always
+            return []
         return [self.members[id] for id in self._pop_exits()]
 
     def skip(self, steps: int) -> None:
@@ -106,7 +108,7 @@ class DecodeSet:
     def _is_live(self, entry: tuple[int, int, int]) -> bool:
         """Entries of members that left early stay in the heap until they surface."""
         member = self.members.get(entry[2])
-        return member is not None and member.exit_clock == entry[0]
+        return member is not None and (member.exit_clock, member.admitted) == entry[:2]
 
     def check(self) -> None:
         """Raise AssertionError unless the running sums equal a recount."""

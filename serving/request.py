@@ -29,6 +29,9 @@ class Status(Enum):
     ABORTED = "aborted"
 
 
+_LIVE = (Status.WAITING, Status.RUNNING)
+
+
 class Request:
     """Token counts of one request.
 
@@ -133,7 +136,7 @@ class Request:
 
     @property
     def ended(self) -> bool:
-        return self.status is not Status.RUNNING and self.status is not Status.WAITING
+        return self.status not in _LIVE
 
     def scheduled(self, tokens: int) -> bool:
         """Count `tokens` more as computed and in flight; whether the step will sample for this request."""

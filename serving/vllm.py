@@ -260,7 +260,7 @@ class VllmScheduler:
     def _tick(self, plan: StepPlan) -> int:
         """One token for every member; those that got their last leave. The number of rows."""
         decodes = self.decodes
-        rows = len(decodes)
+        rows = len(decodes.members)
         plan.add_decodes(rows, decodes.context)
         self.pool.extend_decodes(decodes, plan.lag)
         leaving = decodes.tick()
@@ -334,7 +334,7 @@ class VllmScheduler:
         if self.waiting and not self._head_stays_out():
             return 0
         steps = self.decodes.steps_to_exit()
-        most_blocks = len(self.decodes) * (steps // self.config.block_size + 1)
+        most_blocks = len(self.decodes.members) * (steps // self.config.block_size + 1)
         while steps and most_blocks > self.pool.free and self.decodes.crossings(steps) > self.pool.free:
             steps //= 2
         return steps
@@ -343,7 +343,7 @@ class VllmScheduler:
         """Whether planning a pure decode step now would leave the queue as it is."""
         if len(self.running) >= self.config.max_num_seqs:
             return True
-        budget = self.config.max_num_batched_tokens - len(self.decodes)
+        budget = self.config.max_num_batched_tokens - len(self.decodes.members)
         circumstances = (self.waiting[0].id, self.pool.version, budget, self._threshold(), False)
         return budget <= 0 or circumstances == self._refused
 

@@ -21,17 +21,14 @@ class VirtualClock(simpy.Environment):
     def now_ns(self) -> int:
         return self._now  # type: ignore[return-value]  # only integers are ever scheduled
 
-    def put(self, event: simpy.Event, at_ns: int, order: int) -> None:
-        """`schedule`, at a time instead of after a delay."""
-        heappush(self._queue, (at_ns, order, next(self._eid), event))  # type: ignore[misc]
-
 
 class Alarm(simpy.Event):
     """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int, callback: Callable[[Alarm], None]) -> None:
-        self.env = clock  # an event that has happened already, as simpy.Timeout makes itself
+        # An event that has happened already, as simpy.Timeout makes itself, at a time instead of after a delay.
+        self.env = clock
         self.callbacks = [callback]
         self._ok = True
         self._value = None
-        clock.put(self, at_ns, order)
+        heappush(clock._queue, (at_ns, order, next(clock._eid), self))  # type: ignore[misc]

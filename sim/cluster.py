@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import simpy
 
 from serving.config import Deployment
 from serving.cost_model import CostModel
@@ -65,11 +63,8 @@ class Cluster:
         """Simulate `workload` to its end. Raises RuntimeError if a policy leaves requests behind."""
         self._arrivals = iter(workload.requests)
         self._closed_loop = workload.concurrency is not None
-        if workload.concurrency is not None:
-            for _ in range(workload.concurrency):
-                self._release_next()
-        else:
-            self._clock.process(self._offer_in_time())
+        for _ in range(workload.concurrency or 1):
+            self._release_next()
         self._clock.run()
         left = sum(len(replica.scheduler.requests) for replica in self.replicas)
         if left:
@@ -77,15 +72,8 @@ class Cluster:
         self._log.close()
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
 
-    def _offer_in_time(self) -> Generator[simpy.Event, None, None]:
-        """Open loop: every request at its intended arrival."""
-        for request in self._arrivals:
-            if request.arrival_ns > self._clock.now_ns:
-                yield self._clock.timeout(request.arrival_ns - self._clock.now_ns)
-            self._offer(request)
-
     def _release_next(self) -> None:
-        """Closed loop: the next request in order, now or at its earliest release."""
+        """The next request in order arrives: at its time, or now if that has passed (in a closed loop)."""
         request = next(self._arrivals, None)
         if request is not None:
             at_ns = max(self._clock.now_ns, request.arrival_ns)
@@ -93,6 +81,8 @@ class Cluster:
 
     def _offer(self, request: WorkloadRequest) -> None:
         self._router.choose(request, self.replicas).offer(request, self._clock.now_ns)
+        if not self._closed_loop:
+            self._release_next()
 
     def _ended(self, request: Request) -> None:
         if self._closed_loop:
