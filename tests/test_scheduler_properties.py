@@ -188,17 +188,22 @@ def test_static_batches_do_not_mix() -> None:
     assert [len(batch) for batch in seen] == [4, 4, 2]
 
 
+class NoMixing(Driver):
+    """Also checks that a step is all prompts or all decode."""
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert len({row.request.outputs > 0 for row in plan.rows()}) <= 1
+        super().check_plan(plan)
+
+
 def test_prefill_first_never_mixes() -> None:
     config = SchedulerConfig(max_num_batched_tokens=20, max_model_len=64, num_blocks=200)
-    driver = Driver("prefill-first", config, shares=False, depth=1)
+    driver = NoMixing("prefill-first", config, shares=False, depth=1)
     chance = random.Random(1)
     for id in range(40):
         driver.add(WorkloadRequest(id, id, (("", chance.randrange(2, 40)),), chance.randrange(1, 20)))
-        plan = driver.scheduler.schedule()
-        assert len({row.request.outputs > 0 for row in plan.rows()}) == 1
-        driver.check_plan(plan)
-        driver.flying.pop()
-        driver.scheduler.commit(plan)
+        for _ in range(chance.randrange(4)):
+            driver.step()
     driver.drain()
     assert driver.scheduler.decodes.clock > 0
 
