@@ -11,7 +11,7 @@ from collections import deque
 
 from serving.config import SchedulerConfig
 from serving.decode_set import DecodeSet
-from serving.kv_blocks import Hit, blocks_for
+from serving.kv_blocks import NO_HIT, Hit, blocks_for
 from serving.request import Request
 
 
@@ -42,12 +42,13 @@ class CountingPool:
 
     def lookup(self, request: Request) -> Hit:
         found = len(self._find(request))
-        return Hit(found, found)
+        return Hit(found, found) if found else NO_HIT
 
     def admit(self, request: Request, hit: Hit) -> None:
-        for block, run in enumerate(self._find(request)):
-            self._take_out(run, block)
-        self.free -= hit.idle
+        if hit.idle:
+            for block, run in enumerate(self._find(request)):
+                self._take_out(run, block)
+            self.free -= hit.idle
         request.held = request.hashed = hit.blocks
 
     def extend(self, request: Request, tokens: int) -> None:

@@ -41,8 +41,9 @@ class DecodeSet:
         left = request.unscheduled
         if left < 1:
             raise ValueError(f"request {request.id} has no token left to schedule")
-        self._phases[(request.computed - self.clock) % self.block_size][request.id] = request
-        self.context += request.computed
+        computed = request.computed
+        self._phases[(computed - self.clock) % self.block_size][request.id] = request
+        self.context += computed
         self.newest = max(self.newest, request.admitted) if self.members else request.admitted
         self.members[request.id] = request
         request.joined = self.clock

@@ -21,6 +21,9 @@ class Hit(NamedTuple):
     idle: int
 
 
+NO_HIT = Hit(0, 0)
+
+
 class KvBlocks(Protocol):
     """KV memory of one engine, without the null block.
 

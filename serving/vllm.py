@@ -18,15 +18,23 @@ from serving.config import SchedulerConfig
 from serving.content import Content
 from serving.counting_pool import CountingPool
 from serving.decode_set import DecodeSet
+from serving.errors import UserError
 from serving.kv_blocks import blocks_for, kv_blocks
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
 from serving.waiting import FcfsQueue, PriorityQueue, WaitingQueue
 from serving.workload import WorkloadRequest
 
+# vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, each
+# starting over before it has sampled a token. This many preemptions without a token in between are taken for that.
+_MOST_IN_VAIN = 1000
+
 
 class VllmScheduler:
-    """Continuous batching with chunked prefill, prefix caching and preemption by recomputation."""
+    """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
+
+    `schedule` raises UserError when requests keep preempting one another without any of them getting on.
+    """
 
     def __init__(
         self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
@@ -42,6 +50,7 @@ class VllmScheduler:
         self._plans = 0
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
+        self._in_vain = 0  # preemptions since a step last sampled
         self._watermark = int(config.watermark * config.num_blocks)
 
     # What arrives and leaves
@@ -131,9 +140,10 @@ class VllmScheduler:
             for request in sorted(self._others.values(), key=by_admission)
             if (tokens := self._wanted(request, threshold))
         ]
-        everything_fits = left >= sum(tokens for _, tokens in wanting)
         decodes_first = not wanting or not decodes.members or wanting[0][0].admitted > decodes.newest
-        if left < 0 or not (decodes_first or (everything_fits and self.pool.counts_only)):
+        if left < 0:
+            return None
+        if not decodes_first and (not self.pool.counts_only or sum(tokens for _, tokens in wanting) > left):
             return None
         rows = []
         need = len(decodes.crossing())
@@ -272,6 +282,13 @@ class VllmScheduler:
 
     def _close(self, plan: StepPlan) -> None:
         """The plan is final: what samples in it decodes steadily from the next one on."""
+        self._in_vain = 0 if plan.sampled_rows else self._in_vain + len(plan.preempted)
+        if self._in_vain > _MOST_IN_VAIN:
+            raise UserError(
+                "scheduler.num_blocks",
+                self.config.num_blocks,
+                "is so few that requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl",
+            )
         if not plan.tokens:
             return
         plan.clock = self.decodes.clock

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
-from typing import NamedTuple
 
 from serving.cost_model import CostModel
 from serving.request import Request, Status
@@ -20,11 +19,6 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.run_log import RunLog
-
-
-class _Launched(NamedTuple):
-    plan: StepPlan
-    end_ns: int
 
 
 class Replica:
@@ -53,7 +47,7 @@ class Replica:
         self._on_end = on_end
         self._depth = 2 if scheduler.config.async_scheduling else 1
         self._leaps = self._depth == 1 and not log.keeps_steps
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
         self._last_end_ns = 0  # when the last launched step ends
         self._alarm: Alarm | None = None  # the next thing this replica does
         self._leap_ends: list[int] = []  # ends of the steps of the leap under way
@@ -95,7 +89,7 @@ class Replica:
             cpu_ns = self._cost.cpu_ns(plan)
             start = max(now + cpu_ns, self._last_end_ns)
             self._last_end_ns = start + self._cost.step_ns(plan)
-            self._launched.append(_Launched(plan, self._last_end_ns))
+            self._launched.append((plan, self._last_end_ns))
             self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns)
             if cpu_ns:
                 if len(self._launched) < self._depth:
@@ -103,7 +97,7 @@ class Replica:
                     return
                 now += cpu_ns
         if self._launched:
-            self._set(max(self._launched[0].end_ns, now), STEP_ENDS, self._commit)
+            self._set(max(self._launched[0][1], now), STEP_ENDS, self._commit)
         else:
             self._alarm = None
 
@@ -153,7 +147,7 @@ class Replica:
             plan = self.scheduler.schedule()
             now, self._last_end_ns = self._clock.now_ns, ends[running]
             self._leap_ends = []
-            self._launched.append(_Launched(plan, self._last_end_ns))
+            self._launched.append((plan, self._last_end_ns))
             self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
             self._set(self._last_end_ns, STEP_ENDS, self._commit)
 
