@@ -9,6 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 
+class Livelock(Exception):
+    """Requests preempt one another for ever: a thousand times without a sampled token in between."""
+
+
 class Live:
     """One request. `blocks` are physical ids, `hashed` how many of them are registered."""
 
@@ -240,11 +244,14 @@ def run(recording: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str,
     steps: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     flying: list[tuple[int, dict[Live, int], dict[Live, bool]]] = []
-    now = last_end = 0
+    now = last_end = in_vain = 0
     while True:
         while to_come and to_come[0].arrival <= now:
             engine.add(to_come.pop(0))
         given, preempted, samples = engine.plan()
+        in_vain = 0 if any(samples.values()) else in_vain + len(preempted)
+        if in_vain > 1000:
+            raise Livelock
         if given:
             pairs = sum(n * (2 * (r.computed - n) + n + 1) // 2 for r, n in given.items())
             dt = cost["base_ns"] + cost["per_token_ns"] * sum(given.values()) + cost["per_pair_ps"] * pairs // 1000
