@@ -205,6 +205,8 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
 
 def _refuse_unsupported(config: _HfConfig, rope: _Rope, name: str, family: str) -> None:
     window, slides = config.sliding_window, config.use_sliding_window
+    if family == "mistral" and "sliding_window" not in config.model_fields_set:
+        window = 4096  # what transformers takes when config.json is silent
     if slides is None:
         slides = family == "mistral"  # Mistral slides whenever it has a window; Qwen asks for it
     if window is not None and slides and window < config.max_position_embeddings:

@@ -108,7 +108,8 @@ class Request:
     def known(self) -> int:
         if self.decodes is None:
             return self._known
-        return self._known + max(self.decodes.committed - self.joined, 0)
+        returned = self.decodes.committed - self.joined
+        return self._known + returned if returned > 0 else self._known
 
     @property
     def placeholders(self) -> int:

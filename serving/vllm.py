@@ -51,6 +51,8 @@ class VllmScheduler:
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
         self._in_vain = 0  # preemptions since a step last sampled
+        self._budget = config.max_num_batched_tokens  # a pydantic attribute costs three plain ones
+        self._block_size = config.block_size
         self._watermark = int(config.watermark * config.num_blocks)
 
     # What arrives and leaves
@@ -104,7 +106,7 @@ class VllmScheduler:
     def schedule(self) -> StepPlan:
         plan = StepPlan(self._plans, self.decodes, lag=len(self._in_flight))
         threshold = self._threshold()
-        budget = self._schedule_running(plan, self.config.max_num_batched_tokens, threshold)
+        budget = self._schedule_running(plan, self._budget, threshold)
         if self.waiting and not plan.preempted:
             self._schedule_waiting(plan, budget, threshold)
         self._close(plan)
@@ -114,7 +116,7 @@ class VllmScheduler:
         """Most tokens of one request in this step. Alone, a request is not held back."""
         threshold = self.config.long_prefill_token_threshold
         if not threshold or len(self.running) + len(self.waiting) <= 1:
-            return self.config.max_num_batched_tokens
+            return self._budget
         return threshold
 
     def _schedule_running(self, plan: StepPlan, budget: int, threshold: int) -> int:
@@ -152,7 +154,7 @@ class VllmScheduler:
                 break
             tokens = min(tokens, left)
             left -= tokens
-            need += blocks_for(request.computed + tokens, self.config.block_size) - request.held
+            need += blocks_for(request.computed + tokens, self._block_size) - request.held
             rows.append((request, tokens))
         return rows if need <= self.pool.free else None
 
@@ -351,7 +353,7 @@ class VllmScheduler:
         if self.waiting and not self._head_stays_out():
             return 0
         steps = self.decodes.steps_to_exit()
-        most_blocks = len(self.decodes.members) * (steps // self.config.block_size + 1)
+        most_blocks = len(self.decodes.members) * (steps // self._block_size + 1)
         while steps and most_blocks > self.pool.free and self.decodes.crossings(steps) > self.pool.free:
             steps //= 2
         return steps
@@ -360,7 +362,7 @@ class VllmScheduler:
         """Whether planning a pure decode step now would leave the queue as it is."""
         if len(self.running) >= self.config.max_num_seqs:
             return True
-        budget = self.config.max_num_batched_tokens - len(self.decodes.members)
+        budget = self._budget - len(self.decodes.members)
         circumstances = (self.waiting[0].id, self.pool.version, budget, self._threshold(), False)
         return budget <= 0 or circumstances == self._refused
 
@@ -370,5 +372,6 @@ class VllmScheduler:
         quiet = steps - last
         self.pool.take_for(self.decodes, quiet)
         self.decodes.skip(quiet)
+        self._in_vain = 0 if quiet else self._in_vain
         self._plans += quiet
         return self.commit(self.schedule()) if last else []

@@ -7,7 +7,6 @@ orders equal times by priority, then by age, so the same input gives the same ru
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
 
 import simpy
 
@@ -26,9 +25,9 @@ class Alarm(simpy.Event):
     """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int, callback: Callable[[Alarm], None]) -> None:
-        # An event that has happened already, as simpy.Timeout makes itself, at a time instead of after a delay.
+        # An event that has happened already, as simpy.Timeout makes itself.
         self.env = clock
         self.callbacks = [callback]
         self._ok = True
         self._value = None
-        heappush(clock._queue, (at_ns, order, next(clock._eid), self))  # type: ignore[misc]
+        clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]

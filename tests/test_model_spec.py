@@ -172,3 +172,10 @@ def test_a_config_that_is_no_object_is_refused(config: object) -> None:
 def test_a_mistral_window_as_wide_as_the_positions_is_no_window() -> None:
     mistral = spec(architectures=["MistralForCausalLM"], sliding_window=4096, max_position_embeddings=4096)
     assert (mistral.family, mistral.max_positions) == ("mistral", 4096)
+
+
+def test_a_silent_mistral_config_has_transformers_window() -> None:
+    with pytest.raises(UserError, match="4096"):
+        spec(architectures=["MistralForCausalLM"])
+    assert spec(architectures=["MistralForCausalLM"], sliding_window=None).family == "mistral"
+    assert spec(architectures=["MistralForCausalLM"], max_position_embeddings=4096).family == "mistral"

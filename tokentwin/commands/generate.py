@@ -9,6 +9,7 @@ import click
 @click.argument("prompt")
 @click.option("--model", default="smollm2", show_default=True, help="A model folder with a tokenizer, or smollm2.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Longest answer.")
+@click.option("--max-model-len", default=2048, show_default=True, type=click.IntRange(min=2), help="Prompt and answer.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
 @click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens that sum to p.")
@@ -19,6 +20,7 @@ def generate(
     prompt: str,
     model: str,
     max_tokens: int,
+    max_model_len: int,
     temperature: float,
     top_k: int,
     top_p: float,
@@ -30,7 +32,12 @@ def generate(
     from serving.config import Deployment, SchedulerConfig
     from tokentwin.engines import load_engine
 
-    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=256, max_model_len=2048, num_blocks=129)
+    scheduler = SchedulerConfig(
+        max_num_seqs=1,
+        max_num_batched_tokens=256,
+        max_model_len=max_model_len,
+        num_blocks=max_model_len // 16 + 2,
+    )
     engine = load_engine(Deployment(model=model, scheduler=scheduler), warm=False)
 
     from realengine.generate import stream
