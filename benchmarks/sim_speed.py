@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
@@ -76,6 +77,7 @@ def measure(requests: int, seed: int, router: str, cost: TokenCost, sink: RunSin
     scheduler = SchedulerConfig(
         max_num_batched_tokens=512, block_size=16, max_model_len=16_384, num_blocks=8192, max_num_seqs=256
     )
+    pa.array([0])  # imports pandas, if there is one
     began = time.process_time()
     cluster = Cluster(
         Deployment(policy="vllm", scheduler=scheduler),
