@@ -62,12 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_engine_is_reproduced_decision_by_decision(folder: Path) -> None:
-    recording = Recording.load(folder / "real")
-    requests = recording.requests
-    assert pc.sum(requests["preemptions"]).as_py() > 0, "the trace should press on KV memory"
-    assert pc.sum(requests["prefix_hit_tokens"]).as_py() > 0, "later turns should hit"
-    replay = replay_decisions(recording)
+    replay = replay_decisions(Recording.load(folder / "real"))
     assert replay.exact, replay.first_difference
+    assert (replay.requests, replay.identical_requests) == (60, 60)
 
 
 def test_every_time_is_stamped_and_in_order(folder: Path) -> None:
@@ -131,7 +128,11 @@ def test_virtual_arrivals_saturate(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     recording = Recording.load(folder / "saturated")
-    assert set(recording.requests["arrival_ns"].to_pylist()) == {0}
+    requests = recording.requests
+    assert set(requests["arrival_ns"].to_pylist()) == {0}
+    assert pc.sum(requests["preemptions"]).as_py() > 0, "the trace should press on KV memory"
+    assert pc.sum(requests["prefix_hit_tokens"]).as_py() > 0, "later turns should hit"
+    assert replay_decisions(recording).exact
     assert RunMetrics.of(recording).scalars()["concurrency_peak"] == 30
 
 
@@ -157,6 +158,18 @@ def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
     finished = RunMetrics.of(recording).statuses()["finished"]
     assert 0 < finished < 400
     assert replay_decisions(recording).exact
+
+
+def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
+    """The README's first command, with a tiny model and a short trace."""
+    done = tokentwin("demo", "-o", tmp_path / "demo", "--model", "random:llama", "--requests", 10, "--seconds", 5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "steps decided alike" in done.stdout
+    assert f"tokentwin dashboard {tmp_path / 'demo'}" in done.stdout
+    report = json.loads((tmp_path / "demo" / "validation" / "report.json").read_text())
+    assert report["rungs"]["replay"]["first_difference"] is None
+    for recording in [*report["recordings"]["real"], report["recordings"]["simulated"]]:
+        assert Recording.load(tmp_path / "demo" / "validation" / recording).run["status"] == "complete"
 
 
 @pytest.mark.parametrize(

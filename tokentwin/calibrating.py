@@ -25,11 +25,11 @@ def pace_of(engine: Engine) -> tuple[int, int]:
 def measure(engine: Engine, out: Path, seconds: float, overwrite: bool) -> Iterator[Path]:
     """Record the designed traces into `out`, one at each `next`, so that other runs can go between them."""
     from calibration.design import Pace, designed_workloads
-    from realengine.replay import record
+    from tokentwin.whole_run import record_whole
 
     for workload in designed_workloads(engine.deployment.scheduler, Pace(*pace_of(engine)), seconds):
         path = out / "runs" / workload.name
-        record(workload, engine, path, overwrite=overwrite)
+        record_whole(workload, engine, path, overwrite=overwrite)
         yield path
 
 

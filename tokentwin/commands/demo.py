@@ -10,7 +10,6 @@ import click
 DEMO_TRACE = {
     "name": "demo",
     "seed": 1,
-    "requests": 60,
     "arrivals": {"kind": "gamma", "rate": 2.2, "cv": 1.3},
     "prompt": {"kind": "lognormal", "mean": 70, "sigma": 0.7, "max": 400},
     "output": {"kind": "lognormal", "mean": 22, "sigma": 0.6, "max": 96},
@@ -26,44 +25,50 @@ DEMO_SCHEDULER = {
 
 @click.command()
 @click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Where everything goes.")
+@click.option("--model", help="A model folder or random:FAMILY instead of SmolLM2.")
+@click.option("--requests", default=60, show_default=True, type=click.IntRange(min=10), help="Length of the trace.")
 @click.option("--seconds", default=45.0, show_default=True, type=click.FloatRange(min=5), help="Time to calibrate.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
-def demo(out: str, seconds: float, repeats: int) -> None:
+def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int) -> None:
     """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.
 
     Calibration traces and real runs take turns, so that both see the same machine. Replaces an earlier demo.
     """
     from calibration.covalidation import covalidate
-    from realengine.replay import record
     from serving.config import Deployment, parse
     from tokentwin.calibrating import fit_recordings, measure
     from tokentwin.commands.calibrate import print_calibration
     from tokentwin.commands.validate import DECISIONS_DIFFER, print_report
     from tokentwin.engines import load_engine
+    from tokentwin.whole_run import record_whole
     from traces.synth import parse_spec, synthesise
     from traces.writer import write_workload
 
     directory = Path(out)
-    model = _model()
+    model = model or _model()
     deployment = parse(Deployment, {"model": model, "scheduler": DEMO_SCHEDULER}, where="demo")
-    workload = synthesise(parse_spec(DEMO_TRACE, where="demo"))
+    workload = synthesise(parse_spec({**DEMO_TRACE, "requests": requests}, where="demo"))
     engine = load_engine(deployment)
     directory.mkdir(parents=True, exist_ok=True)
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)
-    click.echo(
-        f"engine: {model}, {deployment.dtype}, {deployment.threads} CPU thread; {DEMO_TRACE['requests']} requests"
-    )
+    click.echo(f"engine: {model}, {deployment.dtype}, {deployment.threads} CPU thread; {requests} requests")
 
     real: list[Path] = []
     measured: list[Path] = []
+
+    def real_run() -> None:
+        target = directory / f"real-{len(real) + 1}"
+        done = record_whole(workload, engine, target, overwrite=True)
+        click.echo(f"real run {len(real) + 1}: {done.finished} requests in {done.duration_ns / 1e9:.1f} s")
+        real.append(target)
+
     for path in measure(engine, directory / "calibration", seconds, overwrite=True):
         click.echo(f"measured {path.name}")
         measured.append(path)
         if len(real) < repeats:
-            target = directory / f"real-{len(real) + 1}"
-            done = record(workload, engine, target, overwrite=True)
-            click.echo(f"real run {len(real) + 1}: {done.finished} requests in {done.duration_ns / 1e9:.1f} s")
-            real.append(target)
+            real_run()
+    while len(real) < repeats:
+        real_run()
     calibration = fit_recordings(measured, directory / "calibration")
     print_calibration(calibration)
     created = datetime.now(UTC).isoformat(timespec="seconds")

@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from calibration.covalidation import Covalidation
+    from calibration.step_cost import Calibration
 
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3
@@ -68,22 +69,20 @@ def validate(
 
 
 def _record(
-    trace: str, measured: object, out: Path, repeats: int, limit: int | None, rate_scale: float | None, force: bool
+    trace: str, measured: Calibration, out: Path, repeats: int, limit: int | None, rate_scale: float | None, force: bool
 ) -> list[str]:
-    from calibration.step_cost import Calibration
-    from realengine.replay import record
     from serving.config import Deployment, parse
     from tokentwin.engines import load_engine
+    from tokentwin.whole_run import record_whole
     from traces.reader import read_workload
     from traces.reshape import reshaped
 
-    assert isinstance(measured, Calibration)
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
     engine = load_engine(parse(Deployment, json.loads(measured.deployment), where="calibration.deployment"))
     paths = []
     for number in range(1, repeats + 1):
         click.echo(f"real run {number} of {repeats}", err=True)
-        record(workload, engine, out / f"real-{number}", overwrite=force)
+        record_whole(workload, engine, out / f"real-{number}", overwrite=force)
         paths.append(str(out / f"real-{number}"))
     return paths
 
