@@ -35,13 +35,16 @@ def step_cost(seed):
     """A calibration with arbitrary prices and a domain that some steps are outside of."""
     rng = np.random.default_rng(seed)
     nothing = dict.fromkeys(("id", "deployment", "version", "created"), "")
-    prices = rng.integers(1, [10**9, 10**8, 10**5, 10**8, 10**7, 10**5, 10**4, 10**8, 10**7]).tolist()
+
+    def prices(features):
+        return dict(zip(features, rng.integers(1, 10**8, len(features)).tolist(), strict=True))
+
     return StepCost(
         Calibration(
             **nothing,
             hardware={},
-            step_prices_ps=dict(zip(STEP_FEATURES, prices, strict=True)),
-            cpu_prices_ps=dict(zip(CPU_FEATURES, rng.integers(1, [10**9, 10**7, 10**6]).tolist(), strict=True)),
+            step_prices_ps=prices(STEP_FEATURES),
+            cpu_prices_ps=prices(CPU_FEATURES),
             domain={"decode": dict.fromkeys(STEP_FEATURES, (0, 10000)) | {"decode_context": (500, 4000)}},
             residuals={},
             noise={},
