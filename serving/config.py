@@ -83,4 +83,6 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join([where, *map(str, first["loc"])])
-        raise UserError(field, first["input"], first["msg"]) from None
+        unknown = first["type"] == "extra_forbidden"
+        remedy = "is no setting; leave it out" if unknown else first["msg"].removeprefix("Value error, ")
+        raise UserError(field, first["input"], remedy) from None

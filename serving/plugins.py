@@ -8,10 +8,10 @@ from typing import Any
 from serving.errors import UserError
 
 
-def find(kind: str, name: str, known: dict[str, str]) -> Any:
+def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) -> Any:
     """The class called `name`: one of `known` (name -> `module:Class`), or itself a `module:Class`.
 
-    Raises UserError when there is no such name, module or class.
+    Raises UserError when there is no such name, module or class, or the class lacks a method that it `needs`.
     """
     target = known.get(name, name)
     module_name, colon, class_name = target.partition(":")
@@ -23,4 +23,8 @@ def find(kind: str, name: str, known: dict[str, str]) -> Any:
         raise UserError(kind, name, f"no module {error.name!r} can be imported; is it on PYTHONPATH?") from None
     if not hasattr(module, class_name):
         raise UserError(kind, name, f"module {module_name} has no class {class_name}")
-    return getattr(module, class_name)
+    found = getattr(module, class_name)
+    missing = [method for method in needs if not callable(getattr(found, method, None))]
+    if not isinstance(found, type) or missing:
+        raise UserError(kind, name, f"is not a class with {', '.join(needs)}")
+    return found

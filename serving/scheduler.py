@@ -74,5 +74,6 @@ class Scheduler(Protocol):
 
 def find_policy(name: str) -> type[Scheduler]:
     """The policy class called `name`, or at `package.module:Class`."""
-    policy: type[Scheduler] = find("policy", name, POLICIES)
+    calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
+    policy: type[Scheduler] = find("policy", name, POLICIES, calls)
     return policy

@@ -44,7 +44,7 @@ class Cluster:
         policy = find_policy(deployment.policy)
         self._clock = VirtualClock()
         self._log = RunLog(sink, deployment.scheduler.block_size, steps, tokens)
-        self._router = router or RoundRobin()
+        self._router = RoundRobin() if router is None else router
         self.replicas = [
             Replica(
                 self._clock,

@@ -50,5 +50,5 @@ def _outstanding(replica: Replica) -> int:
 
 def find_router(name: str) -> Router:
     """A new router called `name`, or of the class at `package.module:Class`."""
-    router: Router = find("router", name, ROUTERS)()
+    router: Router = find("router", name, ROUTERS, ("choose",))()
     return router

@@ -52,9 +52,13 @@ def main() -> None:
     except UserError as error:
         click.echo(f"tokentwin: {error}", err=True)
         sys.exit(2)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(error.exit_code)
+        sys.exit(2)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "tokentwin"
+        click.echo(f"tokentwin: {' '.join(error.format_message().split())} (see {command} --help)", err=True)
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
+from serving.errors import UserError
 from serving.workload import Workload
+from traces.arrivals import LATEST_NS
 
 
 def reshaped(workload: Workload, *, limit: int | None = None, rate_scale: float | None = None) -> Workload:
-    """The first `limit` requests of `workload`, arriving `rate_scale` times as fast."""
+    """The first `limit` requests of `workload`, arriving `rate_scale` times as fast.
+
+    Raises UserError if that moves an arrival beyond what a time in nanoseconds can hold.
+    """
     requests = workload.requests if limit is None else list(islice(workload.requests, limit))
     if rate_scale is not None:
+        last = max((request.arrival_ns for request in requests), default=0)
+        if not last / rate_scale < LATEST_NS:
+            raise UserError("rate-scale", rate_scale, "is so small that arrivals leave the calendar; raise it")
         requests = [replace(request, arrival_ns=round(request.arrival_ns / rate_scale)) for request in requests]
     return replace(workload, requests=requests)
