@@ -44,7 +44,7 @@ class FcfsQueue(deque[Request]):
 
 
 class PriorityQueue:
-    """Smallest `(priority, arrival, id)` first, preempted or not."""
+    """Smallest `(priority, arrival, id)` first, preempted or not. vLLM's ids are strings: "10" comes before "9"."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -67,5 +67,5 @@ class PriorityQueue:
         del self._requests[bisect_left(self._requests, _urgency(request), key=_urgency)]
 
 
-def _urgency(request: Request) -> tuple[int, int, int]:
-    return request.priority, request.arrived.arrival_ns, request.id
+def _urgency(request: Request) -> tuple[int, int, str]:
+    return request.priority, request.arrived.arrival_ns, str(request.id)

@@ -111,7 +111,7 @@ class NaiveVllm:
 
     def _order(self) -> None:
         if self.by_priority:
-            self.waiting.sort(key=lambda r: (r.priority, r.arrival, r.id))
+            self.waiting.sort(key=lambda r: (r.priority, r.arrival, str(r.id)))  # vLLM's ids are strings
 
     def plan(self) -> tuple[dict[Live, int], list[Live], dict[Live, bool]]:
         """Tokens per request, the preempted, and who will be sampled."""

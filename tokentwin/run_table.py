@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from traces.recording import Recording
     from traces.run_metrics import RunMetrics
 
 _STATS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -30,13 +31,21 @@ def print_metrics(metrics: RunMetrics, style: str, **more: Any) -> None:
     for name, numbers in distributions.items():
         table.add_row(name, metric(name).unit, *(_shown(numbers[stat]) for stat in _STATS))
     console = Console()
-    console.print(table)
+    if distributions:
+        console.print(table)
     summary = Table("metric", "unit", "value")
     for name, value in scalars.items():
         if value is not None:
             summary.add_row(name, metric(name.removesuffix("_peak")).unit, _shown(value))
     console.print(summary)
     console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
+
+
+def print_rejections(recording: Recording) -> None:
+    """How many requests were turned away, and why the first of them was."""
+    reasons = [reason for reason in recording.table("requests", ["reason"])["reason"].to_pylist() if reason]
+    if reasons:
+        click.echo(f"{len(reasons)} turned away, the first because: {reasons[0]}")
 
 
 def _shown(value: Any) -> str:

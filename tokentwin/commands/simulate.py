@@ -44,7 +44,7 @@ def simulate(
     from serving.config import Deployment, parse
     from sim.router import find_router
     from sim.simulate import simulate_to
-    from tokentwin.run_table import print_metrics
+    from tokentwin.run_table import print_metrics, print_rejections
     from traces.reader import read_workload
     from traces.recording import Recording
     from traces.reshape import reshaped
@@ -68,7 +68,10 @@ def simulate(
         overwrite=force,
     )
     outside = cost.extrapolated / max(cost.asked, 1)
-    print_metrics(RunMetrics.of(Recording.load(out)), style, extrapolated_share=outside)
+    recording = Recording.load(out)
+    print_metrics(RunMetrics.of(recording), style, extrapolated_share=outside)
+    if style == "table":
+        print_rejections(recording)
     if outside and style == "table":
         click.echo(
             f"extrapolated: {100 * outside:.1f} % of the steps lie outside what calibration {measured.id} measured"
