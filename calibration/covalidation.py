@@ -99,6 +99,10 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     if not real:
         raise UserError("real", "none", "give at least one recording of the real engine")
     out = Path(out)
+    if len({Path(path).resolve() for path in real}) < len(real):
+        raise UserError("real", [str(path) for path in real], "names a recording twice; repeats are other runs")
+    if (out / "runs.parquet").exists():
+        raise UserError("out", str(out), "is a recording; choose a directory for the report")
     runs = [Recording.load(path) for path in real]
     _check_same(runs, calibration)
     replay = _worst([replay_decisions(run) for run in runs])

@@ -62,10 +62,13 @@ class Calibration:
 
     def save(self, directory: Path) -> None:
         """Write `calibration.json` into `directory`, whole or not at all."""
-        directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / ".calibration.json.tmp"
-        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(directory / "calibration.json")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            temporary.replace(directory / "calibration.json")
+        except OSError as error:
+            raise UserError("out", str(directory), f"cannot be written: {error.strerror or error}") from None
 
     @classmethod
     def load(cls, directory: str | Path) -> Calibration:
@@ -91,6 +94,10 @@ class Calibration:
             missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
         except (TypeError, KeyError, AttributeError) as error:
             raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
+        prices = {**calibration.step_prices_ps, **calibration.cpu_prices_ps}
+        wrong = [name for name, price in prices.items() if type(price) is not int or not 0 <= price < 10**18]
+        if wrong:
+            raise UserError("calibration", str(path), f"has an impossible price for {wrong[0]}; calibrate again")
         if missing:
             raise UserError("calibration", str(path), f"has no price for {', '.join(missing)}; calibrate again")
         return calibration

@@ -90,7 +90,14 @@ class Engine:
         self._config = deployment.scheduler
         device, dtype = torch.device(deployment.device), getattr(torch, deployment.dtype)
         self.model = Model(files.spec, files.state, dtype, device)
-        self.kv = KvCache(files.spec, self._config.num_blocks, self._config.block_size, dtype, device)
+        try:
+            self.kv = KvCache(files.spec, self._config.num_blocks, self._config.block_size, dtype, device)
+        except RuntimeError:  # torch's out of memory
+            slots = self._config.num_blocks * self._config.block_size
+            need = slots * files.spec.kv_bytes_per_token(dtype.itemsize) / 1e9
+            raise UserError(
+                "scheduler.num_blocks", self._config.num_blocks, f"needs {need:,.1f} GB of KV cache; lower it"
+            ) from None
         self.sequences: dict[int, TokenSequence] = {}
         self.scheduler: Scheduler
         self.reset()

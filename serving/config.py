@@ -22,11 +22,11 @@ class SchedulerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_num_seqs: int = Field(128, ge=1, description="requests running at once")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="tokens scheduled in one step")
-    max_model_len: int = Field(8192, ge=2, description="prompt plus output tokens of one request")
-    block_size: int = Field(16, ge=1, description="tokens in one KV block")
-    num_blocks: int = Field(4096, ge=2, description="KV blocks, one of which is the null block")
+    max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="requests running at once")
+    max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="tokens scheduled in one step")
+    max_model_len: int = Field(8192, ge=2, le=100_000_000, description="prompt plus output tokens of one request")
+    block_size: int = Field(16, ge=1, le=65_536, description="tokens in one KV block")
+    num_blocks: int = Field(4096, ge=2, le=10_000_000, description="KV blocks, one of which is the null block")
     enable_chunked_prefill: bool = Field(True, description="split a prompt over several steps")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     long_prefill_token_threshold: int = Field(
@@ -57,7 +57,7 @@ class Deployment(BaseModel):
     model: str = Field("smollm2", description="a Hugging Face folder, `smollm2`, or `random:FAMILY`")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the real engine runs")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights and KV")
-    threads: int = Field(1, ge=1, description="CPU threads of the real engine")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the real engine")
     attention: str = Field("torch", description="attention backend of the real engine")
     policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -73,7 +73,9 @@ def load_deployment(path: str | Path) -> Deployment:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError("deployment", str(path), f"is not YAML: {error}") from None
-    return parse(Deployment, data or {}, where=str(path))
+    if not isinstance(data, dict):
+        raise UserError("deployment", str(path), "is no mapping of settings; see docs/engine.md for an example")
+    return parse(Deployment, data, where=str(path))
 
 
 def parse(model: type[Model], data: Any, where: str) -> Model:

@@ -21,6 +21,8 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(kind, name, f"no module {error.name!r} can be imported; is it on PYTHONPATH?") from None
+    except Exception as error:  # a user's module may fail in any way
+        raise UserError(kind, name, f"cannot be imported: {error!r}") from None
     if not hasattr(module, class_name):
         raise UserError(kind, name, f"module {module_name} has no class {class_name}")
     found = getattr(module, class_name)

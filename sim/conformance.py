@@ -55,6 +55,9 @@ def conform(path: str | Path, policy: str = "vllm") -> Conformance:
         wanted = {result["id"]: result for result in recording["results"]}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
+    empty = [key for key in ("requests", "steps", "results") if not recording[key] or type(recording[key]) is not list]
+    if empty:
+        raise UserError("recording", str(path), f"has no {', '.join(empty)}: not an oracle recording")
     steps, results = _simulate(Deployment(policy=policy, scheduler=scheduler), cost, workload)
     same_steps, difference = _compare("step", steps, recording["steps"])
     differing = [id for id in sorted(wanted.keys() | results.keys()) if wanted.get(id) != results.get(id)]

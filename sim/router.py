@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from serving.errors import UserError
 from serving.plugins import find
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
@@ -50,5 +51,8 @@ def _outstanding(replica: Replica) -> int:
 
 def find_router(name: str) -> Router:
     """A new router called `name`, or of the class at `package.module:Class`."""
-    router: Router = find("router", name, ROUTERS, ("choose",))()
+    try:
+        router: Router = find("router", name, ROUTERS, ("choose",))()
+    except TypeError as error:
+        raise UserError("router", name, f"cannot be made without arguments: {error}") from None
     return router

@@ -1,7 +1,7 @@
 """The `vllm` policy again, written for reading: no aggregates, no leaps, every request looked at in every step.
 
-An oracle for the tests, after the policy's description: physical blocks in a plain list, keys that are tuples of whole
-prefixes, and both loops. Slow on purpose. It shares no code with `serving`.
+An oracle for the tests, after the policy's description: physical blocks in a plain list, a chained key per block, and
+both loops. Slow on purpose. It shares no code with `serving`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Live:
         self.known = self.prompt_len
         self.computed = self.placeholders = self.in_flight = self.stale = self.hashed = 0
         self.blocks: list[int] = []
+        self.keys: list[int] = []
         self.hit: int | None = None
         self.first: int | None = None
         self.done = False
@@ -39,11 +40,16 @@ class Blocks:
         self.size, self.caching = size, caching
         self.queue = list(range(1, count))
         self.references = [0] * count
-        self.key_of: dict[int, Any] = {}
+        self.key_of: dict[int, int] = {}
         self.registered: list[int] = []  # in order of registration
+        self.names: dict[tuple[Any, ...], int] = {}  # (key of the block before, tokens) -> key
 
-    def key(self, request: Live, index: int) -> Any:
-        return tuple(request.tokens[: (index + 1) * self.size])
+    def key(self, request: Live, index: int) -> int:
+        keys = request.keys
+        while len(keys) <= index:
+            tokens = request.tokens[len(keys) * self.size : (len(keys) + 1) * self.size]
+            keys.append(self.names.setdefault((keys[-1] if keys else None, *tokens), len(self.names)))
+        return keys[index]
 
     def find(self, request: Live) -> list[int]:
         found: list[int] = []

@@ -55,7 +55,6 @@ def fit_recordings(paths: list[Path], out: Path, progress: Callable[[str], None]
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         noise={"canary_ns": [note[key] for note in notes for key in ("canary_before_ns", "canary_after_ns")]},
     )
-    out.mkdir(parents=True, exist_ok=True)
-    pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")
     calibration.save(out)
+    pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")
     return calibration

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from serving.errors import UserError
@@ -29,7 +30,7 @@ def write_workload(workload: Workload, path: str | Path, format: str | None = No
     if name not in WRITERS:
         remedy = f"choose a format, {' or '.join(WRITERS)}, or a name that ends in {' or '.join(_SUFFIXES)}"
         raise UserError("format", format or path.name, remedy)
-    if path.is_dir() or (path.exists() and not overwrite):
+    if path.exists() and not (overwrite and path.is_file()):
         raise UserError("output", str(path), "exists; use --force to overwrite a file, or choose another name")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -38,4 +39,5 @@ def write_workload(workload: Workload, path: str | Path, format: str | None = No
     except OSError as error:
         raise UserError("output", str(path), f"cannot be written: {error.strerror or error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written there is nothing to remove
+            partial.unlink(missing_ok=True)

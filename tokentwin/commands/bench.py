@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from tokentwin.deployments import deployment_options, read_deployment
+from tokentwin.finite import Finite
 
 
 @click.command()
 @click.argument("trace", type=click.Path())
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
-@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Multiply the arrival rate.")
+@click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
 @click.option("--virtual-arrivals", is_flag=True, help="Offer everything at once: saturation.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from tokentwin.deployments import deployment_options, read_deployment
+from tokentwin.finite import Finite
 
 
 @click.command()
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the calibration.")
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="Time to measure.")
+@click.option("--seconds", default=60.0, show_default=True, type=Finite(min=1), help="Time to measure.")
 @click.option(
     "--from-recordings", "recordings", multiple=True, type=click.Path(), help="Fit these instead of measuring."
 )
@@ -39,6 +40,9 @@ def calibrate(
     if recordings:
         from traces.recording import Recording
 
+        simulated = [path for path in recordings if Recording.load(path).run["clock"] != "wall"]
+        if simulated:
+            raise UserError("from-recordings", simulated[0], "was simulated; give recordings of the real engine")
         deployments = {Recording.load(path).run["deployment"] for path in recordings}
         if len(deployments) > 1:
             raise UserError("from-recordings", len(deployments), "deployments among the recordings; give those of one")

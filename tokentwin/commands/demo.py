@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from tokentwin.finite import Finite
+
 DEMO_TRACE = {
     "name": "demo",
     "seed": 1,
@@ -27,7 +29,7 @@ DEMO_SCHEDULER = {
 @click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Where everything goes.")
 @click.option("--model", help="A model folder or random:FAMILY instead of SmolLM2.")
 @click.option("--requests", default=60, show_default=True, type=click.IntRange(min=10), help="Length of the trace.")
-@click.option("--seconds", default=45.0, show_default=True, type=click.FloatRange(min=5), help="Time to calibrate.")
+@click.option("--seconds", default=45.0, show_default=True, type=Finite(min=5), help="Time to calibrate.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
 def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int) -> None:
     """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.

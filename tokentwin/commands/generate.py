@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import click
 
+from tokentwin.finite import Finite
+
 
 @click.command()
 @click.argument("prompt")
 @click.option("--model", default="smollm2", show_default=True, help="A model folder with a tokenizer, or smollm2.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Longest answer.")
 @click.option("--max-model-len", default=2048, show_default=True, type=click.IntRange(min=2), help="Prompt and answer.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", default=0.0, show_default=True, type=Finite(min=0), help="0 is greedy.")
 @click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens that sum to p.")
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    type=Finite(0, 1, min_open=True),
+    help="Keep the likeliest tokens that sum to p.",
+)
 @click.option("--seed", default=0, show_default=True, help="Same seed, same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be given again.")
 @click.option("--system", help="A system message.")

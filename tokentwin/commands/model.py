@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from tokentwin.finite import Finite
+
 
 @click.group()
 def model() -> None:
@@ -28,7 +30,7 @@ def fetch(name: str, directory: Path | None) -> None:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU.")
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option("--utilization", default=0.9, show_default=True, type=click.FloatRange(0, 1, min_open=True))
+@click.option("--utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True))
 def inspect(config: Path, gpu: str, block_size: int, utilization: float) -> None:
     """Weights, KV cache and KV blocks on a GPU, from CONFIG, a Hugging Face config.json (16-bit weights and KV)."""
     from serving.errors import UserError

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tokentwin.deployments import deployment_options, read_deployment
+from tokentwin.finite import Finite
 
 
 @click.command()
@@ -17,7 +18,7 @@ from tokentwin.deployments import deployment_options, read_deployment
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(min=1), help="Engines behind the router.")
 @click.option("--router", default="round-robin", show_default=True, help="round-robin, least-tokens, or module:Class.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
-@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Multiply the arrival rate.")
+@click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times: much faster and smaller.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -42,6 +43,7 @@ def simulate(
     """
     from calibration.step_cost import Calibration, StepCost
     from serving.config import Deployment, parse
+    from serving.errors import UserError
     from sim.router import find_router
     from sim.simulate import simulate_to
     from tokentwin.run_table import print_metrics, print_rejections
@@ -53,6 +55,10 @@ def simulate(
     measured = Calibration.load(calibration)
     base = parse(Deployment, json.loads(measured.deployment), where="calibration.deployment")
     deployment = read_deployment(deployment_file, flags, base)
+    for name in ("model", "device", "dtype", "threads", "attention"):
+        asked, known = getattr(deployment, name), getattr(base, name)
+        if asked != known:
+            raise UserError(name, asked, f"this calibration was measured with {known}; calibrate for the other first")
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
     cost = StepCost(measured)
     simulate_to(

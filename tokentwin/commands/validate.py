@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tokentwin.finite import Finite
+
 if TYPE_CHECKING:
     from calibration.covalidation import Covalidation
     from calibration.step_cost import Calibration
@@ -24,8 +26,8 @@ ERROR_TOO_LARGE = 3
 @click.option("--trace", type=click.Path(), help="Record this trace on the engine first, instead of giving REAL.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1), help="Real runs of --trace.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests of --trace.")
-@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Multiply the rate of --trace.")
-@click.option("--max-error", type=click.FloatRange(min=0), help="Exit 3 if any run error exceeds this many percent.")
+@click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the rate of --trace.")
+@click.option("--max-error", type=Finite(min=0), help="Exit 3 if any run error exceeds this many percent.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out.")
 def validate(
