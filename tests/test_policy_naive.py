@@ -89,7 +89,7 @@ def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[
 
 
 @st.composite
-def recordings(draw: st.DrawFn, sharing: bool) -> dict[str, Any]:
+def recordings(draw: st.DrawFn, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
     """A small workload and a configuration that presses on it."""
     size = draw(st.sampled_from([1, 2, 3, 4, 7, 8, 16, 32]))
     gaps = draw(st.sampled_from([[0], [0, 0, 1, 1500, 8000, 40000], [1, 700, 2500]]))
@@ -130,13 +130,13 @@ def recordings(draw: st.DrawFn, sharing: bool) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 4, 9])),
         "scheduler_reserve_full_isl": draw(st.sampled_from([False, False, True])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5])),
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
-        "async_scheduling": draw(st.booleans()),
+        "policy": policy,
+        "async_scheduling": overlapped,
     }
     return {"config": config, "cost": COST, "requests": requests}
 
 
-SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=900, derandomize=True)
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=250, derandomize=True)
 
 
 def naive(recording: dict[str, Any]) -> Any:
@@ -155,15 +155,25 @@ def check(recording: dict[str, Any], shares: bool, wanted: Any) -> None:
         assert ours(recording, shares, check=True) == wanted
 
 
+EVERY_LOOP = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+EVERY_ORDER = pytest.mark.parametrize("policy", ["fcfs", "priority"])
+
+
+@EVERY_LOOP
+@EVERY_ORDER
 @SETTINGS
-@given(recordings(sharing=True))
-def test_sharing_workloads_are_decided_alike(recording: dict[str, Any]) -> None:
+@given(data=st.data())
+def test_sharing_workloads_are_decided_alike(data: st.DataObject, policy: str, overlapped: bool) -> None:
+    recording = data.draw(recordings(policy, overlapped, sharing=True))
     check(recording, shares=True, wanted=naive(recording))
 
 
+@EVERY_LOOP
+@EVERY_ORDER
 @SETTINGS
-@given(recordings(sharing=False))
-def test_counting_blocks_decides_as_naming_them(recording: dict[str, Any]) -> None:
+@given(data=st.data())
+def test_counting_blocks_decides_as_naming_them(data: st.DataObject, policy: str, overlapped: bool) -> None:
+    recording = data.draw(recordings(policy, overlapped, sharing=False))
     wanted = naive(recording)
     check(recording, shares=False, wanted=wanted)
     check(recording, shares=True, wanted=wanted)
