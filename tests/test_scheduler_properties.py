@@ -31,6 +31,8 @@ class Driver:
         self.flying: deque[tuple[StepPlan, list[int]]] = deque()
         self.all: dict[int, Request] = {}
         self.sampled: dict[int, list[int]] = {}
+        self.finished: list[int] = []
+        self.aborted: list[int] = []
         self.admissions: list[int] = []
 
     def add(self, arrived: WorkloadRequest) -> None:
@@ -40,6 +42,7 @@ class Driver:
     def abort(self, id: int) -> None:
         alive = id in self.scheduler.requests
         assert (self.scheduler.abort(id) is not None) == alive
+        self.aborted += [id] * alive
         assert self.all[id].ended
         self.check()
 
@@ -56,6 +59,7 @@ class Driver:
         alive = [id for id in ids if not self.all[id].ended]
         stopped = {id for id in alive if stop and stop.random() < 0.1}
         finished = self.scheduler.commit(plan, stopped)
+        self.finished += [request.id for request in finished]
         for id in alive:
             self.sampled.setdefault(id, []).append(plan.seq)
         assert stopped <= {request.id for request in finished}
@@ -102,6 +106,8 @@ class Driver:
             assert self.step() or self.flying or not self.scheduler.requests, "stuck"
         assert not self.scheduler.requests
         assert self.scheduler.pool.free == self.scheduler.pool.total
+        rejected = [id for id, request in self.all.items() if request.status is Status.REJECTED]
+        assert sorted([*self.finished, *self.aborted, *rejected]) == sorted(self.all), "each ends once"
         for request in self.all.values():
             if request.status is Status.FINISHED and not self.flying:
                 spans = [seq for first, count in request.sampled_in for seq in range(first, first + count)]
@@ -206,6 +212,65 @@ def test_prefill_first_never_mixes() -> None:
             driver.step()
     driver.drain()
     assert driver.scheduler.decodes.clock > 0
+
+
+def leapt(policy: str, config: SchedulerConfig, requests: list[WorkloadRequest], leaps: bool) -> list[object]:
+    """Steps between arrivals, spans of tokens and the state after each step; by leaps where the policy offers them."""
+    scheduler = find_policy(policy)(config, shares_prefixes=False)
+    to_come = deque(requests)
+    all_of_them: list[Request] = []
+    log: list[object] = []
+    done = 0  # steps
+    while to_come or scheduler.requests:
+        while to_come and (to_come[0].arrival_ns <= done or not scheduler.requests):
+            all_of_them.append(scheduler.add(to_come.popleft()))
+        steps = scheduler.steady_steps()
+        if to_come:
+            steps = min(steps, to_come[0].arrival_ns - done)
+        if steps > 0 and leaps:
+            finished = scheduler.skip(steps)
+        else:
+            steps = max(steps, 1)
+            for left in range(steps, 0, -1):
+                plan = scheduler.schedule()
+                assert steps == 1 or not (plan.listed or plan.preempted or plan.admitted), "promised to be steady"
+                finished = scheduler.commit(plan) if plan.tokens else []
+                assert left == 1 or not finished
+        done += steps
+        scheduler.decodes.check()
+        log.append((done, scheduler.pool.free, scheduler.decodes.context, [request.id for request in finished]))
+        log.append([(r.id, r.known, r.computed, r.held) for r in scheduler.running.values() if r.decodes is None])
+        log.append([(r.id, r.known, r.computed) for r in scheduler.running.values()])
+    return [log, [(r.id, r.status, r.preemptions, _joined(r.sampled_in)) for r in all_of_them]]
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[int]:
+    return [step for first, count in spans for step in range(first, first + count)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@SETTINGS
+@given(st.integers(0, 2**32))
+def test_skipping_steady_steps_is_taking_them_one_by_one(policy: str, seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.choice([1, 3, 4, 16])
+    config = SchedulerConfig(
+        max_num_seqs=chance.choice([2, 4, 16]),
+        max_num_batched_tokens=chance.choice([3, 8, 40]),
+        max_model_len=128,
+        block_size=size,
+        num_blocks=1 + -(-128 // size) * chance.choice([1, 2, 4]),
+        long_prefill_token_threshold=chance.choice([0, 5]),
+        scheduler_reserve_full_isl=chance.random() < 0.5,
+        watermark=chance.choice([0.0, 0.1]),
+        policy=chance.choice(["fcfs", "priority"]),
+    )
+    arrival, requests = 0, []
+    for id in range(chance.randrange(1, 16)):
+        arrival += chance.choice([0, 1, 9, 60])
+        prompt = (("", chance.randrange(1, 60)),)
+        requests.append(WorkloadRequest(id, arrival, prompt, chance.randrange(1, 68), chance.randrange(2)))
+    assert leapt(policy, config, requests, leaps=True) == leapt(policy, config, requests, leaps=False)
 
 
 def calls_in_a_steady_step(batch: int) -> int:

@@ -110,7 +110,17 @@ def print_report(report: Covalidation) -> None:
             name, str(r.steps), f"{r.median_error_pct:.1f} %", f"{r.p95_error_pct:.1f} %", f"{r.bias_pct:+.1f} %"
         )
     console.print(steps)
-    run = Table("metric", "stat", "real", "simulated", "error", "floor", title="rung 3, the run", title_justify="left")
+    each = replay.requests // len(report.recordings["real"])
+    run = Table(
+        "metric",
+        "stat",
+        "real",
+        "simulated",
+        "error",
+        "floor",
+        title=f"rung 3, the run of {each} requests",
+        title_justify="left",
+    )
     for row in report.rows:
         floor = "-" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
         run.add_row(row.metric, row.stat, f"{row.real:,.2f}", f"{row.simulated:,.2f}", f"{row.error_pct:+.1f} %", floor)
