@@ -1,7 +1,8 @@
 """The `prefill-first` policy: no mixed batches.
 
 While prompts are waiting and fit, steps hold prefill only and decoding requests pause; otherwise they decode. It
-shortens TTFT and stretches inter-token latency, as engines did before chunked prefill.
+shortens TTFT and stretches inter-token latency, as engines did before chunked prefill. Only a prompt that has begun
+and then lacks KV blocks goes on beside decodes, because that is when `vllm` preempts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ class PrefillFirstScheduler(VllmScheduler):
         self._schedule_waiting(plan, left, threshold)
         if plan.tokens:
             self._dissolve_decodes()  # they pause, and a decode set never does
-            return 0
-        return super()._schedule_running(plan, budget, threshold)
+        else:
+            super()._schedule_running(plan, budget, threshold)
+        return 0  # waiting requests have had their turn
+
+    def _budget_of_waiting(self) -> int:
+        return self._budget  # they come first
 
     def _schedule_prefills(self, plan: StepPlan, budget: int, threshold: int) -> int:
         """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests."""

@@ -362,9 +362,13 @@ class VllmScheduler:
         """Whether planning a pure decode step now would leave the queue as it is."""
         if len(self.running) >= self.config.max_num_seqs:
             return True
-        budget = self._budget - len(self.decodes.members)
+        budget = self._budget_of_waiting()
         circumstances = (self.waiting[0].id, self.pool.version, budget, self._threshold(), False)
         return budget <= 0 or circumstances == self._refused
+
+    def _budget_of_waiting(self) -> int:
+        """What waiting requests may have of the budget in a step in which the decode set runs."""
+        return self._budget - len(self.decodes.members)
 
     def skip(self, steps: int) -> list[Request]:
         assert isinstance(self.pool, CountingPool)

@@ -195,23 +195,39 @@ def test_static_batches_do_not_mix() -> None:
 
 
 class NoMixing(Driver):
-    """Also checks that a step is all prompts or all decode."""
+    """Also checks that nobody is admitted beside decodes and, where there are `plenty` of blocks, that none mix."""
+
+    plenty = False
 
     def check_plan(self, plan: StepPlan) -> None:
-        assert len({row.request.outputs > 0 for row in plan.rows()}) <= 1
+        rows = [row for row in plan.rows() if row.request not in plan.admitted]
+        decodes = [row.request.prompt_len <= row.start == row.request.known - 1 for row in rows]
+        assert not (any(decodes) and plan.admitted)
+        assert len(set(decodes)) <= 1 or not self.plenty
         super().check_plan(plan)
 
 
-def test_prefill_first_never_mixes() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=20, max_model_len=64, num_blocks=200)
-    driver = NoMixing("prefill-first", config, shares=False, depth=1)
-    chance = random.Random(1)
-    for id in range(40):
-        driver.add(WorkloadRequest(id, id, (("", chance.randrange(2, 40)),), chance.randrange(1, 20)))
-        for _ in range(chance.randrange(4)):
-            driver.step()
-    driver.drain()
-    assert driver.scheduler.decodes.clock > 0
+@pytest.mark.parametrize("num_blocks", [17, 30, 400])
+@pytest.mark.parametrize("reserve", [False, True])
+@pytest.mark.parametrize("budget", [5, 20])
+def test_prefill_first_never_admits_beside_decodes(num_blocks: int, reserve: bool, budget: int) -> None:
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget,
+        max_model_len=64,
+        block_size=4,
+        num_blocks=num_blocks,
+        scheduler_reserve_full_isl=reserve,
+    )
+    for seed in range(5):
+        driver = NoMixing("prefill-first", config, shares=False, depth=1)
+        driver.plenty = num_blocks == 400
+        chance = random.Random(seed)
+        for id in range(30):
+            driver.add(WorkloadRequest(id, id, (("", chance.randrange(2, 40)),), chance.randrange(1, 20)))
+            for _ in range(chance.randrange(4)):
+                driver.step()
+        driver.drain()
+        assert driver.scheduler.decodes.clock > 0
 
 
 def leapt(policy: str, config: SchedulerConfig, requests: list[WorkloadRequest], leaps: bool) -> list[object]:
