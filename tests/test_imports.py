@@ -47,12 +47,18 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
-def at_import_time(tree: ast.Module) -> set[str]:
+def at_import_time(tree: ast.AST) -> set[str]:
     """The same, leaving out what functions import when called and what only type checkers read."""
     found = set()
-    for node in tree.body:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= imported(node)
+        else:
+            found |= at_import_time(node)
     return found
 
 
@@ -69,6 +75,14 @@ def test_the_commands_import_heavy_things_only_when_called() -> None:
     for path in modules("tokentwin"):
         heavy = at_import_time(ast.parse(path.read_text())) & (HEAVY | OURS - {"tokentwin", "serving"})
         assert not heavy, f"{path.relative_to(ROOT)} imports {', '.join(sorted(heavy))} at the top"
+
+
+def test_loading_every_command_loads_nothing_heavy() -> None:
+    """Whatever they import in turn, too."""
+    paths = [path.relative_to(ROOT).with_suffix("") for path in modules("tokentwin") if path.stem != "__init__"]
+    names = [".".join(path.parts) for path in paths]
+    code = f"import sys, {', '.join(names)}; sys.exit(', '.join({HEAVY} & sys.modules.keys()) or 0)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_help_is_instant() -> None:
