@@ -1,0 +1,81 @@
+"""One tile of attention: some query rows of one KV head against the next keys and values of a paged cache.
+
+Both attention kernels walk a row's KV with this step, which keeps the running maximum and sum of an online softmax
+(Milakov and Gimelshein 2018; FlashAttention-2). Scores are kept in units of log2, so that exp2 serves for exp, and
+tokens are gathered one by one through the block table, so that a tile's width is not tied to the cache's page.
+fp32 inputs (for tests) go through the tensor cores in three TF32 products, which 16-bit ones are not touched by.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def load_heads(pointer, token, head, dims, stride, held, DIM: tl.constexpr, COMPUTE: tl.constexpr):
+    """[rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; zeros where not `held`."""
+    offsets = token.to(tl.int64)[:, None] * stride + head[:, None] * DIM + dims[None, :]
+    return tl.load(pointer + offsets, mask=held[:, None] & (dims[None, :] < DIM), other=0.0).to(COMPUTE)
+
+
+@triton.jit
+def _load_cached(pointer, offsets, held, dims, DIM: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of keys or values; a mask only where one is needed, for it costs registers and instructions."""
+    if MASKED:
+        return tl.load(pointer + offsets, mask=held[:, None] & (dims[None, :] < DIM), other=0.0)
+    if dims.shape[0] == DIM:
+        return tl.load(pointer + offsets)
+    return tl.load(pointer + offsets, mask=dims[None, :] < DIM, other=0.0)
+
+
+@triton.jit
+def attend_tile(
+    query,
+    weighted,
+    total,
+    highest,
+    keys,
+    values,
+    table,
+    first,
+    visible,
+    context,
+    kv_head,
+    dims,
+    scale_log2,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Attend to tokens `first` to `first + BLOCK_N` of a row, and return the new (weighted, total, highest).
+
+    query     [M, dims], zeros beyond DIM
+    weighted  [M, dims] fp32, the values seen so far times exp2(score - highest)
+    total     [M] fp32, the sum of those weights
+    highest   [M] fp32, the highest score so far
+    table     pointer to the row's block ids
+    visible   [M] tokens that each query may see, from the row's first; read only if MASKED
+    context   KV tokens of the row; read only if MASKED, when slots from there on are not read
+    """
+    positions = first + tl.arange(0, BLOCK_N)
+    held = positions < context
+    block = tl.load(table + positions // PAGE, mask=held, other=0) if MASKED else tl.load(table + positions // PAGE)
+    slots = (block.to(tl.int64) * KV_HEADS + kv_head) * PAGE + positions % PAGE
+    offsets = slots[:, None] * DIM + dims[None, :]
+
+    key = _load_cached(keys, offsets, held, dims, DIM, MASKED).to(COMPUTE)
+    scores = tl.dot(query, key.T, input_precision="tf32x3") * scale_log2
+    if MASKED:
+        scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_highest[:, None])
+    decay = tl.exp2(highest - new_highest)
+    total = total * decay + tl.sum(weights, axis=1)
+    weighted = weighted * decay[:, None]
+    value = _load_cached(values, offsets, held, dims, DIM, MASKED).to(COMPUTE)
+    weighted = tl.dot(weights.to(COMPUTE), value, weighted, input_precision="tf32x3")
+    return weighted, total, new_highest

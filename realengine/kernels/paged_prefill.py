@@ -1,0 +1,165 @@
+"""Attention of prefill rows, causal, over a paged KV cache that already holds their tokens' keys and values.
+
+Work comes as tiles, each some query tokens of a row, and a program takes a tile for one KV head: all the query heads
+of its group for each token (GQA packing), against the row's KV from its beginning, so that a chunk over past KV and a
+whole prompt are one case. Tiles wholly below the causal diagonal are not masked (FlashAttention-2, Dao 2023).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from realengine.kernels.attention_tile import LOG2_E, attend_tile, load_heads
+from realengine.kernels.interpreting import compute_dtype
+
+_TILE_ROWS = 128  # query rows of a tile: tokens x heads of a group; two warpgroups' worth of wgmma
+
+
+@triton.jit
+def _prefill_tile(
+    queries,
+    keys,
+    values,
+    context,
+    query_start,
+    query_len,
+    blocks,
+    table_start,
+    tile_row,
+    tile_first,
+    out,
+    scale_log2,
+    value_scale,
+    query_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Program tile x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    BLOCK_D: tl.constexpr = triton.next_power_of_2(DIM)
+    tile = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
+
+    row = tl.load(tile_row + tile)
+    start = tl.load(tile_first + tile)
+    length = tl.load(query_len + row)
+    tokens = tl.load(context + row)
+    table = blocks + tl.load(table_start + row)
+
+    members = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    index = start + members // GROUP
+    present = (members < TOKENS * GROUP) & (index < length)
+    heads = kv_head * GROUP + members % GROUP
+    token = tl.load(query_start + row) + index
+    query = load_heads(queries, token, heads, dims, query_stride, present, DIM, COMPUTE)
+
+    past = tokens - length
+    visible = past + index + 1
+    seen_by_all = past + start + 1
+    whole = seen_by_all // BLOCK_N * BLOCK_N
+    end = tl.minimum(tokens, past + start + TOKENS)
+    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for first in tl.range(0, whole, BLOCK_N):
+        weighted, total, highest = attend_tile(
+            query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+            scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, False, COMPUTE,
+        )  # fmt: skip
+    for first in tl.range(whole, end, BLOCK_N):
+        weighted, total, highest = attend_tile(
+            query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+            scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE,
+        )  # fmt: skip
+    result = weighted * (value_scale / total)[:, None]
+    places = token.to(tl.int64) * HEADS + heads
+    kept = present[:, None] & (dims[None, :] < DIM)
+    tl.store(out + places[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=kept)
+
+
+def paged_prefill(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    context: Tensor,
+    query_start: Tensor,
+    query_len: Tensor,
+    blocks: Tensor,
+    table_start: Tensor,
+    tile_row: Tensor,
+    tile_first: Tensor,
+    out: Tensor,
+    scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Write causal attention of the tiles' query tokens to `out`, whose other tokens are left alone.
+
+    queries      [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
+    keys         [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
+    context      [R] int32, KV tokens of each row, these queries' own included
+    query_start  [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of context
+    blocks       int32, block ids of all rows; those of row r begin at `table_start[r]` ([R] int32)
+    tile_row     [n] int32 of `make_tiles`, with `tile_first`
+    out          [T, H, D] contiguous
+    scale        of the scores, D ** -0.5 as a rule
+    k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
+    """
+    heads, dim = queries.shape[1:]
+    _, kv_heads, page, _ = keys.shape
+    _prefill_tile[(tile_row.shape[0] * kv_heads,)](
+        queries, keys, values, context, query_start, query_len, blocks, table_start, tile_row, tile_first, out,
+        scale * k_scale * LOG2_E, v_scale, queries.stride(0),
+        **_compiled_in(heads, kv_heads, dim, page, queries.dtype),
+    )  # fmt: skip
+
+
+def tile_tokens(heads: int, kv_heads: int) -> int:
+    """Query tokens of a tile: as many as its rows hold with all the query heads of a KV head."""
+    return _TILE_ROWS // (heads // kv_heads)
+
+
+def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The row of each tile, and its first token's index among the row's query tokens.
+
+    rows             (row, query tokens, KV tokens with those) of each prefill row
+    tokens_per_tile  of `tile_tokens`
+
+    Tiles are ordered by the KV tokens that they read, the most first, as programs start in that order and a long one
+    started last would keep the rest of the GPU waiting (Graham 1969). Equal ones keep the order of `rows`.
+    """
+    tiles = [
+        (-min(context, context - length + first + tokens_per_tile), row, first)
+        for row, length, context in rows
+        for first in range(0, length, tokens_per_tile)
+    ]
+    tiles.sort(key=lambda tile: tile[0])
+    table = np.array(tiles, np.int32).reshape(-1, 3)
+    return table[:, 1].copy(), table[:, 2].copy()
+
+
+def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "PAGE": page,
+        "BLOCK_M": _TILE_ROWS,
+        "BLOCK_N": 64,  # 128 would spill registers at dim 128
+        "COMPUTE": compute_dtype(dtype),
+        "num_warps": 8,
+        "num_stages": 3,
+    }
