@@ -7,15 +7,19 @@ loads, and on `splits` alone: a launch can be replayed with other contents, and 
 depend on the batch that it is in.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
 from realengine.kernels.attention_tile import LOG2_E, attend_tile, load_heads
 from realengine.kernels.interpreting import compute_dtype
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
 
 FIXED_SPLITS = 16  # of the batch-invariant mode: enough for one row of 8 KV heads to reach a program per multiprocessor
 _KV_TILE = 64  # tokens
@@ -172,10 +176,10 @@ def _compiled_in(
 ) -> dict[str, Any]:
     """All of a launch that is compiled into its kernel.
 
-    The tile and the pipeline's depth hold what resident programs need, some 64 KB in flight on a multiprocessor in
-    place of the 30 KB that latency x bandwidth asks for. fp8 tiles are narrower, for their conversion costs registers.
+    Tile and pipeline keep some 64 KB of loads in flight on a multiprocessor, twice what latency x bandwidth asks for
+    (Little's law). Tiles that are converted, from fp8 or for three TF32 products, are narrower for want of registers.
     """
-    narrow = cached == torch.float8_e4m3fn and dim > 64
+    narrow = dtype == torch.float32 or (cached == torch.float8_e4m3fn and dim > 64)
     return {
         "HEADS": heads,
         "KV_HEADS": kv_heads,
@@ -185,5 +189,52 @@ def _compiled_in(
         "BLOCK_N": _KV_TILE // 2 if narrow else _KV_TILE,
         "COMPUTE": compute_dtype(dtype),
         "num_warps": 4,
-        "num_stages": 5 if dim > 64 and not narrow else 7,
+        "num_stages": 5 if dim > 64 and cached.itemsize > 1 else 7,
     }
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `paged_decode` launches its kernels: with splits for every shape, without for one."""
+    from realengine.kernels.aot import Specialisation
+
+    found = []
+    for shape, splits in [(SHAPES[0], 1), *((shape, FIXED_SPLITS) for shape in SHAPES)]:
+        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, splits, shape.dtype, shape.cached)
+        stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
+        results = stored if splits == 1 else "*fp32"
+        found.append(
+            Specialisation(
+                name=f"paged_decode {shape.name}, {splits} splits",
+                kernel=_decode_split,
+                signature={
+                    "queries": stored,
+                    "keys": cached,
+                    "values": cached,
+                    "context": "*i32",
+                    "blocks": "*i32",
+                    "table_start": "*i32",
+                    "out": results,
+                    "log_sums": results,
+                    "scale_log2": "fp32",
+                    "value_scale": "fp32",
+                    "query_stride": "i32",
+                },
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=65536 // (_RESIDENT_PROGRAMS * 4 * 32),
+                expects=("cp.async", "mma.sync"),
+            )
+        )
+    shape = SHAPES[0]
+    merge = Specialisation(
+        name=f"paged_decode merge {shape.name}, {FIXED_SPLITS} splits",
+        kernel=_decode_merge,
+        signature={"partial": "*fp32", "log_sums": "*fp32", "out": "*" + TRITON_NAME[shape.dtype]},
+        constexprs={"HEADS": shape.heads, "DIM": shape.dim, "SPLITS": FIXED_SPLITS},
+        num_warps=4,
+        num_stages=3,
+        register_ceiling=64,
+        expects=(),
+    )
+    return [*found, merge]

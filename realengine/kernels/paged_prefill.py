@@ -5,7 +5,7 @@ of its group for each token (GQA packing), against the row's KV from its beginni
 whole prompt are one case. Tiles wholly below the causal diagonal are not masked (FlashAttention-2, Dao 2023).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,8 +14,12 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
 from realengine.kernels.attention_tile import LOG2_E, attend_tile, load_heads
 from realengine.kernels.interpreting import compute_dtype
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
 
 _TILE_ROWS = 128  # query rows of a tile: tokens x heads of a group; two warpgroups' worth of wgmma
 
@@ -158,8 +162,46 @@ def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dt
         "DIM": dim,
         "PAGE": page,
         "BLOCK_M": _TILE_ROWS,
-        "BLOCK_N": 64,  # 128 would spill registers at dim 128
+        "BLOCK_N": 32 if dtype == torch.float32 else 64,  # more would spill registers at dim 128
         "COMPUTE": compute_dtype(dtype),
         "num_warps": 8,
         "num_stages": 3,
     }
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `paged_prefill` launches its kernel for every shape."""
+    from realengine.kernels.aot import Specialisation
+
+    found = []
+    for shape in SHAPES:
+        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype)
+        stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
+        found.append(
+            Specialisation(
+                name=f"paged_prefill {shape.name}",
+                kernel=_prefill_tile,
+                signature={
+                    "queries": stored,
+                    "keys": cached,
+                    "values": cached,
+                    "context": "*i32",
+                    "query_start": "*i32",
+                    "query_len": "*i32",
+                    "blocks": "*i32",
+                    "table_start": "*i32",
+                    "tile_row": "*i32",
+                    "tile_first": "*i32",
+                    "out": stored,
+                    "scale_log2": "fp32",
+                    "value_scale": "fp32",
+                    "query_stride": "i32",
+                },
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=208,
+                expects=("cp.async", "wgmma"),
+            )
+        )
+    return found
