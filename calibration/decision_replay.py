@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,17 +39,46 @@ class DecisionReplay:
         return self.first_difference is None
 
 
-class _GivenTimes:
-    """The cost model of a replay: step k takes from its planning to the planning of step k + 1."""
+class GivenTimes:
+    """The cost model of a replay: every plan is made, and every step has ended, when the recorded one had.
 
-    def __init__(self, durations_ns: list[int]) -> None:
-        self._durations_ns = durations_ns
+    plans_ns   when each step was planned
+    in_flight  steps under way at that time: 0, or 1 in the overlapped loop
+    end_ns     when the last step ended
+
+    A plan is made as soon as an earlier step ends, so those ends follow from the plans: with none in flight, the step
+    before has ended; with one, the step before that. Two ends that one plan waited for are a nanosecond apart.
+    """
+
+    def __init__(self, plans_ns: list[int], in_flight: list[int], end_ns: int) -> None:
+        count = len(plans_ns)
+        ends: list[int | None] = [None] * count
+        for number, (planned, lag) in enumerate(zip(plans_ns, in_flight, strict=True)):
+            last = number - 1 - lag
+            if last >= 0 and ends[last] is None:
+                ends[last] = planned
+                if last and ends[last - 1] is None:
+                    ends[last - 1] = planned - 1
+        for number in range(count):
+            if ends[number] is None:
+                ends[number] = max(end_ns, plans_ns[-1] + 1) + number
+        self._cpu_ns = [0] * count
+        self._step_ns = [0] * count
+        free = 0  # when the device is
+        for number, end in enumerate(ends):
+            assert end is not None
+            start = max(plans_ns[number], free)
+            if number + 1 < count and in_flight[number] == 0 and in_flight[number + 1] == 1:
+                self._cpu_ns[number] = plans_ns[number + 1] - plans_ns[number]  # the next is planned at once
+                start = max(plans_ns[number + 1], free)
+            self._step_ns[number] = end - start
+            free = end
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return 0
+        return self._cpu_ns[plan.seq] if plan.seq < len(self._cpu_ns) else 0
 
     def step_ns(self, plan: StepPlan) -> int:
-        return self._durations_ns[plan.seq] if plan.seq < len(self._durations_ns) else 1_000_000
+        return self._step_ns[plan.seq] if plan.seq < len(self._step_ns) else 1_000_000
 
     def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
         raise AssertionError("a replay looks at every step, so nothing is leapt over")
@@ -59,16 +87,15 @@ class _GivenTimes:
 def replay_decisions(recording: Recording) -> DecisionReplay:
     """Replay one recorded real run. Raises UserError if it lacks the steps' rows."""
     deployment = recorded_deployment(recording)
-    real_steps = recording.table("steps", ["plan_ns", "end_ns", *_DECISIONS]).to_pylist()
+    real_steps = recording.table("steps", ["plan_ns", "end_ns", "in_flight", *_DECISIONS]).to_pylist()
     if not real_steps or any(row["row_ids"] is None for row in real_steps):
         raise UserError("recording", recording.run["run_id"], "holds no step rows; record it with bench")
     plans = [row["plan_ns"] for row in real_steps]
-    durations = [b - a for a, b in pairwise(plans)]
-    durations.append(real_steps[-1]["end_ns"] - plans[-1])
+    times = GivenTimes(plans, [row["in_flight"] or 0 for row in real_steps], real_steps[-1]["end_ns"])
     sink = TableSink()
-    offered = _as_seen(recording, np.array(plans))
-    cluster = Cluster(deployment, _GivenTimes(durations), sink, shares_prefixes=offered.shares_prefixes, tokens=True)
-    cluster.run(offered)
+    offered, seen_ns = _as_seen(recording, np.array(plans))
+    cluster = Cluster(deployment, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
+    cluster.run(offered, seen_ns)
     ours = sink.steps.select(_DECISIONS).to_pylist()
     identical, difference = _compare_steps(ours, real_steps)
     columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
@@ -86,19 +113,16 @@ def recorded_deployment(recording: Recording) -> Deployment:
     return parse(Deployment, json.loads(recording.run["deployment"]), where=f"{recording.run['run_id']}.deployment")
 
 
-def _as_seen(recording: Recording, plans: Any) -> Workload:
-    """The workload with each request arriving when the engine's scheduler first saw it: at a planning time."""
+def _as_seen(recording: Recording, plans: Any) -> tuple[Workload, dict[int, int]]:
+    """The workload in the order in which the engine's scheduler saw it, and when it did: at a planning time."""
     workload = recording.workload()
     table = recording.table("requests", ["request_id", "queued_ns"])
     queued = dict(zip(table["request_id"].to_pylist(), table["queued_ns"].to_pylist(), strict=True))
-    seen = []
-    for request in workload.requests:
-        if request.id in queued:  # an interrupted run never offered the others
-            step = int(np.searchsorted(plans, queued[request.id]))
-            at_ns = int(plans[min(step, len(plans) - 1)])
-            seen.append((queued[request.id], replace(request, arrival_ns=at_ns)))
-    seen.sort(key=lambda pair: pair[0])
-    return Workload([request for _, request in seen], workload.name, shares_prefixes=workload.shares_prefixes)
+    seen = [request for request in workload.requests if request.id in queued]  # an interrupted run lacks some
+    seen.sort(key=lambda request: queued[request.id])
+    steps = np.minimum(np.searchsorted(plans, [queued[request.id] for request in seen]), len(plans) - 1)
+    offered_ns = {request.id: int(plans[step]) for request, step in zip(seen, steps, strict=True)}
+    return Workload(seen, workload.name, shares_prefixes=workload.shares_prefixes), offered_ns
 
 
 def _compare_steps(ours: list[Any], real: list[Any]) -> tuple[int, str | None]:

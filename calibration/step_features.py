@@ -118,6 +118,8 @@ class _Measured:
         self.sample_ns = column("sample_ns")
         before = np.concatenate(([np.nan], end[:-1]))
         idle = np.concatenate(([True], plan[1:] - end[:-1] > idle_ns))
-        self.cpu_ns = np.where(idle, np.nan, start - before)
+        host = column("host_ns") if "host_ns" in table.column_names else np.full_like(decode, np.nan)
+        between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
+        self.cpu_ns = np.where(np.isnan(host), between, host)
         mixed = (decode > 0) & (prefill_tokens > 0)
         self.regime = np.where(mixed, 2, np.where(prefill_tokens > 0, 0, 1))

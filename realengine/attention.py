@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from realengine.batch import Batch
-from realengine.kv_cache import KvCache
+from realengine.device import Device
+from realengine.kv_cache import LayerKv, read
+from realengine.step_input import Batch, Ints, Layout
+from serving.config import Deployment
 from serving.errors import UserError
+from serving.model_spec import ModelSpec
 
 
 class Attention(Protocol):
-    """A backend. This step's keys and values have been written before it is asked."""
+    """A backend. This step's keys and values of a layer are written before it is asked.
+
+    name        as in the deployment and in recordings
+    capturable  whether `plan` and `attend` may be captured in a CUDA graph
+    """
 
     name: str
+    capturable: bool
 
-    def attend(self, layer: int, queries: torch.Tensor, batch: Batch, kv: KvCache) -> torch.Tensor:
+    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
+        """`tile_row` and `tile_first` of `Batch` for prefill rows `(row, query tokens, context)`; on the host."""
+        ...
+
+    def baked(self, layout: Layout) -> tuple[int, ...]:
+        """What the launches of such a step depend on beside the layout's decode rows: part of a graph's key."""
+        ...
+
+    def plan(self, batch: Batch) -> Any:
+        """What is the same for every layer of a step."""
+        ...
+
+    def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
         """Causal attention of `queries` `[T, heads, head_dim]` over each row's own context; same shape out."""
         ...
+
+
+class Span(NamedTuple):
+    """The tokens of one row, and the KV they attend to."""
+
+    first: int
+    tokens: int
+    context: int
+    blocks: torch.Tensor  # [ceil(context / block_size)]
+    mask: torch.Tensor | None  # [tokens, context], True where a query may look; None for a single token
 
 
 class TorchAttention:
@@ -31,32 +63,61 @@ class TorchAttention:
     """
 
     name = "torch"
+    capturable = False  # it looks at lengths on the host
 
-    def attend(self, layer: int, queries: torch.Tensor, batch: Batch, kv: KvCache) -> torch.Tensor:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
+        none = np.zeros(0, dtype=np.int32)
+        return none, none
+
+    def baked(self, layout: Layout) -> tuple[int, ...]:
+        return ()
+
+    def plan(self, batch: Batch) -> list[Span]:
+        fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))
+        spans = []
+        for first, count, context, start in zip(*fields, strict=True):
+            blocks = batch.blocks[start : start - (-context // self._block_size)]
+            mask = None
+            if count > 1:
+                mask = torch.ones(count, context, dtype=torch.bool, device=blocks.device).tril(context - count)
+            spans.append(Span(first, count, context, blocks, mask))
+        return spans
+
+    def attend(self, queries: torch.Tensor, plan: list[Span], kv: LayerKv) -> torch.Tensor:
         heads, dim = queries.shape[1:]
-        kv_heads = kv.keys.shape[3]
+        kv_heads = kv.keys.shape[1]
         group = heads // kv_heads
         out = torch.empty_like(queries)
-        for first, count, context, blocks, mask in batch.spans:
-            keys, values = kv.read(layer, blocks, context)
+        for first, count, context, blocks, mask in plan:
+            keys, values = read(kv, blocks, context, queries.dtype)
             rows = queries[first : first + count].view(count, kv_heads, group, dim)
             packed = rows.permute(1, 2, 0, 3).reshape(1, kv_heads, group * count, dim)
             attended = scaled_dot_product_attention(
-                packed,
-                keys.transpose(0, 1)[None],
-                values.transpose(0, 1)[None],
-                attn_mask=None if mask is None else mask.repeat(group, 1),
+                packed, keys[None], values[None], attn_mask=None if mask is None else mask.repeat(group, 1)
             )
             rows = attended.view(kv_heads, group, count, dim).permute(2, 0, 1, 3)
             out[first : first + count] = rows.reshape(count, heads, dim)
         return out
 
 
-BACKENDS = {"torch": TorchAttention}
+BACKENDS = ("torch", "triton", "hybrid")
 
 
-def find_attention(name: str) -> Attention:
-    """The backend called `name`."""
+def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
+    """The backend a deployment names, for the heads of `spec` (one rank's). Raises UserError."""
+    name, config = deployment.attention, deployment.scheduler
     if name not in BACKENDS:
         raise UserError("attention", name, f"is not one of {', '.join(BACKENDS)}")
-    return BACKENDS[name]()
+    if name == "torch":
+        return TorchAttention(config.block_size)
+    if deployment.batch_invariant and name == "hybrid":
+        raise UserError("batch_invariant", True, "goes with attention triton or torch, not hybrid")
+    try:
+        from realengine.triton_attention import HybridAttention, TritonAttention
+    except ImportError:
+        raise UserError("attention", name, "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'") from None
+    backend = TritonAttention if name == "triton" else HybridAttention
+    return backend(spec, config, device, deployment.batch_invariant)

@@ -1,28 +1,28 @@
-"""A continuous-batching engine in the plain loop: one step in flight.
+"""A continuous-batching engine: the shared scheduler decides, a runner computes what it decided.
 
-The shared scheduler decides, this runs what it decided: make the tensors, run the model, sample, report back. Every
-phase is timed, because these times are what calibration fits and the simulator is held against.
+In the plain loop one step is in flight. In the overlapped loop there are two: while the device runs step N, the host
+hands out the tokens of step N-1 and plans step N+1. Every phase is timed, because these times are what calibration
+fits and the simulator is held against.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
 
-import torch
-
-from realengine.attention import find_attention
-from realengine.batch import make_batch
-from realengine.kv_cache import KvCache
-from realengine.model import Model
-from realengine.sampling import SamplingParams, sample
+from realengine.ranks import Ranks
+from realengine.runner import Launched, ModelRunner
+from realengine.sampling import SamplingParams
+from realengine.seating import Seating
 from realengine.sequence import TokenSequence
+from realengine.shard import shard_spec
+from realengine.step_input import pack
 from realengine.token_content import TokenContent
 from realengine.weights import ModelFiles
 from serving.config import Deployment
-from serving.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
 from serving.kv_blocks import blocks_for
 from serving.request import Request, Status
@@ -40,9 +40,31 @@ class Load(NamedTuple):
     waiting_blocks: int
 
 
+@dataclass(slots=True)
+class Flight:
+    """A step on its way, planned at `plan_ns` on `perf_counter_ns`."""
+
+    plan: StepPlan
+    rows: list[Row]
+    sampled_rows: list[int | None]
+    launched: Launched
+    load: Load
+    plan_ns: int
+    scheduled_ns: int
+    prepared_ns: int
+    host_ns: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that ran. Times are `perf_counter_ns`: planned, planning done, launched, computed, sampled."""
+    """One step that ran. Times are on `perf_counter_ns`: asked for a plan, planned, tensors made; then, on the device,
+    begun, computed, sampled.
+
+    launch_ns  host time spent handing it to the device
+    host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
+    op_ns      device time by operation, where it was measured
+    graph      whether it was replayed as a graph
+    """
 
     plan: StepPlan
     rows: list[Row]
@@ -52,61 +74,72 @@ class Step:
     load: Load
     plan_ns: int
     scheduled_ns: int
+    prepared_ns: int
     start_ns: int
     computed_ns: int
     end_ns: int
+    launch_ns: int
+    host_ns: int | None
+    op_ns: dict[str, int] | None
+    graph: bool
 
 
 class Engine:
     """A model, its KV cache and the shared scheduler. `reset` makes it as new, keeping the weights.
 
-    Raises UserError when the deployment asks for something the model or the machine cannot do.
+    `deployment` is what runs: with `gpu_memory_utilization` set, its `num_blocks` is what was found to fit, and
+    `memory_report` says how. Raises UserError when the deployment asks for something the model or the machine
+    cannot do.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
-        if deployment.scheduler.async_scheduling:
-            raise UserError("scheduler.async_scheduling", True, "the CPU engine runs the plain loop; set it to false")
-        scheduler = deployment.scheduler
-        if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
-            raise UserError(
-                "scheduler.forget_withdrawn",
-                False,
-                "under policy priority a block could be reused that was never computed, as in vLLM; set it to true",
-            )
-        if deployment.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("device", "cuda", "this machine has no CUDA device; use cpu")
-        if deployment.scheduler.max_model_len > files.spec.max_positions:
-            raise UserError(
-                "scheduler.max_model_len",
-                deployment.scheduler.max_model_len,
-                f"{files.spec.name} has {files.spec.max_positions} positions; lower it",
-            )
-        torch.set_num_threads(deployment.threads)
-        self.deployment = deployment
+        _refuse_impossible(deployment, files)
         self.spec = files.spec
         self.source = files.source
         self.folder = files.folder
-        self.attention = find_attention(deployment.attention)
-        self._config = deployment.scheduler
-        device, dtype = torch.device(deployment.device), getattr(torch, deployment.dtype)
-        self.model = Model(files.spec, files.state, dtype, device)
+        parallel = deployment.tensor_parallel_size > 1
+        self.runner = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
+        self.memory_report = ""
         try:
-            self.kv = KvCache(files.spec, self._config.num_blocks, self._config.block_size, dtype, device)
-        except RuntimeError:  # torch's out of memory
-            slots = self._config.num_blocks * self._config.block_size
-            need = slots * files.spec.kv_bytes_per_token(dtype.itemsize) / 1e9
-            raise UserError(
-                "scheduler.num_blocks", self._config.num_blocks, f"needs {need:,.1f} GB of KV cache; lower it"
-            ) from None
+            self.deployment = self._fit_memory(deployment)
+            self._config = self.deployment.scheduler
+            self.runner.allocate(self._config.num_blocks)
+        except BaseException:
+            self.runner.close()
+            raise
+        self._depth = 2 if self._config.async_scheduling else 1
+        self._in_flight: deque[Flight] = deque()
         self.sequences: dict[int, TokenSequence] = {}
         self.scheduler: Scheduler
         self.reset()
 
+    def _fit_memory(self, deployment: Deployment) -> Deployment:
+        if deployment.gpu_memory_utilization is None:
+            return deployment
+        budget = self.runner.budget(deployment.gpu_memory_utilization)
+        budget.check(deployment.scheduler)
+        self.memory_report = budget.explain()
+        scheduler = deployment.scheduler.model_copy(update={"num_blocks": budget.num_blocks})
+        return deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+
+    @property
+    def attention(self) -> str:
+        """Name of the attention backend."""
+        return self.runner.attention.name
+
     def reset(self) -> None:
-        """Forget every request and every cached prefix."""
+        """Forget every request and every cached prefix. Steps in flight are waited for and dropped."""
+        while self._in_flight:
+            self._in_flight.popleft().launched.wait()
         self.sequences.clear()
+        self._seating = Seating(self._config)
+        self._host_free_ns: int | None = None
         content = TokenContent(self.sequences, self._config.block_size)
         self.scheduler = find_policy(self.deployment.policy)(self._config, content=content)
+
+    def close(self) -> None:
+        """End what runs beside this process's own thread. The engine cannot be used afterwards."""
+        self.runner.close()
 
     def add(
         self,
@@ -128,62 +161,122 @@ class Engine:
 
     def abort(self, id: int) -> Request | None:
         """Drop a request between steps."""
-        self.sequences.pop(id, None)
-        return self.scheduler.abort(id)
+        request = self.scheduler.abort(id)
+        self._forget(id)
+        return request
 
-    def step(self) -> Step | None:
-        """Plan and run one step; None when there is nothing to run."""
+    def _forget(self, id: int) -> None:
+        self.sequences.pop(id, None)
+        self._seating.leave(id)
+
+    # The loop: launch while there is room, finish the oldest, and again
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another step may be launched before one is finished."""
+        return len(self._in_flight) < self._depth
+
+    def launch(self) -> Flight | None:
+        """Plan a step and hand it to the device; None when there is nothing to run."""
         plan_ns = perf_counter_ns()
         plan = self.scheduler.schedule()
-        while plan.preempted and not plan.tokens:
+        self._seating.follow(plan)
+        while plan.preempted and not plan.tokens and not self._in_flight:
             plan = self.scheduler.schedule()
+            self._seating.follow(plan)
         if not plan.tokens:
+            self._host_free_ns = None
             return None
         rows = plan.rows()
         scheduled_ns = perf_counter_ns()
-        sequences = [self.sequences[row.request.id] for row in rows]
-        batch = make_batch(rows, [s.tokens for s in sequences], self._config.block_size, self.model.device)
-        start_ns = perf_counter_ns()
-        logits = self.model.forward(batch, self.kv, self.attention)
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize()
-        computed_ns = perf_counter_ns()
-        sampling = [sequences[i] for i in batch.sampled_rows]
-        tokens = sample(logits[: len(sampling)], [s.sampling for s in sampling], [s.output_len for s in sampling])
-        end_ns = perf_counter_ns()
-        load = self._load()
-        pairs = list(zip(sampling, tokens, strict=True))
-        stopped = [sequence.request.id for sequence, token in pairs if sequence.append(token)]
+        inputs = [self._seating.row(row, self.sequences[row.request.id]) for row in rows]
+        packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
+        prepared_ns = perf_counter_ns()
+        launched = self.runner.launch(packed.step)
+        now = perf_counter_ns()
+        host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
+        self._host_free_ns = now
+        times = (plan_ns, scheduled_ns, prepared_ns, host_ns)
+        flight = Flight(plan, rows, packed.sample_rows, launched, self._load(), *times)
+        self._in_flight.append(flight)
+        return flight
+
+    def finish(self) -> Step | None:
+        """Wait for the oldest step in flight and hand out its tokens; None when none is in flight."""
+        if not self._in_flight:
+            return None
+        flight = self._in_flight.popleft()
+        plan, launched = flight.plan, flight.launched
+        tokens = launched.wait()
+        self._host_free_ns = perf_counter_ns()
+        sampled, stopped = [], []
+        for index, token in zip(flight.sampled_rows, tokens, strict=True):
+            request = flight.rows[index].request if index is not None else None
+            if request is None or request.ended:  # it stopped, or was aborted, while this step was under way
+                continue
+            sampled.append(request)
+            if self.sequences[request.id].append(token):
+                stopped.append(request.id)
         finished = self.scheduler.commit(plan, stopped)
         for request in finished:
-            del self.sequences[request.id]
-        sampled = [sequence.request for sequence in sampling]
-        return Step(plan, rows, sampled, finished, stopped, load, plan_ns, scheduled_ns, start_ns, computed_ns, end_ns)
+            self._forget(request.id)
+        return Step(
+            plan,
+            flight.rows,
+            sampled,
+            finished,
+            stopped,
+            flight.load,
+            flight.plan_ns,
+            flight.scheduled_ns,
+            flight.prepared_ns,
+            launched.start_ns,
+            launched.computed_ns,
+            launched.end_ns,
+            launched.launch_ns,
+            flight.host_ns,
+            launched.op_ns,
+            launched.graph,
+        )
+
+    def step(self) -> Step | None:
+        """Launch what there is room for and finish the oldest; None when there is nothing to run."""
+        while self.has_room and self.launch():
+            pass
+        return self.finish()
 
     def _load(self) -> Load:
         scheduler, pool = self.scheduler, self.scheduler.pool
         demand = sum(blocks_for(request.known, self._config.block_size) for request in scheduler.waiting)
         return Load(len(scheduler.running), len(scheduler.waiting), pool.total - pool.free, demand)
 
+    # Outside of a run
+
     def warm_up(self) -> None:
         """Run every decode bucket and a few prefill sizes once, so that nothing is first in a measured run."""
-        for rows in [b for b in DECODE_BUCKETS if b <= padded(self._config.max_num_seqs)]:
-            self.run_dummy([1] * rows)
-        size = 16
-        while size <= self._config.max_num_batched_tokens:
-            self.run_dummy([size])
-            size *= 2
+        self.runner.warm_up()
+
+    def time_operations(self) -> None:
+        """From now on, time every operation of every step: slower, and without graphs."""
+        self.runner.time_operations()
 
     def run_dummy(self, sizes: Sequence[int]) -> int:
-        """One forward pass over rows of the dummy request, `sizes` tokens each; its time in nanoseconds."""
-        block_size = self._config.block_size
-        rows = []
-        for size in sizes:
-            request = Request(WorkloadRequest(-1, 0, (("", size),), 1))
-            request.blocks = [0] * -(-size // block_size)
-            rows.append(Row(request, 0, size, True))
-        began = perf_counter_ns()
-        batch = make_batch(rows, [[0] * size for size in sizes], block_size, self.model.device)
-        logits = self.model.forward(batch, self.kv, self.attention)
-        logits.argmax(-1).tolist()
-        return perf_counter_ns() - began
+        """One step over rows of the dummy request, `sizes` tokens each; its time in nanoseconds."""
+        return self.runner.dummy_step(list(sizes))
+
+
+def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
+    scheduler = deployment.scheduler
+    shard_spec(files.spec, deployment.tensor_parallel_size)
+    if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
+        raise UserError(
+            "scheduler.forget_withdrawn",
+            False,
+            "under policy priority a block could be reused that was never computed, as in vLLM; set it to true",
+        )
+    if scheduler.max_model_len > files.spec.max_positions:
+        raise UserError(
+            "scheduler.max_model_len",
+            scheduler.max_model_len,
+            f"{files.spec.name} has {files.spec.max_positions} positions; lower it",
+        )

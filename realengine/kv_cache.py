@@ -1,33 +1,53 @@
 """The paged KV cache: one tensor of fixed-size blocks for all layers, addressed by the scheduler's block ids.
 
-A token's *slot* is `block * block_size + offset`. Block 0 is the null block: padding rows read and write it.
+A token's *slot* is `block * block_size + offset`. Block 0 is the null block: padding rows read and write it. The tokens
+of one head lie side by side within a block, because that is what attention reads.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from serving.model_spec import ModelSpec
 
+FP8 = torch.float8_e4m3fn
+
+
+class LayerKv(NamedTuple):
+    """One layer's keys and values, each `[blocks, kv_heads, block_size, head_dim]`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
 
 class KvCache:
-    """Keys and values, each `[layers, blocks, block_size, kv_heads, head_dim]`."""
+    """Keys and values of every layer. `dtype` may be `torch.float8_e4m3fn`, whose range is enough without scales."""
 
     def __init__(
         self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self.block_size = block_size
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        self._tensor = torch.zeros(shape, dtype=dtype, device=device)
 
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store `keys` and `values` `[tokens, kv_heads, head_dim]` at `slots` `[tokens]`."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+    def layer(self, index: int) -> LayerKv:
+        keys, values = self._tensor[index]
+        return LayerKv(keys, values)
 
-    def read(self, layer: int, blocks: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `tokens` keys and values held in `blocks`, each `[tokens, kv_heads, head_dim]`."""
-        keys = self.keys[layer].index_select(0, blocks).flatten(0, 1)[:tokens]
-        values = self.values[layer].index_select(0, blocks).flatten(0, 1)[:tokens]
-        return keys, values
+
+def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Store `keys` and `values` `[tokens, kv_heads, head_dim]` at `slots` `[tokens]`, in the cache's dtype."""
+    block_size = kv.keys.shape[2]
+    blocks, offsets = slots // block_size, slots % block_size
+    kv.keys[blocks, :, offsets] = keys.to(kv.keys.dtype)
+    kv.values[blocks, :, offsets] = values.to(kv.values.dtype)
+
+
+def read(kv: LayerKv, blocks: torch.Tensor, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first `tokens` keys and values held in `blocks`, each `[kv_heads, tokens, head_dim]`."""
+    keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :tokens].to(dtype) for t in kv)
+    return keys, values

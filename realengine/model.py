@@ -1,7 +1,8 @@
 """Dense decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
 One class serves Llama, Qwen2, Qwen3, Mistral and SmolLM: a `ModelSpec` says whether QKV has a bias, whether queries
-and keys are normalised, and whether the embedding is also the head. QKV and gate-up are merged GEMMs.
+and keys are normalised, and whether the embedding is also the head. QKV and gate-up are merged GEMMs. The same
+class is one rank of a tensor-parallel group: its weights are a `shard`, and two sums a layer join the ranks.
 """
 
 from __future__ import annotations
@@ -9,87 +10,123 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding
 
 from realengine.attention import Attention
-from realengine.batch import Batch
+from realengine.collective import Alone, Collective
 from realengine.kv_cache import KvCache
+from realengine.layer_ops import HeadNorms, LayerOps
+from realengine.op_times import OpTimes, Untimed
+from realengine.projection import DenseProjection, Fp8Projection
 from realengine.rope import Rope
+from realengine.step_input import Batch
 from serving.model_spec import ModelSpec
 
 
 class Layer:
     """The weights of one decoder layer, from a state dict with Hugging Face names."""
 
-    def __init__(self, spec: ModelSpec, state: Mapping[str, torch.Tensor], index: int) -> None:
+    def __init__(self, spec: ModelSpec, state: dict[str, torch.Tensor], index: int, fp8: bool) -> None:
         def get(name: str) -> torch.Tensor:
-            return state[f"model.layers.{index}.{name}"]
+            return state.pop(f"model.layers.{index}.{name}")  # merged weights need not exist twice
 
-        projections = [f"self_attn.{p}_proj" for p in "qkv"]
-        self.qkv = torch.cat([get(f"{p}.weight") for p in projections])
-        self.qkv_bias = torch.cat([get(f"{p}.bias") for p in projections]) if spec.qkv_bias else None
-        self.query_norm = get("self_attn.q_norm.weight") if spec.qk_norm else None
-        self.key_norm = get("self_attn.k_norm.weight") if spec.qk_norm else None
-        self.out = get("self_attn.o_proj.weight")
-        self.gate_up = torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])
-        self.down = get("mlp.down_proj.weight")
+        projection = Fp8Projection if fp8 else DenseProjection
+        names = [f"self_attn.{p}_proj" for p in "qkv"]
+        bias = torch.cat([get(f"{name}.bias") for name in names]) if spec.qkv_bias else None
+        self.qkv = projection(torch.cat([get(f"{name}.weight") for name in names]), bias)
+        self.out = projection(get("self_attn.o_proj.weight"))
+        self.gate_up = projection(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
+        self.down = projection(get("mlp.down_proj.weight"))
+        self.head_norms = (
+            HeadNorms(get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")) if spec.qk_norm else None
+        )
         self.attention_norm = get("input_layernorm.weight")
         self.mlp_norm = get("post_attention_layernorm.weight")
 
 
 class Model:
-    """A decoder whose `forward` runs one step of a continuous batch."""
+    """A decoder whose `forward` runs one step of a continuous batch.
+
+    spec   one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
+    state  that rank's weights
+    """
 
     def __init__(
-        self, spec: ModelSpec, state: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        state: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: LayerOps,
+        attention: Attention,
+        *,
+        fp8: bool = False,
+        collective: Collective | None = None,
     ) -> None:
         self.spec = spec
         self.dtype = dtype
-        self.device = device
-        state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in state.items()}
-        self._layers = [Layer(spec, state, index) for index in range(spec.num_layers)]
-        self._embedding = state["model.embed_tokens.weight"]
-        self._head = self._embedding if spec.tied_embeddings else state["lm_head.weight"]
-        self._norm = state["model.norm.weight"]
-        self._rope = Rope(spec, spec.max_positions, device)
+        self.ops = ops
+        self.attention = attention
+        self._collective = collective or Alone()
+        weights = {name: tensor.to(device=device, dtype=dtype) for name, tensor in state.items()}
+        self._layers = [Layer(spec, weights, index, fp8) for index in range(spec.num_layers)]
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._head = DenseProjection(_head(spec, weights, self._collective))
+        self._norm = weights["model.norm.weight"]
+        self.rope = Rope(spec, spec.max_positions, device)
 
-    @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KvCache, attention: Attention) -> torch.Tensor:
-        """Logits `[len(batch.sampled), vocab]`; writes this step's keys and values into `kv`.
+    def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
+        """Logits `[S, vocab]` of the batch's sampled tokens; writes this step's keys and values into `kv`.
+
+        tokens  `[T]`, with every token id in its place
 
         Each layer writes KV before it reads: rows of one step may share prefix blocks.
         """
-        hidden = embedding(batch.tokens, self._embedding)
-        cos, sin = self._rope.at(batch.positions, self.dtype)
+        times = times or Untimed()
+        ops, join = self.ops, self._collective
+        with times("embedding"):
+            hidden = embedding(tokens, self._embedding)
+            rotation = ops.rotation(self.rope, batch)
+            plan = self.attention.plan(batch)
         for index, layer in enumerate(self._layers):
-            normed = self._normalise(hidden, layer.attention_norm)
-            hidden = hidden + self._attend(index, layer, normed, cos, sin, batch, kv, attention)
-            gate, up = linear(self._normalise(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + linear(silu(gate) * up, layer.down)
-        return linear(self._normalise(hidden[batch.sampled], self._norm), self._head)
+            cache = kv.layer(index)
+            with times("norm"):
+                if index:
+                    normed = ops.add_norm(mlp, hidden, layer.attention_norm)
+                else:
+                    normed = ops.add_norm(hidden, None, layer.attention_norm)
+            with times("qkv"):
+                qkv = layer.qkv(normed)
+            with times("rope_store"):
+                queries = ops.rope_store(qkv, rotation, layer.head_norms, cache, batch)
+            with times("attention"):
+                attended = self.attention.attend(queries, plan, cache)
+            with times("out"):
+                attended = layer.out(attended.flatten(1))
+            attended = join.sum(attended, times)
+            with times("norm"):
+                normed = ops.add_norm(attended, hidden, layer.mlp_norm)
+            with times("gate_up"):
+                gate_up = layer.gate_up(normed)
+            with times("silu_mul"):
+                product = ops.silu_mul(gate_up)
+            with times("down"):
+                mlp = layer.down(product)
+            mlp = join.sum(mlp, times)
+        with times("norm"):
+            if batch.layout.prefill_tokens:
+                mlp, hidden = mlp[batch.sampled], hidden[batch.sampled]
+            normed = ops.add_norm(mlp, hidden, self._norm)
+        with times("head"):
+            logits = self._head(normed)
+        return join.join(logits, times)[:, : self.spec.vocab_size]
 
-    def _attend(
-        self,
-        index: int,
-        layer: Layer,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        batch: Batch,
-        kv: KvCache,
-        attention: Attention,
-    ) -> torch.Tensor:
-        spec = self.spec
-        tokens = hidden.shape[0]
-        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        merged = linear(hidden, layer.qkv, layer.qkv_bias).view(tokens, sum(heads), spec.head_dim)
-        queries, keys, values = merged.split(heads, dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries = self._normalise(queries, layer.query_norm)
-            keys = self._normalise(keys, layer.key_norm)
-        kv.write(index, batch.slots, self._rope.rotate(keys, cos, sin), values)
-        attended = attention.attend(index, self._rope.rotate(queries, cos, sin), batch, kv)
-        return linear(attended.flatten(1), layer.out)
 
-    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
+def _head(spec: ModelSpec, weights: Mapping[str, torch.Tensor], collective: Collective) -> torch.Tensor:
+    """This rank's rows of the vocabulary's head; the last rank's are filled up with zeros."""
+    head = weights["model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"]
+    rows = -(-spec.vocab_size // collective.size)
+    mine = head[collective.rank * rows : (collective.rank + 1) * rows]
+    if len(mine) == rows:
+        return mine
+    return torch.cat([mine, mine.new_zeros(rows - len(mine), mine.shape[1])])

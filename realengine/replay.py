@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from realengine.engine import Engine, Step
+from realengine.engine import Engine, Flight, Step
 from realengine.hardware import describe
 from realengine.segment_tokens import SegmentTokens
 from serving.request import Request, Status
@@ -39,6 +39,7 @@ class _Life:
     queued_ns: int
     scheduled_ns: int | None = None
     preempted_at_ns: int | None = None
+    resumes_from_ns: int | None = None  # preempted then, and admitted again in a step not yet noted
     preempted_ns: int = 0
     token_times_ns: list[int] = field(default_factory=list)
 
@@ -102,8 +103,9 @@ def record(
         notes = {
             "canary_before_ns": before,
             "canary_after_ns": after,
-            "attention": engine.attention.name,
+            "attention": engine.attention,
             "model": engine.source,
+            "memory": engine.memory_report,
         }
         writer.close(status, duration_ns=replay.now(), notes=json.dumps(notes))
     except BaseException:
@@ -149,7 +151,11 @@ class _Replay:
         try:
             while self._to_come or self._lives:
                 self._take_arrivals()
-                step = self._engine.step()
+                if self._engine.has_room and (flight := self._engine.launch()):
+                    self._note_plan(flight)
+                    if self._engine.has_room:
+                        continue  # for another, into which new arrivals may get
+                step = self._engine.finish()
                 if step is not None:
                     self._note(step)
                 elif self._to_come:
@@ -193,24 +199,34 @@ class _Replay:
         while self.now() < arrival_ns:
             pass
 
+    def _note_plan(self, flight: Flight) -> None:
+        """Preemptions count from the plan: in the overlapped loop a request may finish before that step runs."""
+        for request in flight.plan.preempted:
+            self._lives[request.id].preempted_at_ns = flight.plan_ns - self._started_ns
+        for request in flight.plan.admitted:
+            life = self._lives[request.id]
+            life.resumes_from_ns, life.preempted_at_ns = life.preempted_at_ns, None
+
     def _note(self, step: Step) -> None:
         origin = self._started_ns
         start_ns, end_ns = step.start_ns - origin, step.end_ns - origin
-        for request in step.plan.preempted:
-            self._lives[request.id].preempted_at_ns = step.plan_ns - origin
         for request in step.plan.admitted:
-            life = self._lives[request.id]
+            if (life := self._lives.get(request.id)) is None:
+                continue  # preempted since, and finished by a step before
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
-            if life.preempted_at_ns is not None:
-                life.preempted_ns += start_ns - life.preempted_at_ns
-                life.preempted_at_ns = None
+            if life.resumes_from_ns is not None:
+                life.preempted_ns += start_ns - life.resumes_from_ns
+                life.resumes_from_ns = None
         for request in step.sampled:
             self._lives[request.id].token_times_ns.append(end_ns)
         self._steps.append(self._step_row(step))
         for request in step.finished:
             self.finished += 1
-            self._write_request(self._lives[request.id], "finished", end_ns)
+            life = self._lives[request.id]
+            if life.preempted_at_ns is not None:  # it finished while it waited
+                life.preempted_ns += end_ns - life.preempted_at_ns
+            self._write_request(life, "finished", end_ns)
 
     def _step_row(self, step: Step) -> dict[str, Any]:
         plan, origin = step.plan, self._started_ns
@@ -233,9 +249,14 @@ class _Replay:
             "waiting_blocks": step.load.waiting_blocks,
             "preempted": len(plan.preempted),
             "schedule_ns": step.scheduled_ns - step.plan_ns,
-            "prepare_ns": step.start_ns - step.scheduled_ns,
+            "in_flight": plan.lag,
+            "prepare_ns": step.prepared_ns - step.scheduled_ns,
+            "launch_ns": step.launch_ns,
+            "host_ns": step.host_ns,
             "forward_ns": step.computed_ns - step.start_ns,
             "sample_ns": step.end_ns - step.computed_ns,
+            "graph": step.graph,
+            "op_ns": None if step.op_ns is None else list(step.op_ns.items()),
             "row_ids": [row.request.id for row in step.rows],
             "row_tokens": [row.tokens for row in step.rows],
             "preempted_ids": [request.id for request in plan.preempted],

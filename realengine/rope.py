@@ -18,16 +18,16 @@ class Rope:
     def __init__(self, spec: ModelSpec, positions: int, device: torch.device) -> None:
         frequencies = _frequencies(spec).to(device)
         angles = torch.arange(positions, device=device, dtype=torch.float32)[:, None] * frequencies
-        self._cos, self._sin = angles.cos(), angles.sin()
-        self._interleaved = spec.rope_interleaved
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.interleaved = spec.rope_interleaved
 
-    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines for `positions` `[T]`, each `[T, 1, head_dim / 2]`."""
-        return self._cos[positions, None].to(dtype), self._sin[positions, None].to(dtype)
+        return self.cos[positions, None], self.sin[positions, None]
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate `x` `[T, heads, head_dim]`."""
-        if self._interleaved:
+        if self.interleaved:
             a, b = x[..., 0::2], x[..., 1::2]
             return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
         a, b = x.chunk(2, dim=-1)

@@ -7,7 +7,6 @@ of the limits are vLLM's: temperature, then top-k, then top-p of what top-k has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -39,46 +38,54 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise UserError("top_p", self.top_p, "must be above 0 and at most 1")
 
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < _GREEDY_BELOW
+    def draw(self, step: int) -> tuple[float, int, float, float] | None:
+        """Temperature, top-k, top-p and the uniform number behind token number `step`; None for greedy."""
+        if self.temperature < _GREEDY_BELOW:
+            return None
+        return self.temperature, self.top_k, self.top_p, uniform(self.seed or 0, step)
 
 
-def sample(logits: torch.Tensor, params: Sequence[SamplingParams], steps: Sequence[int]) -> list[int]:
-    """One token id for each row of `logits` `[rows, vocab]`; `steps[i]` counts row i's tokens so far."""
-    tokens: list[int] = logits.argmax(-1).tolist()
-    for row, (how, step) in enumerate(zip(params, steps, strict=True)):
-        if not how.greedy:
-            tokens[row] = _draw(logits[row].float(), how, step)
-    return tokens
+def draw(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """One token id, int32, for each row of `logits` `[rows, vocab]`; the rest are `[rows]`.
+
+    Top-k keeps every logit not below the k-th largest. Of those, top-p keeps every probability not below the largest
+    that at least `top_p` lies at or above. The token is the first, in vocabulary order, at which the cumulative
+    probability of what is kept exceeds `uniform` of the whole. No step depends on how ties would be sorted.
+    """
+    tokens = logits.argmax(-1)
+    how = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), uniform.tolist(), strict=True)
+    for row, (heat, k, p, u) in enumerate(how):
+        if heat >= _GREEDY_BELOW:
+            tokens[row] = _draw(logits[row].float(), heat, k, p, u)
+    return tokens.int()
 
 
-def _draw(logits: torch.Tensor, how: SamplingParams, step: int) -> int:
+def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniform: float) -> torch.Tensor:
     """Inverse-CDF sampling of one row of `logits`."""
-    scaled = (logits - logits.max()) / how.temperature
-    ids = None
-    if 0 < how.top_k < len(scaled):
-        scaled, ids = scaled.topk(how.top_k)
+    scaled = (logits - logits.max()) / temperature
+    if 0 < top_k < len(scaled):
+        kth = scaled.topk(top_k).values[-1]
+        scaled = torch.where(scaled < kth, -torch.inf, scaled)
     probabilities = torch.softmax(scaled, dim=-1)
-    if how.top_p < 1 and ids is None:
-        probabilities, ids = _likeliest(probabilities, how.top_p)
+    if top_p < 1:
+        probabilities = torch.where(probabilities < _least_of_nucleus(probabilities, top_p), 0.0, probabilities)
     cumulative = probabilities.double().cumsum(-1)
-    if how.top_p < 1:  # as few of the likeliest tokens as reach top_p
-        cumulative = cumulative[: int((cumulative < how.top_p).sum()) + 1]
-    drawn = torch.searchsorted(cumulative, cumulative[-1] * _uniform(how.seed or 0, step), right=True)
-    return int(drawn if ids is None else ids[drawn])
+    drawn = torch.searchsorted(cumulative, cumulative[-1] * uniform, right=True)
+    return drawn.clamp(max=len(logits) - 1)
 
 
-def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Enough tokens, likeliest first, to reach `share`. Sorting a whole vocabulary costs ten times a top-k."""
-    first, ids = probabilities.topk(min(_HEAD, len(probabilities)))
-    if first.sum() > share:
-        return first, ids
-    ordered, ids = probabilities.sort(descending=True)
-    return ordered, ids
+def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor:
+    """The largest probability that at least `share` lies at or above. Sorting everything costs ten times a top-k."""
+    likeliest = probabilities.topk(min(_HEAD, len(probabilities))).values
+    if likeliest.sum() < share:
+        likeliest = probabilities.sort(descending=True).values
+    mass = likeliest.double().cumsum(-1)
+    return likeliest[(mass < share).sum().clamp(max=len(likeliest) - 1)]
 
 
-def _uniform(seed: int, step: int) -> float:
-    """A number in [0, 1) from 52 bits of a hash: below 1 by enough that a product with it stays below its factor."""
+def uniform(seed: int, step: int) -> float:
+    """A number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`."""
     digest = blake2b(f"{seed}:{step}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 12) / 2**52
+    return (int.from_bytes(digest, "little") >> 40) / 2**24

@@ -32,18 +32,26 @@ class TokenSequence:
         self.sampling = sampling or SamplingParams()
         if self.sampling.seed is None:
             self.sampling = replace(self.sampling, seed=request.id)
-        self._prompt_len = len(prompt)
+        self.prompt_len = len(prompt)
         self._forced = forced
         self._stop_ids = stop_ids
         self._on_token = on_token
 
     @property
     def outputs(self) -> list[int]:
-        return self.tokens[self._prompt_len :]
+        return self.tokens[self.prompt_len :]
 
     @property
     def output_len(self) -> int:
-        return len(self.tokens) - self._prompt_len
+        return len(self.tokens) - self.prompt_len
+
+    def inputs(self, start: int, count: int, seat: int) -> Sequence[int]:
+        """`count` token ids from position `start`. A token that was not seen yet is the one at `seat`, unless forced."""
+        known = self.tokens[start : start + count]
+        if len(known) == count:
+            return known
+        ahead = start + count - 1 - self.prompt_len  # the overlapped loop is one token ahead at most
+        return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
 
     def append(self, sampled: int) -> bool:
         """Take one output token; whether it ends the request before its output length."""

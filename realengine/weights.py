@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from serving.errors import UserError
-from serving.model_spec import ModelSpec
+from serving.model_spec import ModelSpec, RopeScaling
 
 _SMALL = {
     "vocab_size": 1024,
@@ -24,6 +24,7 @@ _SMALL = {
     "max_positions": 4096,
     "rope_theta": 10000.0,
 }
+_LLAMA_3_1_ROPE = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 RANDOM = {
     "llama": ModelSpec(name="random:llama", family="llama", **_SMALL),
@@ -47,26 +48,63 @@ RANDOM = {
         bos_id=1,
         eos_ids=(2,),
     ),
+    "llama-3.1-8b": ModelSpec(
+        name="random:llama-3.1-8b",
+        family="llama",
+        vocab_size=128256,
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        max_positions=131072,
+        rope_theta=500000.0,
+        rope_scaling=_LLAMA_3_1_ROPE,
+        norm_eps=1e-5,
+    ),
+    "qwen3-0.6b": ModelSpec(
+        name="random:qwen3-0.6b",
+        family="qwen3",
+        vocab_size=151936,
+        hidden_size=1024,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        max_positions=40960,
+        rope_theta=1000000.0,
+        qk_norm=True,
+        tied_embeddings=True,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model in memory. `state` has Hugging Face names; `folder` holds tokenizer.json, where there is one."""
+    """A model that can be loaded. `folder` holds tokenizer.json, where there is one.
+
+    `state` has Hugging Face names; it is None for random weights, which are made where they are needed.
+    """
 
     spec: ModelSpec
-    state: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor] | None
     source: str
     folder: Path | None = None
 
+    def weights(self, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+        """The weights by name. From files they are as the files have them, on the CPU."""
+        return random_state(self.spec, dtype, device=device) if self.state is None else self.state
 
-def load_model_files(model: str, dtype: str, home: Path) -> ModelFiles:
+
+def load_model_files(model: str, home: Path) -> ModelFiles:
     """The model called `model`. Raises UserError if there is none, or its files are damaged."""
     if model.startswith("random:"):
         name = model.removeprefix("random:")
         if name not in RANDOM:
             raise UserError("model", model, f"random models are {', '.join(RANDOM)}")
-        return ModelFiles(RANDOM[name], random_state(RANDOM[name], getattr(torch, dtype)), model)
+        return ModelFiles(RANDOM[name], None, model)
     folder = home / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
     if not (folder / "config.json").is_file():
         if model == "smollm2":
@@ -79,17 +117,21 @@ def load_model_files(model: str, dtype: str, home: Path) -> ModelFiles:
     return ModelFiles(spec, state, model, folder)
 
 
-def random_state(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Seeded random weights, scaled by fan-in so that activations keep their size."""
-    generator = torch.Generator().manual_seed(seed)
+def random_state(
+    spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Seeded random weights, scaled by fan-in so that activations keep their size. Another kind of device gives
+    other numbers."""
+    generator = torch.Generator(device).manual_seed(seed)
     state = {}
     for name, shape in shapes(spec):
         if name.endswith("norm.weight"):
-            state[name] = torch.ones(shape, dtype=dtype)
+            state[name] = torch.ones(shape, dtype=dtype, device=device)
         elif name.endswith("bias"):
-            state[name] = torch.zeros(shape, dtype=dtype)
+            state[name] = torch.zeros(shape, dtype=dtype, device=device)
         else:
-            state[name] = (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+            drawn = torch.randn(shape, generator=generator, device=device)
+            state[name] = drawn.mul_(shape[-1] ** -0.5).to(dtype)
     return state
 
 

@@ -50,15 +50,23 @@ class SchedulerConfig(BaseModel):
 
 
 class Deployment(BaseModel):
-    """One engine: the model it serves, the device, its data type, the policy and the scheduler's settings."""
+    """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field("smollm2", description="a Hugging Face folder, `smollm2`, or `random:FAMILY`")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the real engine runs")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights and KV")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights, activations and KV")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of the real engine")
-    attention: str = Field("torch", description="attention backend of the real engine")
+    attention: str = Field("torch", description="attention backend of the real engine: torch, triton or hybrid")
+    quantization: Literal["none", "fp8"] = Field("none", description="fp8: e4m3 weights and activations in GEMMs")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")
+    enforce_eager: bool = Field(False, description="run decode steps without graphs")
+    batch_invariant: bool = Field(False, description="attention whose result for a row never depends on the batch")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="size scheduler.num_blocks by this share of the device's memory; null: as given"
+    )
     policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
 

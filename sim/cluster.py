@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from serving.config import Deployment
@@ -57,11 +57,16 @@ class Cluster:
             for index in range(replicas)
         ]
         self._arrivals: Iterator[WorkloadRequest] = iter(())
+        self._offered_ns: Mapping[int, int] | None = None
         self._closed_loop = False
 
-    def run(self, workload: Workload) -> Simulated:
-        """Simulate `workload` to its end. Raises RuntimeError if a policy leaves requests behind."""
+    def run(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> Simulated:
+        """Simulate `workload` to its end. Raises RuntimeError if a policy leaves requests behind.
+
+        `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
+        """
         self._arrivals = iter(workload.requests)
+        self._offered_ns = offered_ns
         self._closed_loop = workload.concurrency is not None
         for _ in range(workload.concurrency or 1):
             self._release_next()
@@ -76,7 +81,8 @@ class Cluster:
         """The next request in order arrives: at its time, or now if that has passed (in a closed loop)."""
         request = next(self._arrivals, None)
         if request is not None:
-            at_ns = max(self._clock.now_ns, request.arrival_ns)
+            due_ns = request.arrival_ns if self._offered_ns is None else self._offered_ns[request.id]
+            at_ns = max(self._clock.now_ns, due_ns)
             Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._offer(request))
 
     def _offer(self, request: WorkloadRequest) -> None:

@@ -82,7 +82,7 @@ class _Life:
         self.preempted_ns = 0
 
 
-_MEASURED_ONLY = {"schedule_ns", "prepare_ns", "forward_ns", "sample_ns"}
+_MEASURED_ONLY = ("schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns")
 _REQUEST_COLUMNS = [column.name for column in REQUESTS]
 _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 
@@ -159,6 +159,7 @@ class RunLog:
                 scheduler.pool.total - scheduler.pool.free,
                 self._waiting_blocks.get(replica, 0),
                 len(plan.preempted),
+                plan.lag,
                 None if rows is None else [row.request.id for row in rows],
                 None if rows is None else [row.tokens for row in rows],
                 None if rows is None else [request.id for request in plan.preempted],

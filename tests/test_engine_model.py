@@ -6,17 +6,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
-from realengine.batch import make_batch  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
+from realengine.step_input import Batch, RowInput, pack  # noqa: E402
 from realengine.weights import load_model_files  # noqa: E402
 from serving.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.request import Request, Status  # noqa: E402
-from serving.step_plan import Row  # noqa: E402
+from serving.request import Status  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
 from tests.tiny_models import CONFIGS, save  # noqa: E402
 
@@ -33,7 +33,7 @@ def engine_for(folder: Path, **scheduler: Any) -> Engine:
     settings = {"max_model_len": 200, "max_num_batched_tokens": 64, "num_blocks": 100, "block_size": 4}
     config = SchedulerConfig(**{**settings, **scheduler})
     deployment = Deployment(model=str(folder), dtype="float32", scheduler=config)
-    return Engine(deployment, load_model_files(str(folder), "float32", Path()))
+    return Engine(deployment, load_model_files(str(folder), Path()))
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -41,14 +41,15 @@ def test_logits_agree_with_transformers(family: str, models: dict[str, tuple[Pat
     folder, judge = models[family]
     engine = engine_for(folder)
     tokens = torch.randint(0, 96, (1, 150), generator=torch.Generator().manual_seed(1))
-    request = Request(WorkloadRequest(0, 0, (("", 150),), 1))
-    request.blocks = random.Random(0).sample(range(1, 100), 38)
+    blocks = np.array(random.Random(0).sample(range(1, 100), 38), dtype=np.int32)
     with torch.no_grad():
         wanted = judge(tokens).logits[0]
     for start, end in ((0, 70), (70, 71), (71, 149), (149, 150)):  # chunks and single tokens
-        row = Row(request, start, end - start, True)
-        batch = make_batch([row], [tokens[0].tolist()], 4, torch.device("cpu"))
-        logits = engine.model.forward(batch, engine.kv, engine.attention)
+        row = RowInput(tokens[0, start:end].tolist(), start, blocks, 0)
+        step = pack([row], 4, 8, engine.runner.attention.tiles).step
+        batch = Batch.of(torch.from_numpy(step.packed), step.layout)
+        with torch.inference_mode():
+            logits = engine.runner.model.forward(batch.tokens, batch, engine.runner.kv)
         torch.testing.assert_close(logits[0], wanted[end - 1], atol=1e-4, rtol=0)
 
 
@@ -56,7 +57,7 @@ def test_sharded_weights_are_the_same(models: dict[str, tuple[Path, Any]], tmp_p
     folder, _ = models["llama"]
     save("llama", tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    whole, sharded = (load_model_files(str(f), "float32", Path()).state for f in (folder, tmp_path))
+    whole, sharded = (load_model_files(str(f), Path()).state for f in (folder, tmp_path))
     assert whole.keys() == sharded.keys()
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
@@ -120,7 +121,7 @@ def test_greedy_output_does_not_depend_on_scheduling(
     )
     folder, _ = models["qwen3"]
     deployment = Deployment(model=str(folder), dtype="float32", policy=policy, scheduler=config)
-    engine = Engine(deployment, load_model_files(str(folder), "float32", Path()))
+    engine = Engine(deployment, load_model_files(str(folder), Path()))
     sequences = {}
     waiting = list(enumerate(prompts()))
     preempted = hits = 0

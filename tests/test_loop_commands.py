@@ -82,7 +82,7 @@ def test_steps_add_up(folder: Path) -> None:
     for before, after in itertools.pairwise(steps):
         assert before["end_ns"] <= after["plan_ns"] <= after["start_ns"] <= after["end_ns"]
     for step in steps:
-        assert step["schedule_ns"] + step["prepare_ns"] == step["start_ns"] - step["plan_ns"]
+        assert step["schedule_ns"] + step["prepare_ns"] <= step["start_ns"] - step["plan_ns"]
         assert step["forward_ns"] + step["sample_ns"] == step["end_ns"] - step["start_ns"]
         assert sum(step["row_tokens"]) == step["prefill_tokens"] + step["decode_rows"]
     sampled = sum(step["sampled_rows"] for step in steps)

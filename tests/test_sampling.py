@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.sampling import SamplingParams, sample  # noqa: E402
+from realengine.sampling import SamplingParams, draw  # noqa: E402
 from realengine.sequence import TokenSequence  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.request import Request  # noqa: E402
@@ -19,6 +19,14 @@ pytestmark = pytest.mark.engine
 
 def rows_of(seed: int, rows: int, vocab: int) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def sample(logits: torch.Tensor, params: list[SamplingParams], steps: list[int]) -> list[int]:
+    """One token for each row, as the engine asks for it; `steps[i]` counts row i's tokens so far."""
+    how = [p.draw(step) or (0.0, 0, 1.0, 0.0) for p, step in zip(params, steps, strict=True)]
+    temperature, top_k, top_p, uniform = (torch.tensor(column) for column in zip(*how, strict=True))
+    tokens: list[int] = draw(logits, temperature, top_k, top_p, uniform).tolist()
+    return tokens
 
 
 def nucleus(logits: torch.Tensor, how: SamplingParams) -> set[int]:
@@ -117,14 +125,14 @@ def test_a_draw_does_not_depend_on_the_batch(order: list[int], rows: int, step: 
 def test_seeds_and_steps_differ_and_repeat() -> None:
     logits = rows_of(8, 1, 1000)
 
-    def draw(seed: int, step: int) -> int:
+    def drawn(seed: int, step: int) -> int:
         return sample(logits, [SamplingParams(1.0, seed=seed)], [step])[0]
 
-    by_seed = [draw(seed, 0) for seed in range(200)]
-    by_step = [draw(0, step) for step in range(200)]
+    by_seed = [drawn(seed, 0) for seed in range(200)]
+    by_step = [drawn(0, step) for step in range(200)]
     assert len(set(by_seed)) > 100
     assert len(set(by_step)) > 100
-    assert by_seed == [draw(seed, 0) for seed in range(200)]
+    assert by_seed == [drawn(seed, 0) for seed in range(200)]
     assert by_seed != by_step
 
 

@@ -11,18 +11,32 @@ if TYPE_CHECKING:
     from serving.config import Deployment
 
 _SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
-_FLAGS = ("model", "device", "dtype", "threads", "attention", "policy")
+_FLAGS: dict[str, type] = {
+    "model": str,
+    "device": str,
+    "dtype": str,
+    "threads": int,
+    "attention": str,
+    "quantization": str,
+    "kv_cache_dtype": str,
+    "tensor_parallel_size": int,
+    "gpu_memory_utilization": float,
+    "policy": str,
+}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def deployment_options(command: Command) -> Command:
     """Add --deployment and the flags that override single fields of it."""
+    overlap = click.option(
+        "--async-scheduling/--no-async-scheduling", default=None, help="Override scheduler.async_scheduling."
+    )
+    command = overlap(command)
     for name in reversed(_SCHEDULER_FLAGS):
         command = click.option(f"--{name.replace('_', '-')}", type=int, help=f"Override scheduler.{name}.")(command)
-    for name in reversed(_FLAGS):
-        kind = int if name == "threads" else str
-        command = click.option(f"--{name}", type=kind, help=f"Override {name}.")(command)
+    for name, kind in reversed(_FLAGS.items()):
+        command = click.option(f"--{name.replace('_', '-')}", type=kind, help=f"Override {name}.")(command)
     return click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="A deployment, in YAML.")(
         command
     )
@@ -37,5 +51,6 @@ def read_deployment(
     base = load_deployment(deployment_file) if deployment_file else otherwise or Deployment()
     data = base.model_dump()
     data.update({name: flags[name] for name in _FLAGS if flags.get(name) is not None})
-    data["scheduler"].update({name: flags[name] for name in _SCHEDULER_FLAGS if flags.get(name) is not None})
+    scheduler = (*_SCHEDULER_FLAGS, "async_scheduling")
+    data["scheduler"].update({name: flags[name] for name in scheduler if flags.get(name) is not None})
     return parse(Deployment, data, where=deployment_file or "deployment")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import click
+
 from tokentwin.home import home
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ def load_engine(deployment: Deployment, warm: bool = True) -> Engine:
     from realengine.engine import Engine
     from realengine.weights import load_model_files
 
-    engine = Engine(deployment, load_model_files(deployment.model, deployment.dtype, home()))
+    engine = Engine(deployment, load_model_files(deployment.model, home()))
+    if engine.memory_report:
+        click.echo(engine.memory_report, err=True)
     if warm:
         engine.warm_up()
     return engine

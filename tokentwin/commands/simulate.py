@@ -55,7 +55,13 @@ def simulate(
     measured = Calibration.load(calibration)
     base = parse(Deployment, json.loads(measured.deployment), where="calibration.deployment")
     deployment = read_deployment(deployment_file, flags, base)
-    for name in ("model", "device", "dtype", "threads", "attention"):
+    if deployment.gpu_memory_utilization is not None:
+        raise UserError(
+            "gpu_memory_utilization",
+            deployment.gpu_memory_utilization,
+            "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
+        )
+    for name in Deployment.model_fields.keys() - {"policy", "scheduler"}:
         asked, known = getattr(deployment, name), getattr(base, name)
         if asked != known:
             raise UserError(name, asked, f"this calibration was measured with {known}; calibrate for the other first")

@@ -1,0 +1,96 @@
+"""The CPU as a device: work runs at once, or in order on one thread that stands in for a CUDA stream."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from realengine.device import Mark, Memory, Pending
+
+_STATUS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class _Passed:
+    """A mark, which on the CPU is simply the time."""
+
+    __slots__ = ("_ns",)
+
+    def __init__(self) -> None:
+        self._ns = perf_counter_ns()
+
+    def ns(self) -> int:
+        return self._ns
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+class _Queued:
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+class CpuDevice:
+    """`threaded` runs work on a thread of its own, in order, while the caller goes on."""
+
+    def __init__(self, threaded: bool) -> None:
+        self.torch_device = torch.device("cpu")
+        self.asynchronous = threaded
+        self.multiprocessors = 1
+        self._thread = ThreadPoolExecutor(1, "device") if threaded else None
+
+    def submit(self, work: Callable[[], None]) -> Pending:
+        if self._thread is not None:
+            return _Queued(self._thread.submit(work))
+        work()
+        return _Done()
+
+    def mark(self) -> Mark:
+        return _Passed()
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return work  # running it again reads the same memory, as replaying a graph would
+
+    def host_buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32)
+
+    def memory(self) -> Memory:
+        """As /proc/meminfo has it; free is what could be had without swapping."""
+        kib = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        return Memory(*(int(kib[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal")))
+
+    def peak_bytes(self, work: Callable[[], Any]) -> int:
+        before = _resident("VmRSS")
+        try:
+            _RESET_PEAK.write_text("5", encoding="ascii")  # Linux: start the high-water mark anew
+        except OSError:
+            work()
+            return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, 0)
+        work()
+        return max(_resident("VmHWM") - before, 0)
+
+    def synchronize(self) -> None:
+        if self._thread is not None:
+            self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+
+def _resident(field: str) -> int:
+    for line in _STATUS.read_text(encoding="ascii").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{_STATUS} has no {field}")

@@ -1,0 +1,128 @@
+"""A CUDA GPU as a device: work is enqueued on one stream, graphs are CUDA graphs, marks are events.
+
+Times of events are put on the host's clock, so that one step log shows CPU and GPU side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from realengine.device import Mark, Memory, Pending
+
+_REANCHOR_MS = 1000.0  # elapsed times are float32: within a second they resolve 0.1 µs
+
+
+class EventClock:
+    """Event times as `perf_counter_ns`.
+
+    Times count from an anchor event whose host time is known. The two clocks drift apart, so the anchor is moved on
+    every second, by what waiting showed: the host never sees an event before it happened, and the shortest delay
+    at which it saw one, having really waited for it, is taken as none.
+    """
+
+    def __init__(self, anchor: Any, anchor_ns: int) -> None:
+        self._anchor = anchor
+        self._anchor_ns = anchor_ns
+        self._least_delay: int | None = None
+
+    def ns(self, event: Any) -> int:
+        """When `event`, which has happened, did."""
+        return self._anchor_ns + round(self._anchor.elapsed_time(event) * 1e6)
+
+    def seen(self, event: Any, host_ns: int, waited: bool) -> None:
+        """`event` was known to have happened at `host_ns`; `waited` if the host was blocked until then."""
+        delay = host_ns - self.ns(event)
+        if (waited or delay < 0) and (self._least_delay is None or delay < self._least_delay):
+            self._least_delay = delay
+        if self._anchor.elapsed_time(event) > _REANCHOR_MS:
+            self._anchor_ns = self.ns(event) + (self._least_delay or 0)
+            self._anchor = event
+            self._least_delay = None
+
+
+class _EventMark:
+    __slots__ = ("_clock", "_event")
+
+    def __init__(self, event: Any, clock: EventClock) -> None:
+        self._event, self._clock = event, clock
+
+    def ns(self) -> int:
+        return self._clock.ns(self._event)
+
+
+class _Enqueued:
+    def __init__(self, event: Any, clock: EventClock) -> None:
+        self._event, self._clock = event, clock
+
+    def wait(self) -> None:
+        waited = not self._event.query()
+        self._event.synchronize()
+        self._clock.seen(self._event, perf_counter_ns(), waited)
+
+
+class CudaDevice:
+    """GPU number `index`."""
+
+    def __init__(self, index: int) -> None:
+        torch.cuda.set_device(index)
+        self.torch_device = torch.device("cuda", index)
+        self.asynchronous = True
+        self.multiprocessors = torch.cuda.get_device_properties(index).multi_processor_count
+        self._stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self._stream)
+        self._pool = torch.cuda.graph_pool_handle()
+        anchor = self._event()
+        anchor.synchronize()
+        self._clock = EventClock(anchor, perf_counter_ns())
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def submit(self, work: Callable[[], None]) -> Pending:
+        work()
+        return _Enqueued(self._event(), self._clock)
+
+    def mark(self) -> Mark:
+        return _EventMark(self._event(), self._clock)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        for _ in range(2):  # first runs compile kernels and choose algorithms, which a graph cannot hold
+            work()
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            out = work()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+    def host_buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+
+    def memory(self) -> Memory:
+        torch.cuda.empty_cache()
+        return Memory(*torch.cuda.mem_get_info())
+
+    def peak_bytes(self, work: Callable[[], Any]) -> int:
+        self.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        work()
+        self.synchronize()
+        return torch.cuda.max_memory_reserved() - before
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self.synchronize()

@@ -1,0 +1,98 @@
+"""Where steps run, and when: the one seam between the engine and a kind of hardware.
+
+A step is *submitted* as a piece of work. On CUDA it is enqueued and the call returns; on the CPU it runs at once, or,
+for the overlapped loop, on a thread that takes steps in order as a CUDA stream does. Everything else of the
+engine is the same code on both, so that the first run on a GPU is not the first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from serving.config import Deployment
+from serving.errors import UserError
+
+
+class Memory(NamedTuple):
+    """Bytes of the device's memory."""
+
+    free: int
+    total: int
+
+
+class Mark(Protocol):
+    """A point in the device's work."""
+
+    def ns(self) -> int:
+        """When the device passed it, on `perf_counter_ns`. Only after the work it belongs to was waited for."""
+        ...
+
+
+class Pending(Protocol):
+    """Submitted work."""
+
+    def wait(self) -> None:
+        """Block until it is done; raises what the work raised."""
+        ...
+
+
+class Device(Protocol):
+    """One place to run steps. Work runs in the order in which it is submitted.
+
+    torch_device     where tensors live
+    asynchronous     whether `submit` returns before the work is done
+    multiprocessors  independent units that a kernel should fill
+    """
+
+    torch_device: torch.device
+    asynchronous: bool
+    multiprocessors: int
+
+    def submit(self, work: Callable[[], None]) -> Pending: ...
+
+    def mark(self) -> Mark:
+        """A mark at this point of the work; called from within it."""
+        ...
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """`work` as a graph: calling it runs the same kernels on the same memory, with what is there by then."""
+        ...
+
+    def host_buffer(self, size: int) -> torch.Tensor:
+        """int32 host memory `[size]` that can be copied to and from the device without waiting."""
+        ...
+
+    def memory(self) -> Memory: ...
+
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        """The most memory that `work` needed at once, beyond what was in use before it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything submitted."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads; nothing may be submitted afterwards."""
+        ...
+
+
+def find_device(deployment: Deployment, rank: int = 0) -> Device:
+    """The device a deployment asks for; `rank` picks one of several. Raises UserError when it is not there."""
+    if deployment.device == "cuda":
+        if torch.cuda.device_count() <= rank:
+            raise UserError(
+                "device" if rank == 0 else "tensor_parallel_size",
+                "cuda" if rank == 0 else deployment.tensor_parallel_size,
+                f"this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+                + (" or fewer of them" if rank else ""),
+            )
+        from realengine.cuda_device import CudaDevice
+
+        return CudaDevice(rank)
+    from realengine.cpu_device import CpuDevice
+
+    return CpuDevice(threaded=deployment.scheduler.async_scheduling)

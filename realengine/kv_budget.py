@@ -1,0 +1,59 @@
+"""How many KV blocks fit into a device: its memory, less everything else, by arithmetic that can be read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serving.config import SchedulerConfig
+from serving.errors import UserError
+from serving.kv_blocks import blocks_for
+
+_MOST = 10_000_000  # as SchedulerConfig.num_blocks
+_GIB = 1024**3
+
+
+class KvBudget(NamedTuple):
+    """Bytes of one device, measured once weights were loaded.
+
+    total        of the device
+    used         by weights, buffers, the driver and whoever else is there
+    activations  the most that the largest step needed at once
+    graphs       what capturing every decode graph takes
+    utilization  the share of `total` that may be used
+    block        bytes of one KV block
+    """
+
+    total: int
+    used: int
+    activations: int
+    graphs: int
+    utilization: float
+    block: int
+
+    @property
+    def left(self) -> int:
+        """Bytes for KV; may be negative."""
+        return int(self.total * self.utilization) - self.used - self.activations - self.graphs
+
+    @property
+    def num_blocks(self) -> int:
+        return min(max(self.left, 0) // self.block, _MOST)
+
+    def explain(self) -> str:
+        """The arithmetic in one line."""
+        gib = [f"{bytes / _GIB:,.2f}" for bytes in (self.total, self.used, self.activations, self.graphs, self.left)]
+        return (
+            f"KV blocks: {gib[0]} GiB x {self.utilization:g} - {gib[1]} used after loading - {gib[2]} activations "
+            f"- {gib[3]} graphs = {gib[4]} GiB / {self.block / 1024:,.0f} KiB = {self.num_blocks:,}"
+        )
+
+    def check(self, config: SchedulerConfig) -> None:
+        """Raise UserError unless the longest request fits, beside the null block."""
+        need = blocks_for(config.max_model_len, config.block_size) + 1
+        if self.num_blocks < need:
+            raise UserError(
+                "gpu_memory_utilization",
+                self.utilization,
+                f"leaves {self.num_blocks} KV blocks, one request of max_model_len {config.max_model_len} needs {need}; "
+                f"raise it, or lower max_model_len or max_num_batched_tokens ({self.explain()})",
+            )

@@ -1,0 +1,86 @@
+"""The small operations between GEMMs and attention, behind one interface: in plain torch here, in Triton elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from realengine import sampling
+from realengine.kv_cache import LayerKv, write
+from realengine.rope import Rope
+from realengine.step_input import Batch
+from serving.model_spec import ModelSpec
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorm weights `[head_dim]` of queries and keys, for models that normalise them."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+class LayerOps(Protocol):
+    """What a decoder layer needs beside GEMMs and attention."""
+
+    def rotation(self, rope: Rope, batch: Batch) -> Any:
+        """What rotating this step's tokens needs, the same for every layer."""
+        ...
+
+    def rope_store(
+        self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
+    ) -> torch.Tensor:
+        """Normalise and rotate the heads of `qkv` `[T, (heads + 2 * kv_heads) * head_dim]`; keys and values go into
+        `kv` at the batch's slots, the queries `[T, heads, head_dim]` are returned."""
+        ...
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of `x`, or of `residual + x`, which replaces what was in `residual`; all `[T, hidden]`."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """SwiGLU's product: `[T, 2 * n]` to `[T, n]`."""
+        ...
+
+    def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
+        """A token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
+        ...
+
+
+class TorchOps:
+    """The reference, on any device torch knows. `spec` is one rank's share of the model."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    def rotation(self, rope: Rope, batch: Batch) -> tuple[Rope, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return rope, *rope.at(batch.positions), batch.slots.long()
+
+    def rope_store(
+        self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
+    ) -> torch.Tensor:
+        spec = self._spec
+        rope, cos, sin, slots = rotation
+        cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
+        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        queries, keys, values = qkv.view(len(qkv), sum(heads), spec.head_dim).split(heads, dim=1)
+        if norms is not None:
+            queries, keys = self._normalise(queries, norms.query), self._normalise(keys, norms.key)
+        write(kv, slots, rope.rotate(keys, cos, sin), values)
+        return rope.rotate(queries, cos, sin)
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._normalise(x if residual is None else residual.add_(x), weight)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate) * up
+
+    def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
+        if greedy:
+            return logits.argmax(-1).int()
+        return sampling.draw(logits, batch.temperature, batch.top_k, batch.top_p, batch.uniform)
+
+    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, (x.shape[-1],), weight, self._spec.norm_eps)

@@ -1,0 +1,307 @@
+"""Runs packed steps on one device: buffers, model, KV cache, graphs, sampling. Knows no request and no policy.
+
+Steps are launched in order and finish in order; with an asynchronous device the next may be launched while one
+runs. A token that was sampled but not yet seen by the host is passed on through its *seat* on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from realengine.attention import find_attention
+from realengine.collective import Alone, Collective
+from realengine.device import Mark, find_device
+from realengine.kv_budget import KvBudget
+from realengine.kv_cache import FP8, KvCache
+from realengine.layer_ops import LayerOps, TorchOps
+from realengine.model import Model
+from realengine.op_times import COLLECTIVES, Timed
+from realengine.shard import shard_spec, shard_state
+from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
+from realengine.weights import ModelFiles
+from serving.config import Deployment, SchedulerConfig
+from serving.decode_buckets import DECODE_BUCKETS, padded
+from serving.errors import UserError
+
+_HOST_BUFFERS = 3  # two steps in flight, and one being written
+
+
+class GraphKey(NamedTuple):
+    """Everything that shapes a captured launch."""
+
+    decode_rows: int
+    attention: tuple[int, ...]
+
+
+class _HostBuffer(NamedTuple):
+    step: torch.Tensor
+    tokens: torch.Tensor
+
+
+class Launched:
+    """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`.
+
+    launch_ns  host time spent handing it over, where the device is asynchronous; else 0
+    """
+
+    def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool) -> None:
+        self.layout = layout
+        self.graph = graph
+        self.launch_ns = 0
+        self.pending: object = None
+        self.marks: list[Mark] = []
+        self.times: Timed | None = None
+        self._tokens = tokens
+
+    def wait(self) -> list[int]:
+        """The sampled tokens `[S]`, in the order of the layout's samples."""
+        self.pending.wait()  # type: ignore[attr-defined]
+        tokens: list[int] = self._tokens[: self.layout.samples].tolist()
+        return tokens
+
+    @property
+    def start_ns(self) -> int:
+        return self.marks[0].ns()
+
+    @property
+    def computed_ns(self) -> int:
+        return self.marks[1].ns()
+
+    @property
+    def end_ns(self) -> int:
+        return self.marks[2].ns()
+
+    @property
+    def op_ns(self) -> dict[str, int] | None:
+        """Device time by operation, where it was measured."""
+        return self.times.totals() if self.times is not None else None
+
+
+class ModelRunner:
+    """One rank. `allocate` must be called once before steps are launched."""
+
+    def __init__(self, deployment: Deployment, files: ModelFiles, collective: Collective | None = None) -> None:
+        self._collective = collective or Alone()
+        torch.set_num_threads(deployment.threads)
+        self.deployment = deployment
+        self.device = find_device(deployment, self._collective.rank)
+        self._config: SchedulerConfig = deployment.scheduler
+        self._dtype: torch.dtype = getattr(torch, deployment.dtype)
+        self._kv_dtype = FP8 if deployment.kv_cache_dtype == "fp8" else self._dtype
+        self.spec = shard_spec(files.spec, self._collective.size)
+        self.attention = find_attention(deployment, self.spec, self.device)
+        self._timing = False
+        self._times: Timed | None = None  # of the step that the device is at
+        self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
+        need, free = self.spec.weight_bytes(self._dtype.itemsize), self.device.memory().free
+        if need > free:  # the CPU would not refuse, but be killed half way
+            raise UserError("model", deployment.model, f"has {need / 1e9:,.1f} GB of weights; {free / 1e9:,.1f} GB are free")
+        with self._memory_for("weights"), torch.inference_mode():
+            where = self.device.torch_device
+            state = shard_state(files.weights(self._dtype, where), self._collective.rank, self._collective.size)
+            self.model = Model(
+                self.spec,
+                state,
+                self._dtype,
+                where,
+                self._ops(),
+                self.attention,
+                fp8=deployment.quantization == "fp8",
+                collective=self._collective,
+            )
+            del state
+            self._last_tokens = torch.zeros(self._config.max_num_seqs + 1, dtype=torch.int32, device=where)
+            size, samples = self._sizes()
+            self._buffer = torch.zeros(size, dtype=torch.int32, device=where)
+            self._host = [
+                _HostBuffer(self.device.host_buffer(size), self.device.host_buffer(samples))
+                for _ in range(_HOST_BUFFERS)
+            ]
+        self._launches = 0
+        self.kv: KvCache
+
+    def _ops(self) -> LayerOps:
+        if self.attention.name == "torch":
+            return TorchOps(self.spec)
+        from realengine.triton_ops import TritonOps
+
+        return TritonOps(self.spec)
+
+    def _sizes(self) -> tuple[int, int]:
+        """int32 numbers that the largest step may need, and its samples."""
+        config = self._config
+        most = Layout(
+            padded(config.max_num_seqs),
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+        blocks = most.rows * -(-config.max_model_len // config.block_size)
+        return most.places()["blocks"].start + blocks, most.samples
+
+    # Memory
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the KV cache. Raises UserError when the memory does not suffice."""
+        self._graphs.clear()
+        with self._memory_for("kv", num_blocks):
+            self.kv = KvCache(
+                self.spec, num_blocks, self._config.block_size, self._kv_dtype, self.device.torch_device
+            )
+
+    def budget(self, utilization: float) -> KvBudget:
+        """How many KV blocks fit, by running the largest step there can be and capturing graphs on a trial."""
+        self.allocate(2)
+        activations = self.device.peak_bytes(lambda: self.dummy_step(self._largest_step()))
+        before = self.device.memory()
+        graphs = 0
+        if self._captures:
+            buckets = self.buckets()
+            costs = []
+            for rows in list(reversed(buckets))[:2]:
+                free = self.device.memory().free
+                self.dummy_step([1] * rows)
+                costs.append(max(free - self.device.memory().free, 0))
+            graphs = costs[0] + costs[-1] * (len(buckets) - 1)
+            self._graphs.clear()
+        block = self._config.block_size * self.spec.kv_bytes_per_token(self._kv_dtype.itemsize)
+        return KvBudget(before.total, before.total - before.free, activations, graphs, utilization, block)
+
+    def _memory_for(self, what: str, num_blocks: int = 0) -> _OutOfMemory:
+        return _OutOfMemory(self.deployment, self.spec.kv_bytes_per_token(self._kv_dtype.itemsize), what, num_blocks)
+
+    # Steps
+
+    def time_operations(self) -> None:
+        """From now on, time every operation of a step; no graphs then."""
+        self._timing = True
+
+    def buckets(self) -> list[int]:
+        """Decode batch sizes that can occur."""
+        return [b for b in DECODE_BUCKETS if b <= padded(self._config.max_num_seqs)]
+
+    @property
+    def _captures(self) -> bool:
+        """Whether decode steps run as graphs. Backends that look at lengths on the host cannot on CUDA."""
+        if self.deployment.enforce_eager or self._timing:
+            return False
+        return self.attention.capturable or self.device.torch_device.type == "cpu"
+
+    def launch(self, step: StepInput) -> Launched:
+        """Hand a step to the device. At most two may be in flight.
+
+        Raises UserError when its activations do not fit into the device's memory.
+        """
+        layout = step.layout
+        host = self._host[self._launches % _HOST_BUFFERS]
+        self._launches += 1
+        size = len(step.packed)
+        host.step[:size].numpy()[:] = step.packed
+        launched = Launched(layout, host.tokens, self._captures and not layout.prefill_rows)
+        if self._timing:
+            launched.times = Timed(self.device.mark)
+        elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
+            launched.times = Timed(self.device.mark, COLLECTIVES)
+
+        @torch.inference_mode()
+        def work() -> None:
+            launched.marks.append(self.device.mark())
+            self._buffer[:size].copy_(host.step[:size], non_blocking=True)
+            batch = Batch.of(self._buffer, layout, step.packed)
+            self._times = launched.times
+            logits = self._graph(layout)() if launched.graph else self._forward(batch)
+            launched.marks.append(self.device.mark())
+            tokens = self.model.ops.sample(logits, batch, step.greedy)
+            if self._config.async_scheduling:
+                self._last_tokens[batch.seats.long()] = tokens
+            host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
+            launched.marks.append(self.device.mark())
+
+        began = perf_counter_ns()
+        with self._memory_for("step"):
+            launched.pending = self.device.submit(work)
+        if self.device.asynchronous:
+            launched.launch_ns = perf_counter_ns() - began
+        return launched
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        tokens = batch.tokens
+        if self._config.async_scheduling:
+            tokens = torch.where(tokens < 0, self._last_tokens[(-1 - tokens).clamp(min=0).long()], tokens)
+        return self.model.forward(tokens, batch, self.kv, self._times)
+
+    def _graph(self, layout: Layout) -> Callable[[], torch.Tensor]:
+        key = GraphKey(layout.decode_rows, self.attention.baked(layout))
+        if key not in self._graphs:
+            batch = Batch.of(self._buffer, layout)
+            self._graphs[key] = self.device.capture(lambda: self._forward(batch))
+        return self._graphs[key]
+
+    def dummy_step(self, sizes: list[int]) -> int:
+        """One step over rows of the dummy request, `sizes` tokens each, all in the null block; its time in ns."""
+        most = max(sizes)
+        blocks = np.zeros(-(-most // self._config.block_size), dtype=np.int32)
+        rows = [RowInput([0] * size, 0, blocks, self._config.max_num_seqs) for size in sizes]
+        step = pack(rows, self._config.block_size, self._config.max_num_seqs, self.attention.tiles).step
+        began = perf_counter_ns()
+        self.launch(step).wait()
+        return perf_counter_ns() - began
+
+    def prompts(self, tokens: int) -> list[int]:
+        """`tokens` prompt tokens, in as few rows as the longest request allows."""
+        whole, rest = divmod(tokens, self._config.max_model_len)
+        sizes = [self._config.max_model_len] * whole + [rest] * bool(rest)
+        return sizes[: self._config.max_num_seqs]
+
+    def _largest_step(self) -> list[int]:
+        decodes = min(self._config.max_num_seqs, self._config.max_num_batched_tokens) - 1
+        return [1] * decodes + self.prompts(self._config.max_num_batched_tokens - decodes)[:1]
+
+    def warm_up(self) -> None:
+        """Run every decode bucket and a few prefill sizes once, so that nothing is first in a measured run."""
+        for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
+            self.dummy_step([1] * rows)
+        size = 16
+        while size <= self._config.max_num_batched_tokens:
+            self.dummy_step(self.prompts(size))
+            size *= 2
+
+    def close(self) -> None:
+        self.device.close()
+
+
+class _OutOfMemory:
+    """Turns torch's out-of-memory errors into one line that names the knob to turn."""
+
+    def __init__(self, deployment: Deployment, kv_bytes_per_token: int, what: str, num_blocks: int) -> None:
+        self._deployment, self._kv, self._what, self._blocks = deployment, kv_bytes_per_token, what, num_blocks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, RuntimeError) or not _is_out_of_memory(error):
+            return
+        config = self._deployment.scheduler
+        if self._what == "kv":
+            need = self._blocks * config.block_size * self._kv / 1e9
+            raise UserError("scheduler.num_blocks", self._blocks, f"needs {need:,.1f} GB of KV cache; lower it") from None
+        if self._what == "weights":
+            raise UserError(
+                "model", self._deployment.model, "does not fit into memory; quantization: fp8, or more tensor_parallel_size"
+            ) from None
+        raise UserError(
+            "scheduler.max_num_batched_tokens",
+            config.max_num_batched_tokens,
+            "needs more memory for activations than is left; lower it, or leave the KV cache less",
+        ) from None
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,51 @@
+"""Seats: a place on the device for each running request, and its block table on the host.
+
+A seat holds the last token sampled for its request, so that the next step can be launched before the host has seen
+it, and a row of block ids that grows with the request instead of being made anew each step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from realengine.sequence import TokenSequence
+from realengine.step_input import RowInput
+from serving.config import SchedulerConfig
+from serving.step_plan import Row, StepPlan
+
+
+class Seating:
+    """Seats 0 to `max_num_seqs - 1`; the one after them belongs to no one."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._block_size = config.block_size
+        self._tables = np.zeros((config.max_num_seqs, -(-config.max_model_len // config.block_size)), dtype=np.int32)
+        self._filled = [0] * config.max_num_seqs
+        self._free = list(range(config.max_num_seqs))[::-1]
+        self._seats: dict[int, int] = {}
+
+    def follow(self, plan: StepPlan) -> None:
+        """Seat who was admitted; who was preempted gets up."""
+        for request in plan.preempted:
+            self.leave(request.id)
+        for request in plan.admitted:
+            seat = self._seats[request.id] = self._free.pop()
+            self._filled[seat] = 0
+
+    def leave(self, id: int) -> None:
+        """The request is no longer running. A step in flight may still write to its seat; whoever takes the seat next
+        writes after that."""
+        seat = self._seats.pop(id, None)
+        if seat is not None:
+            self._free.append(seat)
+
+    def row(self, row: Row, sequence: TokenSequence) -> RowInput:
+        """What the device needs to know of one row of a plan."""
+        request, start, count, samples = row
+        seat = self._seats[request.id]
+        need, filled = -(-(start + count) // self._block_size), self._filled[seat]
+        if filled < need:
+            self._tables[seat, filled:need] = request.blocks[filled:need]
+            self._filled[seat] = need
+        draw = sequence.sampling.draw(start + count - sequence.prompt_len) if samples else None
+        return RowInput(sequence.inputs(start, count, seat), start, self._tables[seat], seat, samples, draw)

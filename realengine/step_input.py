@@ -1,0 +1,201 @@
+"""What one step needs to know, packed into a single int32 buffer.
+
+One buffer means one copy to the device. Decode rows come first, padded to a bucket so that step time does not jump
+with every batch size and a CUDA graph can be replayed; then the prefill rows, their tokens end to end. A padding
+row is an ordinary row of the dummy request: token 0 at position 0 of the null block. Block ids come last, so
+that the place of everything else depends on the `Layout` alone, which is what a graph may bake in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from serving.decode_buckets import padded
+
+Ints = NDArray[np.int32]
+
+_ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
+
+
+class Layout(NamedTuple):
+    """Sizes of a step. `decode_rows` is padded; `prefill_samples` of the prefill rows get a token."""
+
+    decode_rows: int
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    prefill_samples: int = 0
+    tiles: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.decode_rows + self.prefill_rows
+
+    @property
+    def tokens(self) -> int:
+        return self.decode_rows + self.prefill_tokens
+
+    @property
+    def samples(self) -> int:
+        """Rows whose logits are computed: every decode row, padding too, and the prefill rows that sample."""
+        return self.decode_rows + self.prefill_samples
+
+    def places(self) -> dict[str, slice]:
+        """Where each field of `Batch` lies in the buffer; `blocks` is from there to the end."""
+        sizes = {name: self.tokens for name in ("tokens", "positions", "slots")}
+        sizes |= {name: self.rows for name in ("context", "query_start", "query_len", "table_start")}
+        sizes |= {name: self.samples for name in ("sampled", "seats", "temperature", "top_p", "uniform", "top_k")}
+        sizes |= {name: self.tiles for name in ("tile_row", "tile_first")}
+        places, offset = {}, 0
+        for name, size in sizes.items():
+            places[name] = slice(offset, offset + size)
+            offset += -(-size // _ALIGN) * _ALIGN
+        places["blocks"] = slice(offset, None)
+        return places
+
+
+class Batch(NamedTuple):
+    """The fields of a step on the device, all int32 unless said.
+
+    tokens       [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
+    positions    [T]
+    slots        [T] where keys and values go: block * block_size + offset
+    context      [R] KV tokens of each row after this step's writes
+    query_start  [R] first token of each row
+    query_len    [R] tokens of each row
+    table_start  [R] where each row's block ids begin in `blocks`
+    sampled      [S] tokens whose logits are wanted
+    seats        [S] where to keep each sampled token
+    temperature, top_p, uniform   [S] float32
+    top_k        [S]
+    tile_row, tile_first   work list of a prefill kernel: row and first query token of each tile
+    blocks       block ids of all rows
+    host         what the buffer holds, on the host, for those who must know lengths to launch; None in a graph
+    """
+
+    layout: Layout
+    host: Ints | None
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    context: torch.Tensor
+    query_start: torch.Tensor
+    query_len: torch.Tensor
+    table_start: torch.Tensor
+    sampled: torch.Tensor
+    seats: torch.Tensor
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    uniform: torch.Tensor
+    top_k: torch.Tensor
+    tile_row: torch.Tensor
+    tile_first: torch.Tensor
+    blocks: torch.Tensor
+
+    @classmethod
+    def of(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
+        """Views into `buffer`, an int32 tensor that holds a step of that layout."""
+        fields = {name: buffer[place] for name, place in layout.places().items()}
+        for name in ("temperature", "top_p", "uniform"):
+            fields[name] = fields[name].view(torch.float32)
+        return cls(layout=layout, host=host, **fields)
+
+    def on_host(self, name: str) -> list[int]:
+        """A field as a list. Without `host` this waits for the device."""
+        if self.host is not None:
+            numbers: list[int] = self.host[self.layout.places()[name]].tolist()
+            return numbers
+        return list(getattr(self, name).tolist())
+
+
+class StepInput(NamedTuple):
+    """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws."""
+
+    layout: Layout
+    packed: Ints
+    greedy: bool
+
+
+class RowInput(NamedTuple):
+    """One row of a step. `tokens` as in `Batch`; `blocks` cover its context; `draw` is temperature, top-k, top-p and
+    a uniform number, or None for greedy; `samples` says whether its token is wanted."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Ints
+    seat: int
+    samples: bool = True
+    draw: tuple[float, int, float, float] | None = None
+
+
+Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
+
+
+class Packed(NamedTuple):
+    """A step's input, and which of the rows given each of its samples belongs to (`None` for padding)."""
+
+    step: StepInput
+    sample_rows: list[int | None]
+
+
+def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles) -> Packed:
+    """Pack `rows`. `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
+    decode = [i for i, row in enumerate(rows) if len(row.tokens) == 1]
+    prefill = [i for i, row in enumerate(rows) if len(row.tokens) > 1]
+    dummies = padded(len(decode)) - len(decode)
+    dummy = RowInput((0,), 0, np.zeros(1, dtype=np.int32), null_seat, False)
+    ordered = [rows[i] for i in decode] + [dummy] * dummies + [rows[i] for i in prefill]
+    first_prefill = len(decode) + dummies
+
+    lens = np.array([len(row.tokens) for row in ordered], dtype=np.int32)
+    context = lens + np.array([row.start for row in ordered], dtype=np.int32)
+    query_start = np.cumsum(lens, dtype=np.int32) - lens
+    needs = -(-context // block_size)
+    sampling = [r for r in range(len(ordered)) if r < first_prefill or ordered[r].samples]
+    work = [(r, int(lens[r]), int(context[r])) for r in range(first_prefill, len(ordered))]
+    tile_row, tile_first = tiles(work)
+    layout = Layout(
+        first_prefill,
+        len(prefill),
+        int(lens[first_prefill:].sum()),
+        len(sampling) - first_prefill,
+        len(tile_row),
+    )
+    blocks = np.concatenate([row.blocks[:need] for row, need in zip(ordered, needs, strict=True)])
+    table_start = np.cumsum(needs, dtype=np.int32) - needs
+    row_of = np.repeat(np.arange(len(ordered)), lens)
+    positions = np.arange(layout.tokens) - query_start[row_of] + (context - lens)[row_of]
+    slots = blocks[table_start[row_of] + positions // block_size] * block_size + positions % block_size
+    draws = [ordered[r].draw or (0.0, 0, 1.0, 0.0) for r in sampling]
+    temperature, top_k, top_p, uniform = zip(*draws, strict=True) if draws else ((), (), (), ())
+
+    places = layout.places()
+    packed = np.zeros(places["blocks"].start + len(blocks), dtype=np.int32)
+    fields = {
+        "tokens": [token for row in ordered for token in row.tokens],
+        "positions": positions,
+        "slots": slots,
+        "context": context,
+        "query_start": query_start,
+        "query_len": lens,
+        "table_start": table_start,
+        "sampled": (query_start + lens - 1)[sampling],
+        "seats": [ordered[r].seat if ordered[r].samples else null_seat for r in sampling],
+        "temperature": np.array(temperature, dtype=np.float32).view(np.int32),
+        "top_p": np.array(top_p, dtype=np.float32).view(np.int32),
+        "uniform": np.array(uniform, dtype=np.float32).view(np.int32),
+        "top_k": top_k,
+        "tile_row": tile_row,
+        "tile_first": tile_first,
+        "blocks": blocks,
+    }
+    for name, values in fields.items():
+        packed[places[name]] = values
+    numbers: list[int | None] = [*decode, *[None] * dummies, *prefill]
+    wanted = [numbers[r] if ordered[r].samples else None for r in sampling]
+    greedy = all(row.draw is None for row in rows)
+    return Packed(StepInput(layout, packed, greedy), wanted)

@@ -1,0 +1,120 @@
+"""Attention through our Triton kernels, and a hybrid that gives long prefills to torch's own.
+
+A step is a decode launch over its one-token rows and a prefill launch over the tiles of the others. How many programs
+share a decode row's KV depends on the bucket and the deployment alone, so a graph may bake it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from realengine.device import Device
+from realengine.kernels.paged_decode import FIXED_SPLITS, choose_splits, paged_decode, partials_for
+from realengine.kernels.paged_prefill import make_tiles, paged_prefill, tile_tokens
+from realengine.kv_cache import LayerKv, read
+from realengine.step_input import Batch, Ints, Layout
+from serving.config import SchedulerConfig
+from serving.model_spec import ModelSpec
+
+_FRESH_TOKENS = 512  # from here on, a prompt without past KV goes to torch in the hybrid
+
+
+class _Fresh(NamedTuple):
+    """A whole prompt: its tokens in the batch, and its blocks."""
+
+    tokens: slice
+    blocks: torch.Tensor
+
+
+class _Plan(NamedTuple):
+    batch: Batch
+    splits: int
+    partials: tuple[torch.Tensor, torch.Tensor] | None
+    fresh: list[_Fresh]  # what torch attends to
+
+
+class TritonAttention:
+    """`batch_invariant` fixes the splits, so that a row's result never depends on what is beside it."""
+
+    name = "triton"
+    capturable = True
+
+    def __init__(self, spec: ModelSpec, config: SchedulerConfig, device: Device, batch_invariant: bool) -> None:
+        self._spec = spec
+        self._longest = config.max_model_len
+        self._block_size = config.block_size
+        self._multiprocessors = device.multiprocessors
+        self._fixed = batch_invariant
+        self._tile_tokens = tile_tokens(spec.num_heads, spec.num_kv_heads)
+        self._scale = spec.head_dim**-0.5
+
+    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
+        return make_tiles(list(rows), self._tile_tokens)
+
+    def baked(self, layout: Layout) -> tuple[int, ...]:
+        return (self._splits(layout.decode_rows),)
+
+    def _splits(self, rows: int) -> int:
+        if self._fixed:
+            return FIXED_SPLITS
+        return choose_splits(rows, self._spec.num_kv_heads, self._longest, self._multiprocessors)
+
+    def plan(self, batch: Batch) -> _Plan:
+        rows, spec = batch.layout.decode_rows, self._spec
+        splits = self._splits(rows) if rows else 1
+        partials = None
+        if splits > 1:
+            partials = partials_for(rows, spec.num_heads, splits, spec.head_dim, batch.tokens.device)
+        return _Plan(batch, splits, partials, [])
+
+    def attend(self, queries: torch.Tensor, plan: _Plan, kv: LayerKv) -> torch.Tensor:
+        batch, splits, partials, fresh = plan
+        rows, blocks, starts = batch.layout.decode_rows, batch.blocks, batch.table_start
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        if rows:
+            paged_decode(
+                queries, kv.keys, kv.values, batch.context, blocks, starts, rows, splits, out, partials, self._scale
+            )
+        if batch.layout.tiles:
+            work = (batch.context, batch.query_start, batch.query_len, blocks, starts, batch.tile_row, batch.tile_first)
+            paged_prefill(queries, kv.keys, kv.values, *work, out, self._scale)
+        for tokens, block_ids in fresh:
+            count = tokens.stop - tokens.start
+            keys, values = read(kv, block_ids, count, queries.dtype)
+            heads_first = queries[None, tokens].transpose(1, 2)
+            attended = scaled_dot_product_attention(
+                heads_first, keys[None], values[None], is_causal=True, enable_gqa=True
+            )
+            out[tokens] = attended[0].transpose(0, 1)
+        return out
+
+
+class HybridAttention(TritonAttention):
+    """Decode and chunks over past KV through our kernels; whole long prompts through torch, which has a kernel of the
+    hardware's vendor for them. Which of them is decided on the host, by length alone."""
+
+    name = "hybrid"
+
+    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
+        return super().tiles([row for row in rows if not _is_fresh(row[1], row[2])])
+
+    def plan(self, batch: Batch) -> _Plan:
+        plan = super().plan(batch)
+        if batch.layout.prefill_tokens < _FRESH_TOKENS:
+            return plan
+        fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))
+        return plan._replace(
+            fresh=[
+                _Fresh(slice(first, first + count), batch.blocks[start : start - (-context // self._block_size)])
+                for first, count, context, start in zip(*fields, strict=True)
+                if _is_fresh(count, context)
+            ]
+        )
+
+
+def _is_fresh(tokens: int, context: int) -> bool:
+    return tokens == context and tokens >= _FRESH_TOKENS

@@ -1,0 +1,237 @@
+"""The engine's loop: overlapped or plain, eager or as graphs, on one rank or two, the same tokens come out."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from realengine.device import find_device  # noqa: E402
+from realengine.engine import Engine, Step  # noqa: E402
+from realengine.sampling import SamplingParams  # noqa: E402
+from realengine.weights import ModelFiles, load_model_files  # noqa: E402
+from serving.config import Deployment, SchedulerConfig  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.workload import WorkloadRequest  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+OUTPUTS = 20
+SETTINGS = {"max_model_len": 200, "max_num_batched_tokens": 40, "num_blocks": 100, "block_size": 4, "max_num_seqs": 6}
+
+
+def files(name: str = "qwen3") -> ModelFiles:
+    return load_model_files(f"random:{name}", Path())
+
+
+def engine_for(model: str = "qwen3", scheduler: dict[str, Any] | None = None, **deployment: Any) -> Engine:
+    config = SchedulerConfig(**{**SETTINGS, **(scheduler or {})})
+    return Engine(
+        Deployment(**{"model": f"random:{model}", "dtype": "float32", "scheduler": config, **deployment}), files(model)
+    )
+
+
+def prompts(count: int = 10) -> list[list[int]]:
+    draw = random.Random(11)
+    shared = [draw.randrange(1024) for _ in range(24)]
+    return [
+        (shared if i % 3 == 0 else []) + [draw.randrange(1024) for _ in range(draw.randrange(1, 60))]
+        for i in range(count)
+    ]
+
+
+def run(
+    engine: Engine, drawn: bool = False, forced: bool = False, stop_ids: tuple[int, ...] = ()
+) -> tuple[list[list[int]], list[Step]]:
+    """Every prompt through the engine, two arriving before each plan; outputs and steps."""
+    waiting = list(enumerate(prompts()))
+    sequences, steps = {}, []
+    while waiting or engine.scheduler.requests:
+        for number, prompt in waiting[:2]:
+            how = SamplingParams(0.8, top_k=30, top_p=0.9, seed=number) if drawn and number % 2 else None
+            engine.add(
+                WorkloadRequest(number, number, (("", len(prompt)),), OUTPUTS, number % 3),
+                prompt,
+                sampling=how,
+                forced=[7 * number + i for i in range(OUTPUTS)] if forced else None,
+                stop_ids=stop_ids,
+            )
+            sequences[number] = engine.sequences[number]
+        del waiting[:2]
+        if engine.has_room and engine.launch() and engine.has_room:
+            continue
+        step = engine.finish()
+        if step is not None:
+            steps.append(step)
+        for request in engine.scheduler.requests.values():
+            request.check()
+    while (step := engine.finish()) is not None:
+        steps.append(step)
+    assert engine.scheduler.pool.free == engine.scheduler.pool.total
+    return [sequences[n].outputs for n in range(len(sequences))], steps
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return run(engine_for(), drawn=True)[0]
+
+
+TIGHT = {"num_blocks": 40, "scheduler_reserve_full_isl": False}
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {},
+        TIGHT,
+        {**TIGHT, "enable_prefix_caching": False},
+        {**TIGHT, "policy": "priority", "forget_withdrawn": True},
+        {"max_num_batched_tokens": 9},
+        {"block_size": 16},
+    ],
+)
+def test_the_overlapped_loop_gives_the_same_tokens(scheduler: dict[str, Any], plain: list[list[int]]) -> None:
+    engine = engine_for(scheduler={**scheduler, "async_scheduling": True})
+    outputs, steps = run(engine, drawn=True)
+    engine.close()
+    assert outputs == plain
+    assert {step.plan.lag for step in steps} == {0, 1}
+    assert any(step.plan.preempted for step in steps) == ("num_blocks" in scheduler)
+
+
+@pytest.mark.parametrize("policy", ["static", "prefill-first"])
+def test_other_policies_overlap_too(policy: str, plain: list[list[int]]) -> None:
+    engine = engine_for(scheduler={"async_scheduling": True}, policy=policy)
+    assert run(engine, drawn=True)[0] == plain
+    engine.close()
+
+
+def test_steps_overlap_in_time_and_keep_their_order() -> None:
+    engine = engine_for(scheduler={"async_scheduling": True})
+    _, steps = run(engine)
+    engine.close()
+    for before, after in zip(steps, steps[1:], strict=False):
+        assert before.end_ns <= after.start_ns
+        assert after.plan_ns <= after.scheduled_ns <= after.prepared_ns
+        assert after.start_ns <= after.computed_ns <= after.end_ns
+        assert after.host_ns is not None and after.host_ns > 0
+    assert any(after.plan_ns < before.end_ns for before, after in zip(steps, steps[1:], strict=False))
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_stop_token_ends_a_request_that_is_already_in_the_next_step(overlapped: bool, plain: list[list[int]]) -> None:
+    whole = run(engine_for())[0]
+    stop = (whole[2][5], whole[4][0], whole[7][9])
+    engine = engine_for(scheduler={"async_scheduling": overlapped})
+    outputs, steps = run(engine, stop_ids=stop)
+    engine.close()
+    for got, all_of_it in zip(outputs, whole, strict=True):
+        ends = [i for i, token in enumerate(all_of_it) if token in stop]
+        assert got == all_of_it[: ends[0] + 1 if ends else None]
+    assert sum(len(step.sampled) for step in steps) == sum(len(output) for output in outputs)
+
+
+def test_forced_outputs_need_no_look_at_the_device() -> None:
+    outputs, _ = run(engine_for(scheduler={"async_scheduling": True}), forced=True)
+    assert outputs == [[7 * number + i for i in range(OUTPUTS)] for number in range(10)]
+
+
+def test_an_abort_in_flight_leaves_nothing_behind() -> None:
+    engine = engine_for(scheduler={"async_scheduling": True})
+    for number, prompt in enumerate(prompts(4)):
+        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), OUTPUTS), prompt)
+    for _ in range(6):
+        engine.step()
+    assert engine.launch() or not engine.has_room
+    for number in range(4):
+        engine.abort(number)
+    while engine.finish() is not None:
+        pass
+    assert not engine.launch()
+    assert engine.scheduler.pool.free == engine.scheduler.pool.total
+    engine.close()
+
+
+def test_graphs_and_eager_steps_agree(plain: list[list[int]]) -> None:
+    graphed, steps = run(engine_for(), drawn=True)
+    eager, eager_steps = run(engine_for(enforce_eager=True), drawn=True)
+    assert graphed == eager == plain
+    assert not any(step.graph for step in eager_steps)
+    assert all(step.graph == (step.plan.prefill_rows == 0) for step in steps)
+
+
+def test_operations_are_timed_on_demand_and_add_up() -> None:
+    engine = engine_for()
+    engine.time_operations()
+    _, steps = run(engine)
+    names = {"embedding", "norm", "qkv", "rope_store", "attention", "out", "gate_up", "silu_mul", "down", "head"}
+    for step in steps:
+        assert step.op_ns is not None and set(step.op_ns) == names
+        assert 0 < sum(step.op_ns.values()) <= step.computed_ns - step.start_ns
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_two_ranks_give_the_same_tokens_as_one(model: str, overlapped: bool) -> None:
+    alone = run(engine_for(model), drawn=True)[0]
+    engine = engine_for(model, scheduler={"async_scheduling": overlapped}, tensor_parallel_size=2)
+    try:
+        together, steps = run(engine, drawn=True)
+    finally:
+        engine.close()
+    assert together == alone
+    for step in steps:
+        assert step.op_ns is not None and set(step.op_ns) == {"all_reduce", "all_gather"}
+        assert all(ns > 0 for ns in step.op_ns.values())
+
+
+def test_a_model_that_cannot_be_divided_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"tensor_parallel_size.*num_kv_heads"):
+        engine_for(tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+def test_fp8_is_near_the_real_thing(model: str) -> None:
+    """Weights and activations in e4m3 have 3 bits of mantissa: 6 % a number, less in a sum."""
+    for setting, limit in ({"kv_cache_dtype": "fp8"}, 0.08), ({"quantization": "fp8"}, 0.15):
+        exact, rough = (last_logits(engine_for(model, dtype="bfloat16", **how)) for how in ({}, setting))
+        error = float((exact - rough).norm() / exact.norm())
+        assert 0 < error < limit, (setting, error)
+
+
+def last_logits(engine: Engine) -> torch.Tensor:
+    """Logits after a prompt of 60 tokens, in float32."""
+    seen = []
+    forward = engine.runner.model.forward
+    engine.runner.model.forward = lambda *a: seen.append(forward(*a)) or seen[-1]  # type: ignore[method-assign]
+    prompt = [random.Random(3).randrange(1024) for _ in range(30)] * 2
+    engine.add(WorkloadRequest(0, 0, (("", 60),), 1), prompt)
+    while engine.scheduler.requests:
+        engine.step()
+    return seen[-1][0].float()
+
+
+def test_memory_is_measured_and_the_blocks_follow() -> None:
+    free, total = find_device(Deployment()).memory()
+    engine = engine_for(gpu_memory_utilization=(total - free + 2e9) / total)
+    found = engine.deployment
+    assert found.gpu_memory_utilization is None
+    assert found.scheduler.num_blocks > 1000
+    assert engine.runner.kv.num_blocks == found.scheduler.num_blocks
+    assert f"= {found.scheduler.num_blocks:,}" in engine.memory_report
+
+
+def test_too_little_memory_names_the_knob() -> None:
+    with pytest.raises(UserError, match=r"gpu_memory_utilization.*raise it"):
+        engine_for(gpu_memory_utilization=1e-6)
+    with pytest.raises(UserError, match=r"scheduler\.num_blocks.*lower it"):
+        engine_for(scheduler={"num_blocks": 10_000_000, "block_size": 4096})
+    with pytest.raises(UserError, match=r"model.*GB of weights"):
+        Engine(
+            Deployment(model="x", dtype="float32"),
+            ModelFiles(files("llama-3.1-8b").spec.model_copy(update={"num_layers": 10_000}), None, "x"),
+        )
