@@ -1,0 +1,81 @@
+"""RMSNorm of a layer's input, with the residual added first: one launch that reads and writes each tensor once.
+
+One program does a token's row, which it holds in registers from the first load to the last store.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from realengine.kernels.attention_shapes import TRITON_NAME
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+_ELEMENTS_PER_THREAD = 8  # one 16-byte load of a 16-bit dtype
+
+
+@triton.jit
+def _add_rms_norm(x, residual, weight, normed, eps, SIZE: tl.constexpr, ADD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    columns = tl.arange(0, triton.next_power_of_2(SIZE))
+    held = columns < SIZE
+    value = tl.load(x + row + columns, mask=held, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + row + columns, mask=held, other=0.0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + row + columns, rounded, mask=held)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
+    factor = tl.load(weight + columns, mask=held, other=0.0).to(tl.float32)
+    tl.store(normed + row + columns, (value * scale * factor).to(normed.dtype.element_ty), mask=held)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of `x` (Zhang and Sennrich 2019), or of `residual + x`, which replaces what was in `residual`.
+
+    x         [T, H] contiguous; `residual` likewise
+    weight    [H]
+    returns   [T, H] in the dtype of `x`
+
+    Computed in fp32, from the sum as `residual` holds it, rounded to its dtype.
+    """
+    tokens, size = x.shape
+    normed = torch.empty_like(x)
+    kept = x if residual is None else residual
+    _add_rms_norm[(tokens,)](x, kept, weight, normed, eps, **_compiled_in(size, residual is not None))
+    return normed
+
+
+def _compiled_in(size: int, add: bool) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    warps = triton.next_power_of_2(size) // (32 * _ELEMENTS_PER_THREAD)
+    return {"SIZE": size, "ADD": add, "num_warps": min(max(warps, 1), 16), "num_stages": 1}
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `add_rms_norm` launches its kernel for the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
+    from realengine.kernels.aot import Specialisation
+
+    cases = [(size, True, torch.bfloat16) for size in (576, 1024, 4096, 8192)]
+    cases += [(4096, False, torch.bfloat16), (4096, True, torch.float16)]
+    found = []
+    for size, add, dtype in cases:
+        constexprs = _compiled_in(size, add)
+        stored = "*" + TRITON_NAME[dtype]
+        found.append(
+            Specialisation(
+                name=f"add_rms_norm {size} {TRITON_NAME[dtype]}{'' if add else ', no residual'}",
+                kernel=_add_rms_norm,
+                signature={"x": stored, "residual": stored, "weight": stored, "normed": stored, "eps": "fp32"},
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=64,
+                expects=("ld.global.v4.b32",),
+            )
+        )
+    return found

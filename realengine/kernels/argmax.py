@@ -1,0 +1,124 @@
+"""Greedy sampling: each row's first largest logit, with the vocabulary split among programs when rows are few.
+
+A split leaves its largest logit and where that stands; a second launch takes the best of a row's splits.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from realengine.kernels.attention_shapes import TRITON_NAME
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+_BLOCK = 2048  # logits, one 16-byte load by each thread of 8 warps
+_PROGRAMS = 512  # some four for each multiprocessor of an H100
+_MAX_SPLITS = 64
+
+
+@triton.jit
+def _first_largest(value, index):
+    """The largest of `value`, and the least `index` that has it."""
+    largest = tl.max(value, axis=0)
+    return largest, tl.min(tl.where(value == largest, index, 2147483647), axis=0)
+
+
+@triton.jit
+def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row, split): its split's largest logit into `largest` [R, SPLITS] and its place into `index`."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    each = tl.cdiv(tl.cdiv(vocab, BLOCK), SPLITS) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    place = split * each + lanes
+    for start in tl.range(split * each, tl.minimum(split * each + each, vocab), BLOCK):
+        columns = start + lanes
+        value = tl.load(logits + row * stride + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+        place = tl.where(value > best, columns, place)
+        best = tl.maximum(best, value)
+    value, first = _first_largest(best, place)
+    if SPLITS > 1:
+        tl.store(largest + row * SPLITS + split, value)
+    tl.store(index + row * SPLITS + split, first)
+
+
+@triton.jit
+def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
+    """Program (row): the place of the largest of its splits' logits."""
+    row = tl.program_id(0)
+    splits = row * SPLITS + tl.arange(0, SPLITS)
+    _, first = _first_largest(tl.load(largest + splits), tl.load(index + splits))
+    tl.store(out + row, first)
+
+
+def argmax(logits: Tensor, out: Tensor) -> Tensor:
+    """Write the index of each row's largest logit, the first if several are, to `out`, and return that.
+
+    logits  [R, V] without NaN; rows may lie further apart than V
+    out     [R] int32
+    """
+    rows, vocab = logits.shape
+    splits = _splits(rows, vocab)
+    index = out if splits == 1 else torch.empty(rows, splits, dtype=torch.int32, device=out.device)
+    largest = torch.empty(rows, splits, dtype=torch.float32, device=out.device)
+    _argmax_split[(rows, splits)](logits, logits.stride(0), largest, index, vocab, **_compiled_in(splits))
+    if splits > 1:
+        _argmax_merge[(rows,)](largest, index, out, SPLITS=splits, num_warps=1, num_stages=1)
+    return out
+
+
+def _splits(rows: int, vocab: int) -> int:
+    """A power of two that gives the GPU programs enough, as long as each has a block of the vocabulary to read."""
+    splits = 1
+    while rows * splits < _PROGRAMS and 2 * splits <= min(triton.cdiv(vocab, _BLOCK), _MAX_SPLITS):
+        splits *= 2
+    return splits
+
+
+def _compiled_in(splits: int) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    return {"SPLITS": splits, "BLOCK": _BLOCK, "num_warps": 8, "num_stages": 3}
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `argmax` launches its kernels for one row and for many."""
+    from realengine.kernels.aot import Specialisation
+
+    found = []
+    for rows, dtype in [(1, torch.bfloat16), (64, torch.bfloat16), (1024, torch.bfloat16), (64, torch.float32)]:
+        splits = _splits(rows, 151_936)
+        constexprs = _compiled_in(splits)
+        found.append(
+            Specialisation(
+                name=f"argmax {TRITON_NAME[dtype]}, {splits} splits",
+                kernel=_argmax_split,
+                signature={
+                    "logits": "*" + TRITON_NAME[dtype],
+                    "stride": "i32",
+                    "largest": "*fp32",
+                    "index": "*i32",
+                    "vocab": "i32",
+                },
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=64,
+                expects=("ld.global.v4.b32",),
+            )
+        )
+    merge = Specialisation(
+        name=f"argmax merge, {_MAX_SPLITS} splits",
+        kernel=_argmax_merge,
+        signature={"largest": "*fp32", "index": "*i32", "out": "*i32"},
+        constexprs={"SPLITS": _MAX_SPLITS},
+        num_warps=1,
+        num_stages=1,
+        register_ceiling=32,
+        expects=(),
+    )
+    return [*found, merge]

@@ -1,0 +1,194 @@
+"""What stands between the QKV GEMM and attention, in one launch: head norms, rotation, and writing the KV cache.
+
+A program takes some heads of one token: it normalises its query and key heads, rotates them, writes queries for
+attention and keys and values to the token's slot. Heads of all three kinds can meet in one program, so each kind is
+stored under a mask of its own.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME, Shape
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+_TILE_HEADS = 16
+_FP8_MAX = tl.constexpr(448.0)  # of e4m3, which has no infinity: what lies beyond is stored as this
+
+
+@triton.jit
+def _load_heads(qkv, query_norm, key_norm, heads, dims, held, inverse, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+                DIM: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """[heads, dims] of a token in fp32; queries and keys times `inverse` and their norm's weights if NORM."""
+    value = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=held, other=0.0).to(tl.float32)
+    if NORM:
+        query_weight = tl.load(query_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+        key_weight = tl.load(key_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+        weight = tl.where((heads < HEADS)[:, None], query_weight[None, :], key_weight[None, :])
+        value = tl.where((heads < HEADS + KV_HEADS)[:, None], value * inverse[:, None] * weight, value)
+    return value
+
+
+@triton.jit
+def _cached(value, dtype: tl.constexpr):
+    if dtype == tl.float8e4nv:
+        value = tl.minimum(tl.maximum(value, -_FP8_MAX), _FP8_MAX)
+    return value.to(dtype)
+
+
+@triton.jit
+def _rope_store(
+    qkv,
+    positions,
+    slots,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    eps,
+    keys,
+    values,
+    key_factor,
+    value_factor,
+    queries,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+):
+    """Program (token, tile of heads)."""
+    ALL: tl.constexpr = HEADS + 2 * KV_HEADS
+    HALF: tl.constexpr = DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
+    dims = tl.arange(0, triton.next_power_of_2(DIM))
+    held = (heads < ALL)[:, None] & (dims < DIM)[None, :]
+    qkv += token * ALL * DIM
+
+    inverse = tl.full([TILE_HEADS], 1.0, tl.float32)
+    if NORM:
+        raw = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=held, other=0.0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(raw * raw, axis=1) / DIM + eps)
+    # The other member of each dimension's pair is loaded once more, from the cache that the first load has filled.
+    partner = dims ^ 1 if INTERLEAVED else (dims + HALF) % DIM
+    angle = dims // 2 if INTERLEAVED else dims % HALF
+    first = dims % 2 == 0 if INTERLEAVED else dims < HALF
+    value = _load_heads(qkv, query_norm, key_norm, heads, dims, held, inverse, HEADS, KV_HEADS, DIM, NORM)
+    other = _load_heads(qkv, query_norm, key_norm, heads, partner, held, inverse, HEADS, KV_HEADS, DIM, NORM)
+    row = tl.load(positions + token).to(tl.int64) * HALF
+    cosine = tl.load(cos + row + angle, mask=dims < DIM, other=0.0)
+    sine = tl.load(sin + row + angle, mask=dims < DIM, other=0.0)
+    rotated = value * cosine[None, :] + other * tl.where(first, -sine, sine)[None, :]
+
+    is_query = held & (heads < HEADS)[:, None]
+    is_key = held & ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
+    is_value = held & (heads >= HEADS + KV_HEADS)[:, None]
+    places = (token * HEADS + heads)[:, None] * DIM + dims[None, :]
+    tl.store(queries + places, rotated.to(queries.dtype.element_ty), mask=is_query)
+    slot = tl.load(slots + token).to(tl.int64)
+    kv_head = (heads - HEADS) % KV_HEADS  # of queries it is nothing, and masked
+    cached = (slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE
+    places = cached[:, None] * DIM + dims[None, :]
+    tl.store(keys + places, _cached(rotated * key_factor, keys.dtype.element_ty), mask=is_key)
+    tl.store(values + places, _cached(value * value_factor, values.dtype.element_ty), mask=is_value)
+
+
+def rope_store(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    keys: Tensor,
+    values: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """Normalise and rotate the heads of `qkv`, store keys and values, and return the queries, [T, H, D].
+
+    qkv          [T, (H + 2 x KV heads) x D] contiguous: of each token its query heads, key heads, value heads
+    positions    [T] int32, rows of `cos` and `sin`
+    slots        [T] int32 or int64, block x block size + offset; tokens of padding share slots of the null block,
+                 where it does not matter who writes last
+    cos, sin     [max positions, D / 2] fp32
+    query_norm   [D] weights of an RMSNorm over each query head, `key_norm` [D] over each key head; both or neither
+    interleaved  dimensions 2i and 2i + 1 rotate together; otherwise i and i + D / 2
+    keys         [blocks, KV heads, block size, D] contiguous, of any float dtype; `values` likewise
+    k_scale      stored keys are keys / k_scale, in fp8 at most 448; `v_scale` likewise
+
+    Computed in fp32 and rounded once.
+    """
+    _, kv_heads, page, dim = keys.shape
+    tokens = len(qkv)
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    queries = qkv.new_empty(tokens, heads, dim)
+    constexprs = _compiled_in(heads, kv_heads, dim, page, query_norm is not None, interleaved)
+    _rope_store[(tokens, triton.cdiv(heads + 2 * kv_heads, _TILE_HEADS))](
+        qkv, positions, slots, cos, sin,
+        qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, eps,
+        keys, values, 1 / k_scale, 1 / v_scale, queries, **constexprs,
+    )  # fmt: skip
+    return queries
+
+
+def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, norm: bool, interleaved: bool) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "PAGE": page,
+        "NORM": norm,
+        "INTERLEAVED": interleaved,
+        "TILE_HEADS": _TILE_HEADS,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `rope_store` launches its kernel for every shape, with norms for Qwen3, interleaved for SmolLM2."""
+    return [_specialisation(shape) for shape in SHAPES]
+
+
+def _specialisation(shape: Shape) -> "Specialisation":
+    from realengine.kernels.aot import Specialisation
+
+    norm, interleaved = shape.model.startswith("Qwen3"), shape.model.startswith("SmolLM2")
+    constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, norm, interleaved)
+    stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
+    return Specialisation(
+        name=f"rope_store {shape.name}",
+        kernel=_rope_store,
+        signature={
+            "qkv": stored,
+            "positions": "*i32",
+            "slots": "*i32",
+            "cos": "*fp32",
+            "sin": "*fp32",
+            "query_norm": stored,
+            "key_norm": stored,
+            "eps": "fp32",
+            "keys": cached,
+            "values": cached,
+            "key_factor": "fp32",
+            "value_factor": "fp32",
+            "queries": stored,
+        },
+        num_warps=constexprs.pop("num_warps"),
+        num_stages=constexprs.pop("num_stages"),
+        constexprs=constexprs,
+        register_ceiling=128,
+        expects=("ld.global.v4.b32", "st.global"),
+    )

@@ -1,0 +1,120 @@
+"""The fused and sampling kernels in Triton's interpreter, against float64. Run by test_kernels_fused.py in a process of
+its own, as `python -m tests.kernels_fused_interpret CHECK`, for an access out of bounds would end the process.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import sys
+
+import torch
+from torch import Tensor
+
+from realengine.kernels.add_rms_norm import add_rms_norm
+from realengine.kernels.argmax import argmax
+from realengine.kernels.rope_store import rope_store
+from realengine.kernels.silu_mul import silu_mul
+
+F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+# Of the error, in norm and at worst. The interpreter truncates to bf16 and fp8 where a GPU rounds: a whole unit in the
+# last place, which in e4m3 is an eighth.
+TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1e-2, FP8: 0.125}
+
+
+def close(out: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
+    """`out` is as near to `expected` as its dtype allows, in norm and at each element."""
+    error = out.double() - expected
+    relative, worst = float(error.norm() / expected.norm()), float(error.abs().max() / expected.abs().max())
+    print(f"{what}: {relative:.1e} of the norm, {worst:.1e} of the largest at worst")
+    assert max(relative, worst) <= TOLERANCE[dtype], what
+
+
+def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension, from the definition, in float64."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def norms() -> None:
+    """Sizes that are and are not powers of two, with a residual and without."""
+    torch.manual_seed(0)
+    for tokens, size, dtype, add in [
+        (3, 576, F32, True), (2, 64, F16, False), (1, 96, BF16, True), (5, 1000, BF16, False), (2, 8192, F16, True),
+    ]:  # fmt: skip
+        x, residual = (torch.randn(2, tokens, size) * 3).to(dtype)
+        weight = torch.randn(size).to(dtype)
+        summed = (residual.float() + x.float()).to(dtype) if add else x
+        out = add_rms_norm(x, residual if add else None, weight, 1e-5)
+        close(out, normalised(summed.double(), weight.double(), 1e-5), dtype, f"norm {size} {dtype} {add}")
+        if add:
+            close(residual, summed.double(), dtype, "residual")
+            assert torch.equal(residual, summed) or dtype == BF16
+
+
+def silu() -> None:
+    torch.manual_seed(0)
+    for tokens, size, dtype in [(3, 1536, F32), (2, 48, F16), (2, 1100, BF16)]:
+        gate_up = (torch.randn(tokens, 2 * size) * 4).to(dtype)
+        gate, up = gate_up.double().chunk(2, dim=1)
+        close(silu_mul(gate_up), gate / (1 + (-gate).exp()) * up, dtype, f"silu {size} {dtype}")
+
+
+def rope() -> None:
+    """Both pairings, with head norms and without, into caches of every dtype; nothing but the slots is written."""
+    torch.manual_seed(0)
+    for heads, kv_heads, dim, page, dtype, cached, norm, interleaved, scale in [
+        (9, 3, 64, 16, F32, F32, False, True, 1.0),
+        (4, 2, 128, 16, F32, F32, True, False, 1.0),
+        (14, 2, 96, 32, F16, F16, True, True, 0.5),
+        (28, 4, 64, 16, BF16, BF16, False, False, 1.0),
+        (4, 1, 96, 16, BF16, FP8, True, False, 0.25),
+        (2, 2, 64, 16, F32, FP8, False, True, 2.0),
+    ]:
+        slots = torch.tensor([0, 0, page - 1, 2 * page + 3, page, 3 * page + 1])
+        tokens = len(slots)
+        qkv = (torch.randn(tokens, (heads + 2 * kv_heads) * dim) * 2).to(dtype)
+        qkv[1] = qkv[0]  # of padding tokens either may be the last to write
+        positions = torch.tensor([0, 0, 5, 31, 7, 1], dtype=torch.int32)
+        angles = torch.rand(32, dim // 2) * 6
+        weights = torch.randn(2, dim).to(dtype) if norm else [None, None]
+        caches = torch.full((2, 4, kv_heads, page, dim), float("nan")).to(cached)
+        queries = rope_store(
+            qkv, positions, slots.int(), angles.cos(), angles.sin(), *weights, 1e-5, interleaved, *caches, scale, scale
+        )
+
+        split = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+        turn = torch.polar(torch.ones(()).double(), angles.double())[positions][:, None]
+        for which, (part, weight) in enumerate(zip(split, [*weights, None], strict=True)):
+            expected = part if weight is None else normalised(part, weight.double(), 1e-5)
+            if which < 2:
+                pairs = expected.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+                pairs = pairs if interleaved else pairs.transpose(-1, -2)
+                turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+                expected = (turned if interleaved else turned.transpose(-1, -2)).flatten(-2)
+            if which == 0:
+                close(queries, expected, dtype, f"queries {dim} {dtype} norm {norm} interleaved {interleaved}")
+            else:
+                cache = caches[which - 1].to(F32)
+                stored = cache[slots // page, :, slots % page] * scale
+                # e4m3 has no more than 448
+                close(stored, expected.clamp(-448 * scale, 448 * scale), cached, f"cached {which} {cached}")
+                written = ~cache.isnan().any(-1).any(1)
+                assert set(written.flatten().nonzero().flatten().tolist()) == set(slots.tolist())
+
+
+def greedy() -> None:
+    """In one split and in many; of equal logits the first; minus infinity where a token is forbidden."""
+    torch.manual_seed(0)
+    for rows, vocab, dtype in [(1, 9000, F32), (3, 5000, F16), (2, 2048, BF16), (2, 50, F32)]:
+        logits = torch.randn(rows, vocab + 16).to(dtype)[:, :vocab]
+        logits[0, -1] = logits[0, vocab // 2] = 9.0
+        logits[-1, : vocab // 3] = -torch.inf
+        out = torch.full((rows,), -1, dtype=torch.int32)
+        expected = [row.tolist().index(row.max()) for row in logits.double()]
+        assert argmax(logits, out).tolist() == expected
+    flat = torch.full((1, 5000), -torch.inf)
+    assert argmax(flat, torch.full((1,), -1, dtype=torch.int32)).tolist() == [0]
+
+
+if __name__ == "__main__":
+    {check.__name__: check for check in (norms, silu, rope, greedy)}[sys.argv[1]]()
