@@ -17,9 +17,8 @@ from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
-# Of the error, in norm and at worst. The interpreter truncates to bf16 and fp8 where a GPU rounds: a whole unit in the
-# last place, which in e4m3 is an eighth.
-TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1e-2, FP8: 0.125}
+# Of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.
+TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1e-2, FP8: 0.04}
 
 
 def close(out: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
@@ -73,6 +72,8 @@ def rope() -> None:
         slots = torch.tensor([0, 0, page - 1, 2 * page + 3, page, 3 * page + 1])
         tokens = len(slots)
         qkv = (torch.randn(tokens, (heads + 2 * kv_heads) * dim) * 2).to(dtype)
+        if cached == FP8:
+            qkv[2, -1], qkv[3, -2] = 3000, -3000  # more than it holds
         qkv[1] = qkv[0]  # of padding tokens either may be the last to write
         positions = torch.tensor([0, 0, 5, 31, 7, 1], dtype=torch.int32)
         angles = torch.rand(32, dim // 2) * 6
@@ -96,8 +97,11 @@ def rope() -> None:
             else:
                 cache = caches[which - 1].to(F32)
                 stored = cache[slots // page, :, slots % page] * scale
-                # e4m3 has no more than 448
-                close(stored, expected.clamp(-448 * scale, 448 * scale), cached, f"cached {which} {cached}")
+                if cached == FP8:
+                    expected = expected.clamp(-448 * scale, 448 * scale)
+                    # The interpreter loses the carry of what rounds up to a power of two: 1.99 becomes 1.
+                    expected = torch.where((expected / scale).frexp().mantissa.abs() < 15.5 / 16, expected, stored)
+                close(stored, expected, cached, f"cached {which} {cached}")
                 written = ~cache.isnan().any(-1).any(1)
                 assert set(written.flatten().nonzero().flatten().tolist()) == set(slots.tolist())
 
