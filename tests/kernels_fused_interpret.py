@@ -13,6 +13,7 @@ from torch import Tensor
 
 from realengine.kernels.add_rms_norm import add_rms_norm
 from realengine.kernels.argmax import argmax
+from realengine.kernels.draw import draw
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul
 
@@ -120,5 +121,79 @@ def greedy() -> None:
     assert argmax(flat, torch.full((1,), -1, dtype=torch.int32)).tolist() == [0]
 
 
+def kept_mass(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Probabilities, in float64, of what the limits keep; zero elsewhere. From the definition, by sorting."""
+    scaled = (logits.double() - logits.double().max()) / temperature
+    if 0 < top_k < len(scaled):
+        scaled = torch.where(scaled >= scaled.sort(descending=True).values[top_k - 1], scaled, -torch.inf)
+    mass = torch.softmax(scaled, dim=0)
+    if top_p < 1:
+        ordered = mass.sort(descending=True).values
+        reached = ordered[int((ordered.cumsum(0) < top_p).sum().clamp(max=len(mass) - 1))]
+        mass = torch.where(mass >= reached, mass, 0.0)
+    return mass / mass.sum()
+
+
+def holds(logits: Tensor, temperature: float, top_k: int, top_p: float, uniform: float, token: int) -> None:
+    """`token` is kept, and its share of the cumulative mass contains `uniform`, within 1e-4."""
+    what = (logits.dtype, len(logits), temperature, top_k, top_p, uniform, token)
+    if temperature == 0:
+        assert token == logits.tolist().index(logits.max()), what
+        return
+    mass = kept_mass(logits, temperature, top_k, top_p)
+    assert mass[token] > 0, what
+    reached = mass.cumsum(0)[token]
+    assert reached - mass[token] - 1e-4 <= uniform <= reached + 1e-4, (what, float(reached))
+
+
+def drawn(logits: Tensor, rows: list[tuple[float, int, float, float]]) -> list[int]:
+    """A token for each of `rows`, which are temperature, top-k, top-p and uniform."""
+    out = torch.full((len(rows),), -1, dtype=torch.int32)
+    heat, k, p, u = (torch.tensor(column) for column in zip(*rows, strict=True))
+    tokens = draw(logits, heat, k.int(), p, u, out).tolist()
+    for row, how, token in zip(logits, rows, tokens, strict=True):
+        holds(row, *how, token)
+    return tokens
+
+
+def limits() -> None:
+    """Every combination of limits, over rows that are thinned, that cannot be, and that need not be."""
+    torch.manual_seed(0)
+    rows = [
+        (0.0, 5, 0.5, 0.9), (1.0, 0, 1.0, 0.5), (0.7, 1, 1.0, 0.999), (1.3, 50, 1.0, 0.25), (1.0, 0, 0.9, 0.75),
+        (0.8, 40, 0.95, 0.0), (2.0, 0, 1e-6, 0.99), (1.0, 9000, 0.5, 0.3), (1.0, 30_000, 0.99, 0.9999999),
+    ]  # fmt: skip
+    for vocab, spread, dtype in [(20_000, 3.0, F32), (17_001, 0.1, BF16), (300, 2.0, F16)]:
+        logits = (torch.randn(len(rows), vocab) * spread).to(dtype)
+        logits[:, vocab // 7 : vocab // 5] = -torch.inf
+        drawn(logits, rows)
+
+
+def shares() -> None:
+    """Tokens are drawn in proportion: a sweep of uniform numbers finds each as often as its probability says."""
+    probabilities = torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
+    logits = probabilities.log().repeat(10, 1)
+    uniform = [(index + 0.5) / 10 for index in range(10)]
+    tokens = drawn(logits, [(1.0, 0, 1.0, u) for u in uniform])
+    assert [tokens.count(token) for token in range(5)] == [1, 0, 4, 2, 3]
+    tokens = drawn(logits, [(1.0, 2, 1.0, u) for u in uniform])
+    assert {token: tokens.count(token) for token in set(tokens)} == {2: 6, 4: 4}
+    tokens = drawn(logits, [(1.0, 3, 0.4, u) for u in uniform])  # of 4, 3 and 2 ninths, the first reach 0.4
+    assert set(tokens) == {2}
+
+
+def ties() -> None:
+    """All of what ties with the last that is kept is kept too; zeros of either sign tie."""
+    flat = torch.zeros(4, 10_000)
+    assert drawn(flat, [(0.0, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.5), (1.0, 3, 0.01, 0.25), (1.0, 0, 0.5, 0.75)])[0] == 0
+    for dtype in (F32, F16, BF16):
+        few = torch.tensor([-1.0, 2.0, 0.0, 2.0, -0.0, -5.0], dtype=dtype).repeat(4, 1)
+        rows = [(1.0, 1, 1.0, 0.99), (1.0, 3, 1.0, 0.999), (1.0, 0, 0.3, 0.4), (1e-4, 0, 0.9, 0.6)]
+        assert drawn(few, rows) == [3, 4, 1, 3]
+    assert drawn(torch.tensor([[-3.0, -2.0, -7.0]]), [(1.0, 1, 1.0, 0.5)]) == [1]
+
+
+CHECKS = (norms, silu, rope, greedy, limits, shares, ties)
+
 if __name__ == "__main__":
-    {check.__name__: check for check in (norms, silu, rope, greedy)}[sys.argv[1]]()
+    {check.__name__: check for check in CHECKS}[sys.argv[1]]()

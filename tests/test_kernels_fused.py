@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("check", ["norms", "silu", "rope", "greedy"])
+@pytest.mark.parametrize("check", ["norms", "silu", "rope", "greedy", "limits", "shares", "ties"])
 def test_in_the_interpreter(check: str) -> None:
     command = [sys.executable, "-m", "tests.kernels_fused_interpret", check]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

@@ -1,0 +1,287 @@
+"""Sampling with temperature, top-k and top-p, one program a row, without a sort and without asking the host.
+
+Both limits are thresholds on the logit. Each is found by bisection, with three pivots a pass, on the integers that
+order as floats do. A pass over a whole vocabulary is dear, so the row is first thinned to the logits that can matter:
+no less than as many of them as there are lanes whose own largest reaches a bar. As long as those suffice, which the
+program checks, the bisection reads nothing else. After that the token is drawn in vocabulary order.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from realengine.kernels.attention_shapes import TRITON_NAME
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+_GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is greedy too
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_NOWHERE = tl.constexpr(2147483647)
+_BLOCK = 8192  # logits read at once, lanes of the first pass, and most logits that a row is thinned to
+_NUCLEUS = 2048  # lanes that are to reach the bar when only top-p limits a row
+
+# In fp32, 16 and 13 low bits of the image of a bf16 and an fp16 say nothing: bisection need not settle them.
+_IDLE_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
+
+
+@triton.jit
+def _image(value, IDLE: tl.constexpr):
+    """The integer (int64) of an fp32 that orders as it does, without its `IDLE` low bits."""
+    bits = value.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> IDLE).to(tl.int64)
+
+
+@triton.jit
+def _value(image, IDLE: tl.constexpr):
+    """The fp32 of an image."""
+    bits = (image << IDLE).to(tl.int32)
+    negative = bits >> 31
+    return ((bits | (negative & ((1 << IDLE) - 1))) ^ (negative & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load(source, at, size):
+    return tl.load(source + at, mask=at < size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _weight(value, highest, rate, COUNT: tl.constexpr):
+    """What a logit counts for: one, or its probability relative to the likeliest's."""
+    return tl.full(value.shape, 1.0, tl.float32) if COUNT else tl.exp2((value - highest) * rate)
+
+
+@triton.jit
+def _mass(source, size, least, highest, rate, BLOCK: tl.constexpr):
+    """Probability, relative to the likeliest's, of the logits of `source` that are at least `least`."""
+    lanes = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, size, BLOCK):
+        value = _load(source, start + lanes, size)
+        total += tl.where(value >= least, _weight(value, highest, rate, False), 0.0)
+    return tl.sum(total)
+
+
+@triton.jit
+def _largest_reaching(
+    source, size, goal, low, low_weight, highest, rate, COUNT: tl.constexpr, IDLE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The largest t in [low, highest] such that the logits >= t weigh at least `goal`, and what they weigh.
+
+    `low` is one such, with `low_weight`. A pass leaves a quarter of the images in question, so that there are at most
+    16 for fp32, 10 for fp16 and 8 for bf16.
+    """
+    lanes = tl.arange(0, BLOCK)
+    lower = _image(low, IDLE)  # reaches the goal
+    upper = _image(highest, IDLE) + 1  # does not, or is not asked to
+    weight = low_weight
+    while upper - lower > 1:
+        step = (upper - lower + 3) // 4
+        first = lower + step
+        second = tl.minimum(first + step, upper - 1)
+        third = tl.minimum(second + step, upper - 1)
+        first_value = _value(first, IDLE)
+        second_value = _value(second, IDLE)
+        third_value = _value(third, IDLE)
+        above_first = tl.zeros([BLOCK], tl.float32)
+        above_second = tl.zeros([BLOCK], tl.float32)
+        above_third = tl.zeros([BLOCK], tl.float32)
+        for start in tl.range(0, size, BLOCK):
+            value = _load(source, start + lanes, size)
+            counts = _weight(value, highest, rate, COUNT)
+            above_first += tl.where(value >= first_value, counts, 0.0)
+            above_second += tl.where(value >= second_value, counts, 0.0)
+            above_third += tl.where(value >= third_value, counts, 0.0)
+        first_weight = tl.sum(above_first)
+        second_weight = tl.sum(above_second)
+        third_weight = tl.sum(above_third)
+        to_third = third_weight >= goal
+        to_second = second_weight >= goal
+        to_first = first_weight >= goal
+        upper = tl.where(to_third, upper, tl.where(to_second, third, tl.where(to_first, second, first)))
+        lower = tl.where(to_third, third, tl.where(to_second, second, tl.where(to_first, first, lower)))
+        found = tl.where(to_second, second_weight, tl.where(to_first, first_weight, weight))
+        weight = tl.where(to_third, third_weight, found)
+    return _value(lower, IDLE), weight
+
+
+@triton.jit
+def _thin(logits, vocab, bar, kept, BLOCK: tl.constexpr):
+    """Copy the logits that are at least `bar` to `kept`, the first BLOCK of them, and return how many there are."""
+    lanes = tl.arange(0, BLOCK)
+    count = 0
+    for start in tl.range(0, vocab, BLOCK):
+        value = _load(logits, start + lanes, vocab)
+        chosen = ((value >= bar) & (start + lanes < vocab)).to(tl.int32)
+        place = count + tl.cumsum(chosen, axis=0) - 1
+        tl.store(kept + place, value.to(kept.dtype.element_ty), mask=(chosen > 0) & (place < BLOCK))
+        count += tl.sum(chosen)
+    return count
+
+
+@triton.jit
+def _limits(
+    logits, vocab, best, kept, highest, rate, top_k, top_p,
+    IDLE: tl.constexpr, NUCLEUS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The least logit that top-k and top-p keep, and the mass of what is kept; `best` is each lane's largest logit.
+
+    As many logits as there are lanes whose largest reaches the bar, at least, reach it too: with `top_k` such lanes the
+    k-th largest logit is not below the bar. For top-p alone the bar is a guess, which the mass above it can refute.
+    """
+    by_count = (top_k > 0) & (top_k < vocab)
+    lanes = tl.arange(0, BLOCK)
+    tl.store(kept + lanes, best.to(kept.dtype.element_ty))
+    tl.debug_barrier()  # what some threads of the program stored, others read
+    reach = tl.minimum(tl.where(by_count, top_k, NUCLEUS), BLOCK).to(tl.float32)
+    bar, _ = _largest_reaching(kept, BLOCK, reach, tl.min(best), reach, highest, rate, True, IDLE, BLOCK)
+    tl.debug_barrier()
+    size = _thin(logits, vocab, bar, kept, BLOCK)
+    tl.debug_barrier()
+
+    source = logits
+    bottom = tl.where(size >= top_k, bar, float("-inf"))
+    if by_count:
+        if (size >= top_k) & (size <= BLOCK):
+            source = kept
+        else:
+            size = vocab
+        goal = top_k.to(tl.float32)
+        bottom, _ = _largest_reaching(source, size, goal, bottom, goal, highest, rate, True, IDLE, BLOCK)
+        above = _mass(source, size, bottom, highest, rate, BLOCK)
+        total = above
+    else:
+        total = _mass(logits, vocab, float("-inf"), highest, rate, BLOCK)
+        above = _mass(kept, tl.minimum(size, BLOCK), float("-inf"), highest, rate, BLOCK)
+        if (size <= BLOCK) & (above >= top_p * total):
+            source = kept
+        else:
+            size = vocab
+            bottom = tl.full([], float("-inf"), tl.float32)
+            above = total
+    if top_p < 1:
+        goal = top_p * total
+        bottom, above = _largest_reaching(source, size, goal, bottom, above, highest, rate, False, IDLE, BLOCK)
+    return bottom, above
+
+
+@triton.jit
+def _draw_row(
+    logits,
+    stride,
+    temperature,
+    top_k,
+    top_p,
+    uniform,
+    kept,
+    out,
+    vocab,
+    IDLE: tl.constexpr,
+    NUCLEUS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row). `kept` [R, BLOCK] is for thinned rows."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in tl.range(0, vocab, BLOCK):
+        best = tl.maximum(best, _load(logits, start + lanes, vocab))
+    highest = tl.max(best)
+
+    heat = tl.load(temperature + row)
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row)
+    rate = _LOG2_E / tl.maximum(heat, _GREEDY_BELOW)
+    least = highest  # greedy keeps the largest alone and takes the first of them
+    target = tl.full([], 0.0, tl.float32)
+    if heat >= _GREEDY_BELOW:
+        if ((k > 0) & (k < vocab)) | (p < 1):
+            least, total = _limits(
+                logits, vocab, best, kept + row * BLOCK, highest, rate, k, p, IDLE, NUCLEUS, BLOCK
+            )  # fmt: skip
+        else:
+            least = tl.full([], float("-inf"), tl.float32)
+            total = _mass(logits, vocab, float("-inf"), highest, rate, BLOCK)
+        target = tl.load(uniform + row) * total
+
+    # The first token at which the cumulative mass exceeds the target. If rounding has left none, the last one kept.
+    token = _NOWHERE
+    last = 0
+    before = 0.0
+    start = 0
+    while (token == _NOWHERE) & (start < vocab):
+        at = start + lanes
+        value = _load(logits, at, vocab)
+        mass = tl.where(value >= least, _weight(value, highest, rate, False), 0.0)
+        last = tl.maximum(last, tl.max(tl.where(mass > 0, at, 0)))
+        here = tl.sum(mass)
+        if before + here > target:
+            exceeds = (before + tl.cumsum(mass, axis=0) > target) & (mass > 0)
+            token = tl.min(tl.where(exceeds, at, _NOWHERE))
+        before += here
+        start += BLOCK
+    tl.store(out + row, tl.where(token == _NOWHERE, last, token))
+
+
+def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, out: Tensor) -> Tensor:
+    """Write a token for each row of `logits` to `out`, and return that; `realengine.sampling.draw` in one launch.
+
+    logits       [R, V] without NaN, not all minus infinity; rows may lie further apart than V
+    temperature  [R] fp32; under 1e-5 the first largest logit is taken
+    top_k        [R] int32; every logit not below the k-th largest is kept, 0 is off
+    top_p        [R] fp32; of those, every one not below the largest that `top_p` of the mass lies at or above
+    uniform      [R] fp32 in [0, 1); the token is the first, in vocabulary order, at which the cumulative mass of what
+                 is kept exceeds this share of it
+    out          [R] int32
+
+    Masses are fp32 sums. A row is read three times, or four if there is but top-p; so often again as the bisection has
+    passes, if more than 8192 logits remain to be searched.
+    """
+    rows, vocab = logits.shape
+    constexprs = _compiled_in(logits.dtype)
+    kept = logits.new_empty(rows, constexprs["BLOCK"])
+    _draw_row[(rows,)](
+        logits, logits.stride(0), temperature, top_k, top_p, uniform, kept, out, vocab, **constexprs
+    )  # fmt: skip
+    return out
+
+
+def _compiled_in(dtype: torch.dtype) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    return {"IDLE": _IDLE_BITS[dtype], "NUCLEUS": _NUCLEUS, "BLOCK": _BLOCK, "num_warps": 16, "num_stages": 3}
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `draw` launches its kernel for each dtype of logits."""
+    from realengine.kernels.aot import Specialisation
+
+    found = []
+    for dtype in _IDLE_BITS:
+        constexprs = _compiled_in(dtype)
+        found.append(
+            Specialisation(
+                name=f"draw {TRITON_NAME[dtype]}",
+                kernel=_draw_row,
+                signature={
+                    "logits": "*" + TRITON_NAME[dtype],
+                    "stride": "i32",
+                    "temperature": "*fp32",
+                    "top_k": "*i32",
+                    "top_p": "*fp32",
+                    "uniform": "*fp32",
+                    "kept": "*" + TRITON_NAME[dtype],
+                    "out": "*i32",
+                    "vocab": "i32",
+                },
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=128,
+                expects=("ld.global.v4.b32",),
+            )
+        )
+    return found
