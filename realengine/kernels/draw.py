@@ -1,9 +1,9 @@
 """Sampling with temperature, top-k and top-p, one program a row, without a sort and without asking the host.
 
 Both limits are thresholds on the logit. Each is found by bisection, with three pivots a pass, on the integers that
-order as floats do. A pass over a whole vocabulary is dear, so the row is first thinned to the logits that can matter:
-no less than as many of them as there are lanes whose own largest reaches a bar. As long as those suffice, which the
-program checks, the bisection reads nothing else. After that the token is drawn in vocabulary order.
+order as floats do. A pass over a whole vocabulary is dear, so a row is first thinned to the logits above a bar that is
+low enough for the k-th largest, or likely so for the nucleus. As long as those suffice, which the program checks, the
+bisection reads nothing else. After that the token is drawn in vocabulary order.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is greedy too
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NOWHERE = tl.constexpr(2147483647)
-_BLOCK = 8192  # logits read at once, lanes of the first pass, and most logits that a row is thinned to
-_NUCLEUS = 4096  # lanes that are to reach the bar when only top-p limits a row
+
+# Logits read at once, lanes of the first pass, and most logits that a row is thinned to; more would spill registers.
+_BLOCK = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192}
 
 # In fp32, 16 and 13 low bits of the image of a bf16 and an fp16 say nothing: bisection need not settle them.
 _IDLE_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
@@ -123,20 +124,18 @@ def _thin(logits, vocab, bar, kept, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _limits(
-    logits, vocab, best, kept, highest, rate, top_k, top_p,
-    IDLE: tl.constexpr, NUCLEUS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.constexpr, BLOCK: tl.constexpr):
     """The least logit that top-k and top-p keep, and the mass of what is kept; `best` is each lane's largest logit.
 
     As many logits as there are lanes whose largest reaches the bar, at least, reach it too: with `top_k` such lanes the
-    k-th largest logit is not below the bar. For top-p alone the bar is a guess, which the mass above it can refute.
+    k-th largest logit is not below the bar. For top-p alone half the lanes are a guess, which the mass above the bar
+    can refute.
     """
     by_count = (top_k > 0) & (top_k < vocab)
     lanes = tl.arange(0, BLOCK)
     tl.store(kept + lanes, best.to(kept.dtype.element_ty))
     tl.debug_barrier()  # what some threads of the program stored, others read
-    reach = tl.minimum(tl.where(by_count, top_k, NUCLEUS), BLOCK).to(tl.float32)
+    reach = tl.minimum(tl.where(by_count, top_k, BLOCK // 2), BLOCK).to(tl.float32)
     bar, _ = _largest_reaching(kept, BLOCK, reach, tl.min(best), reach, highest, rate, True, IDLE, BLOCK)
     tl.debug_barrier()
     size = _thin(logits, vocab, bar, kept, BLOCK)
@@ -180,7 +179,6 @@ def _draw_row(
     out,
     vocab,
     IDLE: tl.constexpr,
-    NUCLEUS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Program (row). `kept` [R, BLOCK] is for thinned rows."""
@@ -200,9 +198,7 @@ def _draw_row(
     target = tl.full([], 0.0, tl.float32)
     if heat >= _GREEDY_BELOW:
         if ((k > 0) & (k < vocab)) | (p < 1):
-            least, total = _limits(
-                logits, vocab, best, kept + row * BLOCK, highest, rate, k, p, IDLE, NUCLEUS, BLOCK
-            )  # fmt: skip
+            least, total = _limits(logits, vocab, best, kept + row * BLOCK, highest, rate, k, p, IDLE, BLOCK)
         else:
             least = tl.full([], float("-inf"), tl.float32)
             total = _mass(logits, vocab, float("-inf"), highest, rate, BLOCK)
@@ -239,20 +235,18 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
     out          [R] int32
 
     Masses are fp32 sums. A row is read three times, or four if there is but top-p; so often again as the bisection has
-    passes, if more than 8192 logits remain to be searched.
+    passes, if thinning leaves too much of it.
     """
     rows, vocab = logits.shape
     constexprs = _compiled_in(logits.dtype)
     kept = logits.new_empty(rows, constexprs["BLOCK"])
-    _draw_row[(rows,)](
-        logits, logits.stride(0), temperature, top_k, top_p, uniform, kept, out, vocab, **constexprs
-    )  # fmt: skip
+    _draw_row[(rows,)](logits, logits.stride(0), temperature, top_k, top_p, uniform, kept, out, vocab, **constexprs)
     return out
 
 
 def _compiled_in(dtype: torch.dtype) -> dict[str, Any]:
     """All of a launch that is compiled into its kernel."""
-    return {"IDLE": _IDLE_BITS[dtype], "NUCLEUS": _NUCLEUS, "BLOCK": _BLOCK, "num_warps": 16, "num_stages": 3}
+    return {"IDLE": _IDLE_BITS[dtype], "BLOCK": _BLOCK[dtype], "num_warps": 16, "num_stages": 3}
 
 
 def specialisations() -> list["Specialisation"]:
