@@ -21,6 +21,7 @@ from calibration.decision_replay import DecisionReplay, recorded_deployment, rep
 from calibration.fit import predict, residuals, step_residuals_table
 from calibration.step_cost import Calibration, Residuals, StepCost
 from calibration.step_features import MeasuredSteps
+from serving.config import Deployment, parse
 from serving.errors import UserError
 from sim.simulate import simulate_to
 from traces.recording import Recording
@@ -160,9 +161,10 @@ def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
         for name in ("workload", "deployment"):
             if run.run[name] != first[name]:
                 raise UserError("real", run.run["run_id"], f"has another {name} than {first['run_id']}")
-    if calibration.deployment != first["deployment"]:
+    calibrated = parse(Deployment, json.loads(calibration.deployment), where="calibration.deployment")
+    if calibrated.timing() != recorded_deployment(runs[0]).timing():
         raise UserError(
-            "calibration", calibration.id, "was made with another deployment than the recordings; calibrate it"
+            "calibration", calibration.id, "was made with another engine than the recordings; calibrate it"
         )
 
 

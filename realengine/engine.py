@@ -22,7 +22,7 @@ from realengine.shard import shard_spec
 from realengine.step_input import pack
 from realengine.token_content import TokenContent
 from realengine.weights import ModelFiles
-from serving.config import Deployment
+from serving.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.kv_blocks import blocks_for
 from serving.request import Request, Status
@@ -87,7 +87,7 @@ class Step:
 class Engine:
     """A model, its KV cache and the shared scheduler. `reset` makes it as new, keeping the weights.
 
-    `deployment` is what runs: with `gpu_memory_utilization` set, its `num_blocks` is what was found to fit, and
+    `deployment` is what runs, within the buffers that it was made with: with `gpu_memory_utilization` set, its `num_blocks` is what was found to fit, and
     `memory_report` says how. Raises UserError when the deployment asks for something the model or the machine
     cannot do.
     """
@@ -135,7 +135,21 @@ class Engine:
         self._seating = Seating(self._config)
         self._host_free_ns: int | None = None
         content = TokenContent(self.sequences, self._config.block_size)
-        self.scheduler = find_policy(self.deployment.policy)(self._config, content=content)
+        self.scheduler = find_policy(self.deployment.policy)(self.deployment.scheduler, content=content)
+
+    def limit(self, **scheduler: int | bool) -> None:
+        """Change settings of the scheduler within what this engine has buffers for, and `reset`.
+
+        Raises UserError for a setting that would need more, or another engine.
+        """
+        allowed = {"num_blocks", "max_num_seqs", "max_num_batched_tokens", "scheduler_reserve_full_isl"}
+        for name, value in scheduler.items():
+            if name not in allowed or value > getattr(self._config, name):
+                raise UserError(f"scheduler.{name}", value, "cannot be changed on this engine; make another")
+        settings = {**self._config.model_dump(), **scheduler}
+        limited = parse(SchedulerConfig, settings, where="scheduler")
+        self.deployment = self.deployment.model_copy(update={"scheduler": limited})
+        self.reset()
 
     def close(self) -> None:
         """End what runs beside this process's own thread. The engine cannot be used afterwards."""

@@ -70,6 +70,13 @@ class Deployment(BaseModel):
     policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
 
+    def timing(self) -> Deployment:
+        """What step times depend on; the rest as by default. Limits and policies shape steps, they do not price them."""
+        kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
+        return self.model_copy(
+            update={"policy": "vllm", "gpu_memory_utilization": None, "scheduler": SchedulerConfig(**kept)}
+        )
+
 
 def load_deployment(path: str | Path) -> Deployment:
     """A deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""

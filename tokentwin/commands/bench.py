@@ -16,6 +16,7 @@ from tokentwin.finite import Finite
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
 @click.option("--virtual-arrivals", is_flag=True, help="Offer everything at once: saturation.")
+@click.option("--time-operations", is_flag=True, help="Time every operation of every step; slower, no graphs.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
 def bench(
@@ -24,6 +25,7 @@ def bench(
     limit: int | None,
     rate_scale: float | None,
     virtual_arrivals: bool,
+    time_operations: bool,
     force: bool,
     deployment_file: str | None,
     **flags: Any,
@@ -46,6 +48,8 @@ def bench(
     from tokentwin.progress import counting
 
     engine = load_engine(deployment)
+    if time_operations:
+        engine.time_operations()
     with counting("replaying", len(list(workload.requests))) as advance:
         done = record(
             workload,

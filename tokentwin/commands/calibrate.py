@@ -38,14 +38,15 @@ def calibrate(
     if (directory / "calibration.json").exists() and not force:
         raise UserError("out", out, "holds a calibration already; choose another directory or add --force")
     if recordings:
+        from calibration.decision_replay import recorded_deployment
         from traces.recording import Recording
 
         simulated = [path for path in recordings if Recording.load(path).run["clock"] != "wall"]
         if simulated:
             raise UserError("from-recordings", simulated[0], "was simulated; give recordings of the real engine")
-        deployments = {Recording.load(path).run["deployment"] for path in recordings}
-        if len(deployments) > 1:
-            raise UserError("from-recordings", len(deployments), "deployments among the recordings; give those of one")
+        engines = {recorded_deployment(Recording.load(path)).timing().model_dump_json() for path in recordings}
+        if len(engines) > 1:
+            raise UserError("from-recordings", len(engines), "engines among the recordings; give those of one")
         paths = [Path(path) for path in recordings]
     else:
         from tokentwin.engines import load_engine

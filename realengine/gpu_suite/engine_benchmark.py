@@ -1,0 +1,140 @@
+"""The engine against its limits: decode and prefill beside the roofline, and the workload engines are compared on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from realengine.engine import Engine, Step
+from serving.model_spec import ModelSpec
+from serving.workload import WorkloadRequest
+
+Prompt = list[int]
+
+
+def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Prompt, int]]:
+    """Prompt and output length of each request: the workload of nano-vllm's benchmark, seed 0, lengths uniform in
+    100..1024; with its 256 requests, 133,966 output tokens."""
+    draw = Random(0)
+    least = min(100, longest // 4)
+    prompts = [[draw.randint(0, 10_000) for _ in range(draw.randint(least, longest))] for _ in range(requests)]
+    return [(prompt, draw.randint(least, longest)) for prompt in prompts]
+
+
+def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, Any]:
+    """Everything offered at once, end-of-sequence ignored: output tokens per second, and how idle the device was."""
+    engine.reset()
+    for number, (prompt, output) in enumerate(workload):
+        prompt = [token % engine.spec.vocab_size for token in prompt]
+        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), output), prompt)
+    began = perf_counter()
+    steps = _drain(engine)
+    seconds = perf_counter() - began
+    tokens = sum(output for _, output in workload)
+    return {
+        "requests": len(workload),
+        "output_tokens": tokens,
+        "seconds": seconds,
+        "output_tokens_per_s": tokens / seconds,
+        "steps": len(steps),
+        "idle_share": idle_share(steps),
+    }
+
+
+def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s: float) -> dict[str, Any]:
+    """Steady decode steps of `rows` requests at about `context` tokens each, beside the time their bytes need.
+
+    The bytes are the weights, but for an embedding that is only looked up, and the KV of every row.
+    """
+    engine.reset()
+    draw = Random(rows)
+    for number in range(rows):
+        prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(context - steps // 2)]
+        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), steps), prompt)
+    measured = [step for step in _drain(engine) if step.plan.decode_rows == rows and not step.plan.prefill_rows]
+    if len(measured) < 3:
+        return {"rows": rows, "context": context, "failed": "not all rows were running at once"}
+    times = [step.end_ns - step.start_ns for step in measured]
+    periods = [after.end_ns - before.end_ns for before, after in zip(measured, measured[1:], strict=False)]
+    kv = engine.spec.kv_bytes_per_token(engine.runner.kv.dtype.itemsize)
+    read = decode_weight_bytes(engine.spec, engine.runner.model.dtype.itemsize)
+    roofline_ns = 1e9 * (read + rows * context * kv) / copy_bytes_per_s
+    return {
+        "rows": rows,
+        "context": context,
+        "steps": len(measured),
+        "median_step_ns": median(times),
+        "median_period_ns": median(periods),
+        "roofline_ns": roofline_ns,
+        "roofline_share": roofline_ns / median(times),
+        "idle_share": idle_share(measured),
+        "graphs": all(step.graph for step in measured),
+    }
+
+
+def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, Any]:
+    """One prompt, nothing beside it: FLOPs of GEMMs and causal attention per second of device time."""
+    times = []
+    for repeat in range(3):
+        engine.reset()
+        draw = Random(repeat)
+        prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(tokens)]
+        engine.add(WorkloadRequest(0, 0, (("", tokens),), 1), prompt)
+        times.append(sum(step.end_ns - step.start_ns for step in _drain(engine)))
+    flops = prefill_flops(engine.spec, tokens)
+    rate = flops / (median(times) / 1e9)
+    return {
+        "tokens": tokens,
+        "median_ns": median(times),
+        "flops": flops,
+        "flops_per_s": rate,
+        "gemm_share": rate / gemm_flops_per_s,
+    }
+
+
+def decode_weight_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
+    """Weights that a decode step reads: all but the rows of an embedding, unless the head is the embedding."""
+    embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
+    return (spec.parameters - embedding) * dtype_bytes
+
+
+def prefill_flops(spec: ModelSpec, tokens: int) -> int:
+    """2 per weight and token in GEMMs (the head for one token), 4 per query-key pair, head and dimension."""
+    embeddings = spec.vocab_size * spec.hidden_size
+    layers = spec.parameters - embeddings * (1 if spec.tied_embeddings else 2)
+    pairs = tokens * (tokens + 1) // 2
+    return 2 * layers * tokens + 2 * embeddings + 4 * pairs * spec.num_heads * spec.head_dim * spec.num_layers
+
+
+def idle_share(steps: list[Step]) -> float | None:
+    """Share of the time from the first step's start to the last one's end in which the device had no step."""
+    if len(steps) < 2:
+        return None
+    gaps = sum(max(after.start_ns - before.end_ns, 0) for before, after in zip(steps, steps[1:], strict=False))
+    return gaps / (steps[-1].end_ns - steps[0].start_ns)
+
+
+def _drain(engine: Engine) -> list[Step]:
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+    return steps
+
+
+def benchmark(
+    engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], left: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
+    """Rows `{"kind": "decode" | "prefill" | "throughput", ...}`, the targets' shapes first."""
+    copy, gemm = ceilings["copy_bytes_per_s"], ceilings["gemm_flops_per_s"]
+    for rows in sizes["decode_rows"]:
+        if left() > 0:
+            yield {"kind": "decode", **decode(engine, rows, sizes["context"], sizes["decode_steps"], copy)}
+    for tokens in sizes["prefill_tokens"]:
+        if left() > 0:
+            yield {"kind": "prefill", **prefill(engine, tokens, gemm)}
+    if left() > 0:
+        workload = usual_workload(sizes["requests"], sizes["longest"])
+        yield {"kind": "throughput", **throughput(engine, workload)}

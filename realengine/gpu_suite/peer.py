@@ -1,0 +1,80 @@
+"""The same workload through `transformers`' continuous batching, on the same weights' shape, in the same process.
+
+A handicapped peer: without flash-attn it attends through torch, and it samples and schedules in Python between steps.
+It is here because it can be had wherever transformers is installed, not because it is fast.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from serving.model_spec import ModelSpec
+
+HANDICAP = "no flash-attn kernels: attention through torch, one step at a time, scheduled in Python"
+
+
+def transformers_throughput(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, workload: list[tuple[list[int], int]], small: bool
+) -> dict[str, Any]:
+    """Output tokens per second; `failed` says why not, where this version of transformers cannot.
+
+    `small` gives it a small cache, for a dry run; else it takes the memory it wants.
+    """
+    try:
+        import transformers
+
+        model = _model(spec, dtype, device)
+        prompts = [[token % spec.vocab_size for token in prompt] for prompt, _ in workload]
+        longest = max(output for _, output in workload)
+        config = transformers.GenerationConfig(
+            max_new_tokens=longest, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        how = {"generation_config": config}
+        if small:
+            how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=64, page_size=16)
+        model.generate_batch(inputs=prompts[:2], **{**how, "generation_config": _short(config)})
+        began = perf_counter()
+        outputs = model.generate_batch(inputs=prompts, **how)
+        seconds = perf_counter() - began
+        tokens = sum(len(output.generated_tokens) for output in outputs.values())
+    except Exception as error:  # a peer that does not run must not end the suite
+        return {"failed": f"{type(error).__name__}: {str(error)[:300]}", "handicap": HANDICAP}
+    return {
+        "version": transformers.__version__,
+        "requests": len(workload),
+        "output_tokens": tokens,
+        "seconds": seconds,
+        "output_tokens_per_s": tokens / seconds,
+        "handicap": HANDICAP,
+    }
+
+
+def _short(config: Any) -> Any:
+    from copy import deepcopy
+
+    short = deepcopy(config)
+    short.max_new_tokens = 2
+    return short
+
+
+def _model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        intermediate_size=spec.intermediate_size,
+        max_position_embeddings=spec.max_positions,
+        tie_word_embeddings=spec.tied_embeddings,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        return Qwen3ForCausalLM(config).to(dtype).eval()

@@ -1,0 +1,68 @@
+"""The workloads that engine and simulator are compared on: where queueing, memory, sharing or prompts dominate.
+
+Rates follow from how fast the engine is, measured a moment before, so that the same scenario is near saturation on any
+machine. Lengths are those of the deployment's longest request.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serving.config import SchedulerConfig
+from serving.kv_blocks import blocks_for
+from serving.workload import Workload
+from traces.synth import parse_spec, synthesise
+
+
+class Pace(NamedTuple):
+    """ns of a decode step at half the batch, and of one prompt token."""
+
+    decode_step_ns: int
+    prompt_token_ns: int
+
+
+class Scenario(NamedTuple):
+    """A workload, and the scheduler's settings that belong to it."""
+
+    workload: Workload
+    limits: dict[str, int | bool]
+
+
+def scenarios(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Scenario]:
+    """Five scenarios of about `seconds` of arrivals each."""
+    longest = config.max_model_len
+    usual = (longest // 8, longest // 24)
+    tight_blocks = max(blocks_for(longest, config.block_size) * 2, config.num_blocks // 200) + 1
+    tight: dict[str, int | bool] = {
+        "num_blocks": min(tight_blocks, config.num_blocks),
+        "scheduler_reserve_full_isl": False,
+    }
+    shared = {"system_prompts": {"count": 4, "tokens": longest // 8, "choice": "zipf"}}
+    plans: list[tuple[str, float, tuple[int, int], dict[str, object], dict[str, int | bool]]] = [
+        ("roomy", 0.5, usual, {}, {}),
+        ("kv-tight", 0.7, usual, {}, tight),
+        ("shared-prefix", 0.6, usual, shared, {}),
+        ("long-prompts", 0.6, (longest // 2, longest // 64), {}, {}),
+        ("near-saturation", 0.9, usual, {}, {}),
+    ]
+    made = []
+    for number, (name, load, (prompt, output), more, limits) in enumerate(plans):
+        rows = max(config.max_num_seqs // 2, 1)
+        request_ns = prompt * pace.prompt_token_ns + output * pace.decode_step_ns / rows
+        most_output = max(min(4 * output, longest // 3), 1)
+        spec = {
+            "name": name,
+            "seed": 100 + number,
+            "duration_s": seconds,
+            "arrivals": {"kind": "poisson", "rate": load * 1e9 / request_ns},
+            "prompt": {
+                "kind": "lognormal",
+                "mean": max(prompt, 4),
+                "sigma": 0.6,
+                "max": longest - most_output - longest // 8 - 1,
+            },
+            "output": {"kind": "lognormal", "mean": max(output, 2), "sigma": 0.6, "max": most_output},
+            **more,
+        }
+        made.append(Scenario(synthesise(parse_spec(spec, where=name)), limits))
+    return made

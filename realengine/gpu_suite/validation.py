@@ -1,0 +1,61 @@
+"""Rungs 1 to 3 on the recorded runs, by the same commands a user has.
+
+Each scenario is predicted by a calibration that has never seen it: one fitted to all the other scenarios' runs. The
+commands run as processes, because this package must not import the simulator.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def validate_runs(runs: Path, out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """A row for each scenario in `runs` that has a repeat: run errors, decisions, and what a command said that failed."""
+    names = sorted({path.name.rpartition("-")[0] for path in runs.iterdir()})
+    for name in names:
+        if left() < 5:
+            return
+        mine = sorted(runs.glob(f"{name}-[0-9]"))
+        others = [path for path in sorted(runs.iterdir()) if path not in mine]
+        yield {"scenario": name, **_validate(mine, others, out / name)}
+
+
+def calibrate_all(runs: Path, out: Path) -> str | None:
+    """One calibration of every run, in `out`; what went wrong, or None."""
+    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(sorted(runs.iterdir())))
+
+
+def _validate(mine: list[Path], others: list[Path], out: Path) -> dict[str, Any]:
+    calibration = out / "calibration"
+    failed = _tokentwin("calibrate", "--force", "-o", str(calibration), *_from(others))
+    if failed is None:
+        failed = _tokentwin("validate", *map(str, mine), "-c", str(calibration), "-o", str(out), "--force")
+    if not (out / "report.json").is_file():
+        return {"failed": failed}
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    rungs = report["rungs"]
+    return {
+        "failed": failed,
+        "verdict": report["verdict"],
+        "disturbed": report["disturbed"],
+        "decisions_identical": rungs["replay"]["identical"],
+        "decisions": rungs["replay"]["steps"],
+        "regimes": rungs["step"]["regimes"],
+        "rows": rungs["run"]["rows"],
+        "extrapolated_share": report["extrapolated_share"],
+    }
+
+
+def _from(paths: list[Path]) -> list[str]:
+    return [argument for path in paths for argument in ("--from-recordings", str(path))]
+
+
+def _tokentwin(*arguments: str) -> str | None:
+    """Run a verb; its last words if it failed."""
+    done = subprocess.run([sys.executable, "-m", "tokentwin", *arguments], capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"

@@ -1,0 +1,55 @@
+"""The small operations through our Triton kernels: a launch each, and nothing goes through the host."""
+
+from __future__ import annotations
+
+import torch
+
+from realengine.kernels.add_rms_norm import add_rms_norm
+from realengine.kernels.argmax import argmax
+from realengine.kernels.draw import draw
+from realengine.kernels.rope_store import rope_store
+from realengine.kernels.silu_mul import silu_mul
+from realengine.kv_cache import LayerKv
+from realengine.layer_ops import HeadNorms
+from realengine.rope import Rope
+from realengine.step_input import Batch
+from serving.model_spec import ModelSpec
+
+
+class TritonOps:
+    """`LayerOps` on a GPU. `spec` is one rank's share of the model."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._eps = spec.norm_eps
+
+    def rotation(self, rope: Rope, batch: Batch) -> Rope:
+        return rope
+
+    def rope_store(
+        self, qkv: torch.Tensor, rotation: Rope, norms: HeadNorms | None, kv: LayerKv, batch: Batch
+    ) -> torch.Tensor:
+        return rope_store(
+            qkv,
+            batch.positions,
+            batch.slots,
+            rotation.cos,
+            rotation.sin,
+            None if norms is None else norms.query,
+            None if norms is None else norms.key,
+            self._eps,
+            rotation.interleaved,
+            kv.keys,
+            kv.values,
+        )
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        return add_rms_norm(x, residual, weight, self._eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return silu_mul(gate_up)
+
+    def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
+        out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+        if greedy:
+            return argmax(logits, out)
+        return draw(logits, batch.temperature, batch.top_k, batch.top_p, batch.uniform, out)
