@@ -163,9 +163,7 @@ def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
                 raise UserError("real", run.run["run_id"], f"has another {name} than {first['run_id']}")
     calibrated = parse(Deployment, json.loads(calibration.deployment), where="calibration.deployment")
     if calibrated.timing() != recorded_deployment(runs[0]).timing():
-        raise UserError(
-            "calibration", calibration.id, "was made with another engine than the recordings; calibrate it"
-        )
+        raise UserError("calibration", calibration.id, "was made with another engine than the recordings; calibrate it")
 
 
 def _worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:

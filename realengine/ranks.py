@@ -103,7 +103,9 @@ class Ranks:
             try:
                 kind, answer = pipe.recv()
             except EOFError:
-                raise UserError("tensor_parallel_size", len(self._pipes) + 1, f"rank {rank} ended; see its output") from None
+                raise UserError(
+                    "tensor_parallel_size", len(self._pipes) + 1, f"rank {rank} ended; see its output"
+                ) from None
             if kind == "error":
                 raise answer
             answers.append(answer)
@@ -115,7 +117,9 @@ class Ranks:
             try:
                 raise pipe.recv()[1]
             except EOFError:
-                raise UserError("tensor_parallel_size", len(self._pipes) + 1, "a rank has ended; see its output") from None
+                raise UserError(
+                    "tensor_parallel_size", len(self._pipes) + 1, "a rank has ended; see its output"
+                ) from None
 
     def _stop(self) -> None:
         import torch.distributed as dist

@@ -100,7 +100,9 @@ class ModelRunner:
         self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
         need, free = self.spec.weight_bytes(self._dtype.itemsize), self.device.memory().free
         if need > free:  # the CPU would not refuse, but be killed half way
-            raise UserError("model", deployment.model, f"has {need / 1e9:,.1f} GB of weights; {free / 1e9:,.1f} GB are free")
+            raise UserError(
+                "model", deployment.model, f"has {need / 1e9:,.1f} GB of weights; {free / 1e9:,.1f} GB are free"
+            )
         with self._memory_for("weights"), torch.inference_mode():
             where = self.device.torch_device
             state = shard_state(files.weights(self._dtype, where), self._collective.rank, self._collective.size)
@@ -151,9 +153,7 @@ class ModelRunner:
         """Make the KV cache. Raises UserError when the memory does not suffice."""
         self._graphs.clear()
         with self._memory_for("kv", num_blocks):
-            self.kv = KvCache(
-                self.spec, num_blocks, self._config.block_size, self._kv_dtype, self.device.torch_device
-            )
+            self.kv = KvCache(self.spec, num_blocks, self._config.block_size, self._kv_dtype, self.device.torch_device)
 
     def budget(self, utilization: float) -> KvBudget:
         """How many KV blocks fit, by running the largest step there can be and capturing graphs on a trial."""
@@ -291,10 +291,14 @@ class _OutOfMemory:
         config = self._deployment.scheduler
         if self._what == "kv":
             need = self._blocks * config.block_size * self._kv / 1e9
-            raise UserError("scheduler.num_blocks", self._blocks, f"needs {need:,.1f} GB of KV cache; lower it") from None
+            raise UserError(
+                "scheduler.num_blocks", self._blocks, f"needs {need:,.1f} GB of KV cache; lower it"
+            ) from None
         if self._what == "weights":
             raise UserError(
-                "model", self._deployment.model, "does not fit into memory; quantization: fp8, or more tensor_parallel_size"
+                "model",
+                self._deployment.model,
+                "does not fit into memory; quantization: fp8, or more tensor_parallel_size",
             ) from None
         raise UserError(
             "scheduler.max_num_batched_tokens",

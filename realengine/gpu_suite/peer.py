@@ -29,9 +29,7 @@ def transformers_throughput(
         model = _model(spec, dtype, device)
         prompts = [[token % spec.vocab_size for token in prompt] for prompt, _ in workload]
         longest = max(output for _, output in workload)
-        config = transformers.GenerationConfig(
-            max_new_tokens=longest, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
+        config = transformers.GenerationConfig(max_new_tokens=longest, do_sample=False, eos_token_id=-1, pad_token_id=0)
         how = {"generation_config": config}
         if small:
             how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=64, page_size=16)

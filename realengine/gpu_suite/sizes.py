@@ -1,0 +1,70 @@
+"""How large everything is: for a GPU, or in miniature for a dry run."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from serving.config import Deployment, SchedulerConfig
+
+
+class Sizes(NamedTuple):
+    """large, small   the engines measured; recordings are of the large one
+    run_seconds       arrivals of one recorded run
+    benchmark         shapes of the engine benchmark
+    peer_requests     of the benchmark's requests, those the peer runs
+    """
+
+    dry_run: bool
+    device: str
+    large: Deployment
+    small: Deployment
+    run_seconds: float
+    benchmark: dict[str, Any]
+    peer_requests: int
+
+
+def gpu_sizes(minutes: float) -> Sizes:
+    """Llama-3.1-8B's and Qwen3-0.6B's shapes, random weights, bf16."""
+    scheduler = SchedulerConfig(
+        max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16896, async_scheduling=True
+    )
+    engine = {"device": "cuda", "attention": "triton", "gpu_memory_utilization": 0.88, "scheduler": scheduler}
+    return Sizes(
+        False,
+        "cuda",
+        Deployment(model="random:llama-3.1-8b", **engine),
+        Deployment(model="random:qwen3-0.6b", **engine),
+        run_seconds=0.9 * minutes,
+        benchmark={
+            "decode_rows": (1, 8, 64, 256),
+            "context": 1024,
+            "decode_steps": 48,
+            "prefill_tokens": (8192, 512, 1024, 2048, 4096, 16384),
+            "requests": 256,
+            "longest": 1024,
+        },
+        peer_requests=64,
+    )
+
+
+def dry_sizes() -> Sizes:
+    """Tiny models on the CPU, the same settings otherwise."""
+    scheduler = SchedulerConfig(
+        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=192, num_blocks=400, async_scheduling=True
+    )
+    return Sizes(
+        True,
+        "cpu",
+        Deployment(model="random:llama", dtype="float32", scheduler=scheduler),
+        Deployment(model="random:qwen3", dtype="float32", scheduler=scheduler),
+        run_seconds=1.0,
+        benchmark={
+            "decode_rows": (1, 8),
+            "context": 32,
+            "decode_steps": 8,
+            "prefill_tokens": (64, 128),
+            "requests": 6,
+            "longest": 16,
+        },
+        peer_requests=2,
+    )
