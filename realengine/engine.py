@@ -87,9 +87,9 @@ class Step:
 class Engine:
     """A model, its KV cache and the shared scheduler. `reset` makes it as new, keeping the weights.
 
-    `deployment` is what runs, within the buffers that it was made with: with `gpu_memory_utilization` set, its `num_blocks` is what was found to fit, and
-    `memory_report` says how. Raises UserError when the deployment asks for something the model or the machine
-    cannot do.
+    `deployment` is what runs, within the buffers that it was made with. With `gpu_memory_utilization` set, its
+    `num_blocks` is what was found to fit, and `memory_report` says how. Raises UserError when the deployment asks for
+    something the model or the machine cannot do.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:

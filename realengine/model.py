@@ -88,13 +88,12 @@ class Model:
             hidden = embedding(tokens, self._embedding)
             rotation = ops.rotation(self.rope, batch)
             plan = self.attention.plan(batch)
+        mlp = None
         for index, layer in enumerate(self._layers):
             cache = kv.layer(index)
             with times("norm"):
-                if index:
-                    normed = ops.add_norm(mlp, hidden, layer.attention_norm)
-                else:
-                    normed = ops.add_norm(hidden, None, layer.attention_norm)
+                first = mlp is None
+                normed = ops.add_norm(hidden if first else mlp, None if first else hidden, layer.attention_norm)
             with times("qkv"):
                 qkv = layer.qkv(normed)
             with times("rope_store"):

@@ -7,6 +7,7 @@ joined logits, so no token has to be sent.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -164,10 +165,8 @@ def _serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, p
     except (EOFError, KeyboardInterrupt, ConnectionResetError):
         pass
     except Exception as error:
-        try:
+        with contextlib.suppress(OSError):
             pipe.send(("error", error if isinstance(error, UserError) else RuntimeError(f"rank {rank}: {error}")))
-        except OSError:
-            pass
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -46,7 +46,7 @@ class TokenSequence:
         return len(self.tokens) - self.prompt_len
 
     def inputs(self, start: int, count: int, seat: int) -> Sequence[int]:
-        """`count` token ids from position `start`. A token that was not seen yet is the one at `seat`, unless forced."""
+        """`count` token ids from position `start`. One not seen yet is the one at `seat`, unless forced."""
         known = self.tokens[start : start + count]
         if len(known) == count:
             return known

@@ -46,10 +46,10 @@ class Layout(NamedTuple):
 
     def places(self) -> dict[str, slice]:
         """Where each field of `Batch` lies in the buffer; `blocks` is from there to the end."""
-        sizes = {name: self.tokens for name in ("tokens", "positions", "slots")}
-        sizes |= {name: self.rows for name in ("context", "query_start", "query_len", "table_start")}
-        sizes |= {name: self.samples for name in ("sampled", "seats", "temperature", "top_p", "uniform", "top_k")}
-        sizes |= {name: self.tiles for name in ("tile_row", "tile_first")}
+        sizes = dict.fromkeys(("tokens", "positions", "slots"), self.tokens)
+        sizes |= dict.fromkeys(("context", "query_start", "query_len", "table_start"), self.rows)
+        sizes |= dict.fromkeys(("sampled", "seats", "temperature", "top_p", "uniform", "top_k"), self.samples)
+        sizes |= dict.fromkeys(("tile_row", "tile_first"), self.tiles)
         places, offset = {}, 0
         for name, size in sizes.items():
             places[name] = slice(offset, offset + size)

@@ -71,7 +71,7 @@ class Deployment(BaseModel):
     scheduler: SchedulerConfig = SchedulerConfig()
 
     def timing(self) -> Deployment:
-        """What step times depend on; the rest as by default. Limits and policies shape steps, they do not price them."""
+        """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
         kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
         return self.model_copy(
             update={"policy": "vllm", "gpu_memory_utilization": None, "scheduler": SchedulerConfig(**kept)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -114,12 +115,12 @@ def test_steps_overlap_in_time_and_keep_their_order() -> None:
     engine = engine_for(scheduler={"async_scheduling": True})
     _, steps = run(engine)
     engine.close()
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         assert before.end_ns <= after.start_ns
         assert after.plan_ns <= after.scheduled_ns <= after.prepared_ns
         assert after.start_ns <= after.computed_ns <= after.end_ns
         assert after.host_ns is not None and after.host_ns > 0
-    assert any(after.plan_ns < before.end_ns for before, after in zip(steps, steps[1:], strict=False))
+    assert any(after.plan_ns < before.end_ns for before, after in itertools.pairwise(steps))
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from random import Random
 from statistics import median
@@ -58,7 +59,7 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
     if len(measured) < 3:
         return {"rows": rows, "context": context, "failed": "not all rows were running at once"}
     times = [step.end_ns - step.start_ns for step in measured]
-    periods = [after.end_ns - before.end_ns for before, after in zip(measured, measured[1:], strict=False)]
+    periods = [after.end_ns - before.end_ns for before, after in itertools.pairwise(measured)]
     kv = engine.spec.kv_bytes_per_token(engine.runner.kv.dtype.itemsize)
     read = decode_weight_bytes(engine.spec, engine.runner.model.dtype.itemsize)
     roofline_ns = 1e9 * (read + rows * context * kv) / copy_bytes_per_s
@@ -113,7 +114,7 @@ def idle_share(steps: list[Step]) -> float | None:
     """Share of the time from the first step's start to the last one's end in which the device had no step."""
     if len(steps) < 2:
         return None
-    gaps = sum(max(after.start_ns - before.end_ns, 0) for before, after in zip(steps, steps[1:], strict=False))
+    gaps = sum(max(after.start_ns - before.end_ns, 0) for before, after in itertools.pairwise(steps))
     return gaps / (steps[-1].end_ns - steps[0].start_ns)
 
 

@@ -1,7 +1,8 @@
 """What the suite found, each figure beside its target: a table for the terminal, a page for the docs.
 
-`python -m realengine.gpu_suite.page --results DIR --write docs/gpu.md` makes the page from what a run left in DIR; without
---results, from nothing, and every figure says that it was not yet measured. A dry run's figures never get on the page.
+`python -m realengine.gpu_suite.page --results DIR --write docs/gpu.md` makes the page from what a run left in DIR;
+without --results, from nothing, and every figure says that it was not yet measured. A dry run's figures never get on
+the page.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def page(found: dict[str, Any]) -> str:
     real = found if found and not found.get("environment", {}).get("dry_run") else {}
     text = ["# Measured on a GPU", ""]
     text += [
-        "This page is made by `python -m realengine.gpu_suite.page` from what `python -m realengine.gpu_suite --out DIR",
-        "--minutes 8` wrote, and by nothing else. [How to run it](engine.md#measuring-a-gpu).",
+        "This page is made by `python -m realengine.gpu_suite.page` from what `python -m realengine.gpu_suite",
+        "--out DIR --minutes 8` wrote, and by nothing else. [How to run it](engine.md#measuring-a-gpu).",
         "",
     ]
     if not real:

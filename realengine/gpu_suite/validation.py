@@ -15,7 +15,7 @@ from typing import Any
 
 
 def validate_runs(runs: Path, out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """A row for each scenario in `runs` that has a repeat: run errors, decisions, and what a command said that failed."""
+    """A row for each scenario in `runs`: run errors, decisions, and what a command said that failed."""
     names = sorted({path.name.rpartition("-")[0] for path in runs.iterdir()})
     for name in names:
         if left() < 5:
