@@ -27,21 +27,26 @@ class EventClock:
     def __init__(self, anchor: Any, anchor_ns: int) -> None:
         self._anchor = anchor
         self._anchor_ns = anchor_ns
+        self._last = anchor
         self._least_delay: int | None = None
 
     def ns(self, event: Any) -> int:
-        """When `event`, which has happened, did."""
+        """When `event`, which has happened since the last one seen, did."""
         return self._anchor_ns + round(self._anchor.elapsed_time(event) * 1e6)
 
     def seen(self, event: Any, host_ns: int, waited: bool) -> None:
-        """`event` was known to have happened at `host_ns`; `waited` if the host was blocked until then."""
+        """`event` was known to have happened at `host_ns`; `waited` if the host was blocked until then.
+
+        To be called once for each step, in order: the anchor moves to the step before.
+        """
+        if self._anchor.elapsed_time(self._last) > _REANCHOR_MS:
+            self._anchor_ns = self.ns(self._last) + (self._least_delay or 0)
+            self._anchor = self._last
+            self._least_delay = None
         delay = host_ns - self.ns(event)
         if (waited or delay < 0) and (self._least_delay is None or delay < self._least_delay):
             self._least_delay = delay
-        if self._anchor.elapsed_time(event) > _REANCHOR_MS:
-            self._anchor_ns = self.ns(event) + (self._least_delay or 0)
-            self._anchor = event
-            self._least_delay = None
+        self._last = event
 
 
 class _EventMark:

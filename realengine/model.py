@@ -48,13 +48,13 @@ class Model:
     """A decoder whose `forward` runs one step of a continuous batch.
 
     spec   one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
-    state  that rank's weights
+    state  that rank's weights, which are taken out of it as they are loaded
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        state: Mapping[str, torch.Tensor],
+        state: dict[str, torch.Tensor],
         dtype: torch.dtype,
         device: torch.device,
         ops: LayerOps,
@@ -68,7 +68,7 @@ class Model:
         self.ops = ops
         self.attention = attention
         self._collective = collective or Alone()
-        weights = {name: tensor.to(device=device, dtype=dtype) for name, tensor in state.items()}
+        weights = {name: state.pop(name).to(device=device, dtype=dtype) for name in list(state)}
         self._layers = [Layer(spec, weights, index, fp8) for index in range(spec.num_layers)]
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = DenseProjection(_head(spec, weights, self._collective))

@@ -72,9 +72,9 @@ class Ranks:
         mine = self._mine.budget(utilization)
         return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
 
-    def dummy_step(self, sizes: list[int]) -> int:
-        self._tell("dummy_step", sizes)
-        return self._mine.dummy_step(sizes)
+    def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
+        self._tell("dummy_step", sizes, draw)
+        return self._mine.dummy_step(sizes, draw)
 
     def warm_up(self) -> None:
         self._tell("warm_up")

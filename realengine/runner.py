@@ -217,10 +217,11 @@ class ModelRunner:
             self._times = launched.times
             logits = self._graph(layout)() if launched.graph else self._forward(batch)
             launched.marks.append(self.device.mark())
-            tokens = self.model.ops.sample(logits, batch, step.greedy)
-            if self._config.async_scheduling:
-                self._last_tokens[batch.seats.long()] = tokens
-            host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
+            if layout.samples:
+                tokens = self.model.ops.sample(logits, batch, step.greedy)
+                if self._config.async_scheduling:
+                    self._last_tokens[batch.seats.long()] = tokens
+                host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
             launched.marks.append(self.device.mark())
 
         began = perf_counter_ns()
@@ -243,11 +244,15 @@ class ModelRunner:
             self._graphs[key] = self.device.capture(lambda: self._forward(batch))
         return self._graphs[key]
 
-    def dummy_step(self, sizes: list[int]) -> int:
-        """One step over rows of the dummy request, `sizes` tokens each, all in the null block; its time in ns."""
+    def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
+        """One step over rows of the dummy request, `sizes` tokens each, all in the null block; its time in ns.
+
+        With `draw` its tokens are drawn rather than the likeliest.
+        """
+        how = (1.0, 50, 0.9, 0.5) if draw else None
         most = max(sizes)
         blocks = np.zeros(-(-most // self._config.block_size), dtype=np.int32)
-        rows = [RowInput([0] * size, 0, blocks, self._config.max_num_seqs) for size in sizes]
+        rows = [RowInput([0] * size, 0, blocks, self._config.max_num_seqs, True, how) for size in sizes]
         step = pack(rows, self._config.block_size, self._config.max_num_seqs, self.attention.tiles).step
         began = perf_counter_ns()
         self.launch(step).wait()
@@ -267,6 +272,7 @@ class ModelRunner:
         """Run every decode bucket and a few prefill sizes once, so that nothing is first in a measured run."""
         for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
             self.dummy_step([1] * rows)
+        self.dummy_step([1], draw=True)
         size = 16
         while size <= self._config.max_num_batched_tokens:
             self.dummy_step(self.prompts(size))

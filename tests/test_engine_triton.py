@@ -29,7 +29,7 @@ config = SchedulerConfig(max_model_len=64, max_num_batched_tokens=24, num_blocks
 engine = Engine(Deployment(model="tiny", dtype="float32", attention=sys.argv[2], kv_cache_dtype=sys.argv[3],
                            scheduler=config), files)
 sequences = []
-for number, length in enumerate((5, 17, 1)):
+for number, length in enumerate((30, 5, 1)):  # the first step samples nothing
     how = SamplingParams(0.7, top_k=20, top_p=0.9, seed=3) if number == 1 else None
     engine.add(WorkloadRequest(number, 0, (("", length),), 3), [7 * i + number for i in range(length)], sampling=how)
     sequences.append(engine.sequences[number])
