@@ -1,0 +1,139 @@
+"""How long one call takes on the device, with nothing of the host in it and none of its inputs in the cache.
+
+On a GPU, calls are captured in a CUDA graph, each over the next of several input sets, and its replays are timed by
+events. On a CPU the same interface makes plain calls, so that a dry run goes the same way; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median, quantiles
+from time import perf_counter_ns
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+Inputs = TypeVar("Inputs")
+
+_MAX_SETS = 128  # what is still in the cache with so many is so small that it would be in the engine too
+_GRAPH_NS = 2_000_000  # of work in a graph: the gap between two replays is lost in it
+_MAX_CALLS = 256  # in a graph
+_MEASURING_NS = 60_000_000  # of replays, after warming up
+_FEWEST, _MOST = 5, 15  # repeats
+
+
+class Timing(NamedTuple):
+    """median_ns   of one call
+    spread_pct  distance of the quartiles, in % of the median; a smaller difference between two timings is noise
+    repeats     timings behind these, each of at least one call
+    """
+
+    median_ns: float
+    spread_pct: float
+    repeats: int
+
+    @classmethod
+    def of(cls, times_ns: list[float]) -> Timing:
+        """From at least two times of one call."""
+        middle = median(times_ns)
+        first, _, third = quantiles(times_ns, n=4, method="inclusive")
+        return cls(middle, 100 * (third - first) / middle if middle else 0.0, len(times_ns))
+
+
+class Bench(Protocol):
+    """Times calls on `device`."""
+
+    device: torch.device
+
+    def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
+        """One `call`, over sets of inputs of `input_bytes` each, the i-th made by `make_inputs(i)`."""
+        ...
+
+    def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
+        """One of `calls` calls in a row, each launched by the host."""
+        ...
+
+
+def find_bench(device: str) -> Bench:
+    """For "cuda" or "cpu"."""
+    return CudaBench() if device == "cuda" else CpuBench()
+
+
+class CudaBench:
+    """On the current GPU."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._cache_bytes = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+
+    def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
+        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        sets = [make_inputs(index) for index in range(input_sets(input_bytes, self._cache_bytes, free))]
+        for _ in range(2):  # the first compiles
+            call(sets[0])
+        once_ns = _between_events(lambda: call(sets[-1]))
+        calls = max(len(sets), min(_MAX_CALLS, round(_GRAPH_NS / max(once_ns, 1.0))), 1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for index in range(calls):
+                call(sets[index % len(sets)])
+        graph.replay()
+        replay_ns = _between_events(graph.replay)
+        repeats = max(_FEWEST, min(_MOST, round(_MEASURING_NS / max(replay_ns, 1.0))))
+        times = _apart([graph.replay] * repeats)
+        graph.reset()
+        return Timing.of([time / calls for time in times])
+
+    def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
+        def launch() -> None:
+            for _ in range(calls):
+                call()
+
+        launch()
+        return Timing.of([time / calls for time in _apart([launch] * _FEWEST)])
+
+
+class CpuBench:
+    """Two plain calls."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
+        sets = [make_inputs(index) for index in range(2)]
+        return Timing.of([_on_host(lambda inputs=inputs: call(inputs)) for inputs in sets])  # type: ignore[misc]
+
+    def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
+        def launch() -> None:
+            for _ in range(calls):
+                call()
+
+        return Timing.of([_on_host(launch) / calls for _ in range(2)])
+
+
+def input_sets(input_bytes: int, cache_bytes: int, free_bytes: int) -> int:
+    """How many sets of inputs to go round: twice the cache, in half of what memory is free, at least one."""
+    wanted = -(-2 * cache_bytes // max(input_bytes, 1))
+    return max(1, min(wanted, _MAX_SETS, free_bytes // (2 * max(input_bytes, 1))))
+
+
+def _on_host(work: Callable[[], object]) -> float:
+    start = perf_counter_ns()
+    work()
+    return float(perf_counter_ns() - start)
+
+
+def _between_events(work: Callable[[], object]) -> float:
+    return _apart([work])[0]
+
+
+def _apart(works: list[Callable[[], Any]]) -> list[float]:
+    """Device time of each of `works`, in ns, which are enqueued one after the other without waiting."""
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
+    marks[0].record()
+    for work, mark in zip(works, marks[1:], strict=True):
+        work()
+        mark.record()
+    torch.cuda.synchronize()
+    return [1e6 * before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
