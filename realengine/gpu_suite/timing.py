@@ -7,6 +7,7 @@ events. On a CPU the same interface makes plain calls, so that a dry run goes th
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -136,4 +137,4 @@ def _apart(works: list[Callable[[], Any]]) -> list[float]:
         work()
         mark.record()
     torch.cuda.synchronize()
-    return [1e6 * before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    return [1e6 * before.elapsed_time(after) for before, after in pairwise(marks)]
