@@ -103,7 +103,7 @@ class TorchAttention:
         return out
 
 
-BACKENDS = ("torch", "triton", "hybrid")
+BACKENDS = ("auto", "torch", "triton", "hybrid")
 
 
 def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
@@ -111,13 +111,18 @@ def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> A
     name, config = deployment.attention, deployment.scheduler
     if name not in BACKENDS:
         raise UserError("attention", name, f"is not one of {', '.join(BACKENDS)}")
+    if name == "auto":
+        name = "triton" if deployment.device == "cuda" else "torch"
     if name == "torch":
         return TorchAttention(config.block_size)
     if deployment.batch_invariant and name == "hybrid":
         raise UserError("batch_invariant", True, "goes with attention triton or torch, not hybrid")
     try:
+        from realengine.kernels.interpreting import INTERPRETING
         from realengine.triton_attention import HybridAttention, TritonAttention
     except ImportError:
         raise UserError("attention", name, "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'") from None
+    if deployment.device == "cpu" and not INTERPRETING:
+        raise UserError("attention", name, "needs device cuda; on the CPU use torch")
     backend = TritonAttention if name == "triton" else HybridAttention
     return backend(spec, config, device, deployment.batch_invariant)

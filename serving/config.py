@@ -58,7 +58,9 @@ class Deployment(BaseModel):
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the real engine runs")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights, activations and KV")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of the real engine")
-    attention: str = Field("torch", description="attention backend of the real engine: torch, triton or hybrid")
+    attention: str = Field(
+        "auto", description="attention backend of the real engine: torch, triton, hybrid, or auto (triton on CUDA)"
+    )
     quantization: Literal["none", "fp8"] = Field("none", description="fp8: e4m3 weights and activations in GEMMs")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")

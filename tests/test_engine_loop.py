@@ -236,3 +236,19 @@ def test_too_little_memory_names_the_knob() -> None:
             Deployment(model="x", dtype="float32"),
             ModelFiles(files("llama-3.1-8b").spec.model_copy(update={"num_layers": 10_000}), None, "x"),
         )
+
+
+@pytest.mark.parametrize(
+    ("deployment", "says"),
+    [
+        ({"attention": "flash"}, r"attention.*is not one of auto, torch, triton, hybrid"),
+        ({"attention": "triton"}, r"attention.*needs device cuda"),
+        ({"attention": "hybrid", "batch_invariant": True}, r"batch_invariant.*triton or torch"),
+        ({"device": "cuda"}, r"device.*CUDA devices; use cpu"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_one_line(deployment: dict[str, Any], says: str) -> None:
+    if torch.cuda.is_available() and "cuda" in says:
+        pytest.skip("there is a GPU here")
+    with pytest.raises(UserError, match=says):
+        engine_for(**deployment)

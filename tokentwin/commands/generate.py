@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from tokentwin.deployments import deployment_options, read_deployment
 from tokentwin.finite import Finite
 
 
 @click.command()
 @click.argument("prompt")
-@click.option("--model", default="smollm2", show_default=True, help="A model folder with a tokenizer, or smollm2.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Longest answer.")
-@click.option("--max-model-len", default=2048, show_default=True, type=click.IntRange(min=2), help="Prompt and answer.")
 @click.option("--temperature", default=0.0, show_default=True, type=Finite(min=0), help="0 is greedy.")
 @click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
 @click.option(
@@ -24,29 +25,32 @@ from tokentwin.finite import Finite
 @click.option("--seed", default=0, show_default=True, help="Same seed, same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be given again.")
 @click.option("--system", help="A system message.")
+@deployment_options
 def generate(
     prompt: str,
-    model: str,
     max_tokens: int,
-    max_model_len: int,
     temperature: float,
     top_k: int,
     top_p: float,
     seed: int,
     stop: tuple[str, ...],
     system: str | None,
+    deployment_file: str | None,
+    **flags: Any,
 ) -> None:
-    """Answer PROMPT, as a chat where the model has a chat template; text appears as it is certain."""
+    """Answer PROMPT, as a chat where the model has a chat template; text appears as it is certain.
+
+    Without --deployment: SmolLM2, and room for 2048 tokens (--max-model-len) of prompt and answer.
+    """
     from serving.config import Deployment, SchedulerConfig
     from tokentwin.engines import load_engine
 
+    longest = max(flags.get("max_model_len") or 2048, 2)
     scheduler = SchedulerConfig(
-        max_num_seqs=1,
-        max_num_batched_tokens=256,
-        max_model_len=max_model_len,
-        num_blocks=max_model_len // 16 + 2,
+        max_num_seqs=1, max_num_batched_tokens=256, max_model_len=longest, num_blocks=longest // 16 + 2
     )
-    engine = load_engine(Deployment(model=model, scheduler=scheduler), warm=False)
+    deployment = read_deployment(deployment_file, flags, Deployment(scheduler=scheduler))
+    engine = load_engine(deployment, warm=False)
 
     from realengine.generate import stream
     from realengine.sampling import SamplingParams
@@ -57,3 +61,4 @@ def generate(
     for text in stream(engine, messages, max_tokens, sampling, stop):
         click.echo(text, nl=False)
     click.echo()
+    engine.close()

@@ -1,0 +1,196 @@
+"""The GPU suite without a GPU: a dry run goes all the way, and the page says nothing that was not measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from realengine.gpu_suite.engine_benchmark import (  # noqa: E402
+    decode_weight_bytes,
+    idle_share,
+    prefill_flops,
+    usual_workload,
+)
+from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table  # noqa: E402
+from realengine.weights import RANDOM  # noqa: E402
+from traces.recording import Recording  # noqa: E402
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parent.parent
+MEASURED = ROOT / "traces" / "gpu"
+
+
+def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "realengine.gpu_suite", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    out = tmp_path_factory.mktemp("suite")
+    return out, suite("--out", out, "--minutes", 3, "--dry-run")
+
+
+@pytest.mark.slow
+def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = dry
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    for phase in ("environment", "correctness", "kernels", "runs", "engine_large", "engine_small", "validation"):
+        assert found[phase], phase
+    assert found["environment"]["dry_run"] is True
+    assert found["ceilings"]["copy_bytes_per_s"] > 0
+    assert found["transformers"]["output_tokens_per_s"] > 0, found["transformers"]
+    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "throughput"}
+    assert len(found["runs"]) == 10
+    assert [row["decisions_identical"] == row["decisions"] > 0 for row in found["validation"]] == [True] * 5
+    files = list(out.iterdir())
+    assert len(files) <= 8
+    assert all(file.stat().st_size < 16e6 for file in files)
+    assert "FAULT" not in done.stdout
+    assert done.stdout.startswith("figure")
+
+
+@pytest.mark.slow
+def test_its_scenarios_are_what_they_are_called(
+    dry: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    for archive in dry[0].glob("recordings-*.tar"):
+        with tarfile.open(archive) as packed:
+            packed.extractall(tmp_path, filter="data")
+    runs = {path.name: Recording.load(path) for path in tmp_path.iterdir()}
+    assert len(runs) == 10
+    totals: dict[str, dict[str, int]] = {
+        name: {c: sum(run.requests[c].to_pylist()) for c in ("preemptions", "prefix_hit_tokens", "prompt_tokens")}
+        for name, run in runs.items()
+    }
+    assert totals["kv-tight-1"]["preemptions"] > 0
+    assert totals["shared-prefix-1"]["prefix_hit_tokens"] > totals["shared-prefix-1"]["prompt_tokens"] / 5
+    assert not totals["roomy-1"]["preemptions"] and not totals["roomy-1"]["prefix_hit_tokens"]
+    mean = {name: total["prompt_tokens"] / runs[name].requests.num_rows for name, total in totals.items()}
+    assert mean["long-prompts-1"] > 2 * mean["roomy-1"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    found = json.loads((dry[0] / "results.json").read_text(encoding="utf-8"))
+    assert page(found) == page({})
+    assert UNMEASURED not in lines(found)[-1].found  # the table of the run itself has its figures
+
+
+def test_the_docs_page_is_what_the_measurements_make() -> None:
+    results = MEASURED / "results.json"
+    found = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+    assert (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8") == page(found)
+
+
+def test_a_page_without_measurements_claims_none() -> None:
+    assert all(line.found == UNMEASURED and line.met is None for line in lines({}))
+    assert page({}).count(UNMEASURED) == len(TARGETS)
+
+
+RESULTS: dict[str, Any] = {
+    "environment": {"gpu": "a GPU", "date": "2030-01-01"},
+    "ceilings": {"copy_bytes_per_s": 4e12},
+    "attention_decode_shares": [0.9, 0.85],
+    "engine_large": [
+        {"kind": "decode", "model": "m", "rows": 1, "roofline_share": 0.81, "idle_share": 0.2},
+        {"kind": "decode", "model": "m", "rows": 64, "roofline_share": 0.7, "idle_share": 0.01},
+    ],
+    "validation": [
+        {
+            "scenario": "s",
+            "failed": None,
+            "verdict": "v",
+            "decisions": 10,
+            "decisions_identical": 10,
+            "rows": [
+                {"metric": "ttft_ms", "stat": "mean", "error_pct": -4.0},
+                {"metric": "ttft_ms", "stat": "p99", "error_pct": 1.0},
+            ],
+        }
+    ],
+}
+
+
+def test_figures_are_held_to_their_targets() -> None:
+    by_name = {line.name: line for line in lines(RESULTS)}
+    met = {name.split(",")[1] if name.startswith("decode") else name: line.met for name, line in by_name.items()}
+    assert met[" batch 1"] is True and met[" batch 64"] is False and met[" batch 8"] is None
+    assert by_name["GPU idle in decode, batch 64"].met is True
+    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].found == "4.0 %"
+    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].met is False
+    assert "| a GPU |" in page(RESULTS) and "NO" in table(RESULTS)
+    assert faults(RESULTS) == []
+
+
+def test_faults_are_named() -> None:
+    wrong = {
+        "correctness": [{"kernel": "k", "case": "c", "ok": False, "error": 0.5}, {"kernel": "k", "ok": True}],
+        "runs_failed": "OutOfMemoryError: x",
+        "validation": [{"scenario": "s", "failed": None, "decisions": 10, "decisions_identical": 9, "rows": []}],
+    }
+    assert len(faults(wrong)) == 3
+    assert any("only 90.000 %" in fault for fault in faults(wrong))
+
+
+def test_the_workload_is_the_one_engines_are_compared_on() -> None:
+    workload = usual_workload()
+    assert len(workload) == 256
+    assert sum(output for _, output in workload) == 133_966
+    assert all(100 <= len(prompt) <= 1024 and 100 <= output <= 1024 for prompt, output in workload)
+
+
+def test_the_rooflines_are_those_of_the_papers() -> None:
+    """15.0 GB of weights and 131,072 KV bytes a token for Llama-3.1-8B in bf16."""
+    llama = RANDOM["llama-3.1-8b"]
+    assert decode_weight_bytes(llama, 2) == pytest.approx(15.0e9, rel=0.002)
+    assert llama.kv_bytes_per_token(2) == 131_072
+    assert prefill_flops(llama, 1) == pytest.approx(decode_weight_bytes(llama, 1) * 2, rel=0.001)
+    embedding = 2 * llama.vocab_size * llama.hidden_size
+    each = prefill_flops(llama, 1) - embedding - 4 * 4096 * 32  # GEMMs of a token, less its one query-key pair
+    assert prefill_flops(llama, 8192) == embedding + 8192 * each + 4 * (8192 * 8193 // 2) * 4096 * 32
+
+
+def test_idle_is_the_time_between_steps() -> None:
+    class Took:
+        def __init__(self, start_ns: int, end_ns: int) -> None:
+            self.start_ns, self.end_ns = start_ns, end_ns
+
+    assert idle_share([Took(0, 40), Took(50, 90), Took(90, 100)]) == 0.1  # type: ignore[list-item]
+    assert idle_share([]) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--minutes", "0", "--dry-run"), "minutes 0.0"),
+        (("--minutes", "nan", "--dry-run"), "minutes nan"),
+        (("--minutes", "8"), "no CUDA device"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    if arguments == ("--minutes", "8"):
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    done = suite("--out", tmp_path / "out", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    done = suite("--out", tmp_path / "file", "--dry-run")
+    assert done.returncode == 2 and "is no directory" in done.stderr
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
