@@ -182,7 +182,7 @@ def invariance_case(backend: str, shape: Shape, rows: Sequence[Row], device: tor
         def alone(row: int) -> Tensor:
             single = batch_of([rows[row]], shape.page, attention, device)
             need = -(-contexts[row] // shape.page)
-            single.blocks[-need:] = torch.from_numpy(table[starts[row] : starts[row] + need]).to(device)
+            single.blocks[:need] = torch.from_numpy(table[starts[row] : starts[row] + need]).to(device)
             padded = single.layout.tokens
             return attention.attend(queries[[row] * padded], attention.plan(single), kv)[0]
 

@@ -59,15 +59,17 @@ def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> 
 def backend_for(
     name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
 ) -> Backend:
-    """`name` is "torch" or "triton". `longest` context, in tokens, and the device decide how decode rows are split."""
+    """`name` is "torch", "triton" or "hybrid", as in a deployment. `longest` context, in tokens, and the device decide
+    how decode rows are split."""
     if name == "torch":
         return Backend(TorchAttention(page), TorchOps(spec))
-    from realengine.triton_attention import TritonAttention
+    from realengine.triton_attention import HybridAttention, TritonAttention
     from realengine.triton_ops import TritonOps
 
     count = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     config = SchedulerConfig(max_model_len=longest, block_size=page)
-    return Backend(TritonAttention(spec, config, _Processors(count), batch_invariant), TritonOps(spec))  # type: ignore[arg-type]
+    kind = TritonAttention if name == "triton" else HybridAttention
+    return Backend(kind(spec, config, _Processors(count), batch_invariant), TritonOps(spec))  # type: ignore[arg-type]
 
 
 def batch_of(

@@ -1,0 +1,376 @@
+"""How long each operation of a layer takes over the sizes that a step can have, beside what the device allows.
+
+Shapes are those of Llama-3.1-8B and Qwen3-0.6B, inputs are random, and each is called as the engine calls it. What the
+issue sets targets for comes first, then a coarse grid, then the rest, so that a run may be cut short anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from realengine.gpu_suite.ragged_batch import Draw, Row, backend_for, batch_of, pool_blocks, random_cache
+from realengine.gpu_suite.timing import Bench, Timing
+from realengine.kernels.attention_shapes import Shape
+from realengine.kv_cache import LayerKv
+from realengine.layer_ops import HeadNorms
+from realengine.projection import DenseProjection, Fp8Projection
+from realengine.rope import Rope
+from realengine.weights import RANDOM
+from serving.model_spec import ModelSpec
+from traces.schema import Column
+
+_BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
+_NAME = {_BF16: "bf16", _FP8: "fp8"}
+_PAGE = 16
+_LONGEST = 16_896  # tokens: the suite's deployments split decode rows for this context
+_MOST_KV_TOKENS = 1 << 22  # 16 GiB of a layer of either model
+_SIZES = tuple(1 << power for power in range(15))
+
+_I64, _F64, _TEXT = pa.int64(), pa.float64(), pa.string()
+
+GRID_COLUMNS = (
+    Column("op", _TEXT, "", "the operation: gemm, attention_decode, attention_prefill, or a fused kernel's name"),
+    Column("model", _TEXT, "", "the model whose shapes these are"),
+    Column("part", _TEXT, "", "which GEMM of a layer, or how tokens are drawn; empty where there is one kind"),
+    Column("backend", _TEXT, "", "whose implementation: torch, triton, or hybrid (whole prompts by torch's SDPA)"),
+    Column("dtype", _TEXT, "", "of weights in a GEMM, of activations elsewhere"),
+    Column("kv_dtype", _TEXT, "", "of the KV cache; null where there is none"),
+    Column("rows", _I64, "", "requests in the batch; null for a GEMM, which sees tokens alone"),
+    Column("tokens", _I64, "tokens", "query tokens of all rows: m of a GEMM"),
+    Column("context", _I64, "tokens", "KV tokens of each row, this step's included; null without attention"),
+    Column("inputs", _I64, "", "length of a token's input: k of a GEMM, heads x dimension, hidden size, vocabulary"),
+    Column("outputs", _I64, "", "length of a token's output: n of a GEMM"),
+    Column("median_ns", _F64, "ns", "device time of one call, median; null if it failed"),
+    Column("spread_pct", _F64, "%", "distance of the quartiles, of the median"),
+    Column("repeats", _I64, "", "timings behind the median"),
+    Column("bytes", _I64, "bytes", "what the definition must move: each input read once, each output written once"),
+    Column("flops", _I64, "", "of matrix products, two for a multiply-add; elementwise arithmetic counts as none"),
+    Column("roofline_ns", _F64, "ns", "the larger of bytes at copy bandwidth and flops at the GEMM rate, as measured"),
+    Column("roofline_share", _F64, "", "roofline_ns / median_ns"),
+    Column("error", _TEXT, "", "why there is no time; null if there is one"),
+)
+
+
+class Cost(NamedTuple):
+    """What an operation must move and compute, by its definition."""
+
+    bytes: int
+    flops: int = 0
+
+
+class Point(NamedTuple):
+    """One row to be measured: `order` 0 for targets, 1 for the coarse grid, 2 for the rest."""
+
+    order: int
+    about: dict[str, Any]
+    cost: Cost
+    measure: Callable[[Bench], Timing]
+
+
+def kernel_grid(
+    bench: Bench, device: torch.device, ceilings: dict[str, Any], dry_run: bool
+) -> Iterator[dict[str, Any]]:
+    """Rows with the columns `GRID_COLUMNS`, the most valuable first; rooflines are of `measure_ceilings`.
+
+    An operation that raises has a row with its error. `dry_run` does some tiny ones.
+    """
+    points = _tiny_points(device) if dry_run else _points(device)
+    for point in sorted(points, key=lambda point: point.order):
+        yield measured(point, bench, ceilings)
+
+
+def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, Any]:
+    """The row of `point`."""
+    row = dict.fromkeys(column.name for column in GRID_COLUMNS) | point.about | point.cost._asdict()
+    rate = ceilings["gemm_flops_per_s"]
+    if row["op"] == "gemm" and row["dtype"] == "fp8":
+        rate = ceilings.get("fp8_gemm_flops_per_s") or rate
+    row["roofline_ns"] = 1e9 * max(point.cost.bytes / ceilings["copy_bytes_per_s"], point.cost.flops / rate)
+    try:
+        timing = point.measure(bench)
+    except Exception as failure:  # whatever a launch may raise: the other rows are worth having
+        return row | {"error": f"{type(failure).__name__}: {str(failure)[:300]}"}
+    return row | timing._asdict() | {"roofline_share": row["roofline_ns"] / timing.median_ns}
+
+
+def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
+    """Of copy bandwidth, what attention to at least 16 decode rows of at least 4096 tokens reaches, in bf16."""
+    return [
+        row["roofline_share"]
+        for row in rows
+        if row["op"] == "attention_decode" and row["rows"] >= 16 and row["context"] >= 4096
+        if row["kv_dtype"] == "bf16" and row["roofline_share"] is not None
+    ]
+
+
+def write_grid(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Rows of `kernel_grid` as Parquet; every field carries its unit and definition."""
+    schema = pa.schema(
+        [pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition}) for c in GRID_COLUMNS]
+    )
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
+
+
+# Costs, by definition
+
+
+def gemm_cost(tokens: int, inputs: int, outputs: int, weight_bytes: int = 2) -> Cost:
+    """bf16 activations; weights of `weight_bytes` each, with a float32 scale for each output if that is 1."""
+    weights = inputs * outputs * weight_bytes + (4 * outputs if weight_bytes == 1 else 0)
+    return Cost(weights + 2 * tokens * (inputs + outputs), 2 * tokens * inputs * outputs)
+
+
+def attention_cost(
+    rows: Sequence[Row], heads: int, kv_heads: int, dim: int, item_bytes: int = 2, kv_bytes: int = 2
+) -> Cost:
+    """Causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
+    one with a value. Block ids are not counted."""
+    tokens = sum(count for _, count in rows)
+    pairs = sum(count * (2 * context - count + 1) // 2 for context, count in rows)
+    cached = 2 * sum(context for context, _ in rows) * kv_heads * dim * kv_bytes
+    return Cost(cached + 2 * tokens * heads * dim * item_bytes, 4 * pairs * heads * dim)
+
+
+def add_rms_norm_cost(tokens: int, hidden: int) -> Cost:
+    """bf16: the input, the residual in and out, the output, the weight."""
+    return Cost(2 * hidden * (4 * tokens + 1))
+
+
+def silu_mul_cost(tokens: int, size: int) -> Cost:
+    """bf16: gate and up, and their product."""
+    return Cost(2 * 3 * tokens * size)
+
+
+def rope_store_cost(tokens: int, spec: ModelSpec) -> Cost:
+    """bf16: the QKV in and as much out; of each token an angle's float32 cosines and sines, position and slot."""
+    merged = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    norms = 2 * 2 * spec.head_dim if spec.qk_norm else 0
+    return Cost(tokens * (2 * 2 * merged + 4 * spec.head_dim + 8) + norms)
+
+
+def sample_cost(rows: int, vocab: int, draws: bool) -> Cost:
+    """bf16 logits, a token for each row, and what a draw asks for."""
+    return Cost(rows * (2 * vocab + 4 + (16 if draws else 0)))
+
+
+# Points
+
+
+def _points(device: torch.device) -> Iterator[Point]:
+    large, small = RANDOM["llama-3.1-8b"], RANDOM["qwen3-0.6b"]
+    for spec in (large, small):
+        yield from _decode_points(spec, device, spec is large)
+        yield from _prefill_points(spec, device, spec is large)
+    for spec in (large, small):
+        targets = (1, 8, 64, 8192) if spec is large else (256,)
+        for part, tokens in ((part, tokens) for part in _parts(spec) for tokens in _SIZES):
+            if part == "head" and tokens > 1024:  # only sampled rows get there
+                continue
+            coarse = tokens in (1, 16, 256, 2048, 8192)
+            yield gemm_point(0 if tokens in targets else 1 if coarse else 2, spec, part, tokens, _BF16)
+            yield gemm_point(1 if tokens in (1, 64, 8192) else 2, spec, part, tokens, _FP8)
+    for spec in (large, small):
+        for tokens in _SIZES:
+            order = 1 if tokens in (1, 64, 512, 8192) else 2
+            yield norm_point(order, spec, tokens, device)
+            yield silu_point(order, spec, tokens, device)
+            yield rope_point(order, spec, tokens, device)
+        for rows in (1, 4, 16, 64, 256):
+            order = 1 if rows in (1, 64) else 2
+            yield sample_point(order, spec, rows, None, device)
+            for how in ((0.8, 0, 0.95), (0.8, 50, 1.0), (1.0, 0, 1.0)):
+                yield sample_point(order, spec, rows, how, device)
+
+
+def _decode_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterator[Point]:
+    targets = {(1, 1024), (8, 1024), (64, 1024), (16, 4096), (64, 4096), (16, 16384), (64, 16384), (256, 4096)}
+    for context in (128, 1024, 4096, 16384, 65536, 131072):
+        for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            if rows * context > _MOST_KV_TOKENS or context > spec.max_positions:
+                continue
+            coarse = rows in (1, 16, 64, 256) and context in (1024, 4096, 16384)
+            order = 0 if large and (rows, context) in targets else 1 if coarse else 2
+            yield attention_point(order, spec, [(context, 1)] * rows, _BF16, "triton", device)
+            if coarse:
+                yield attention_point(2, spec, [(context, 1)] * rows, _FP8, "triton", device)
+
+
+def _prefill_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterator[Point]:
+    for tokens in (8192, 512, 2048, 1024, 4096, 16384):
+        order = 0 if large and tokens == 8192 else 1
+        for backend in ("triton", "hybrid"):
+            yield attention_point(order, spec, [(tokens, tokens)], _BF16, backend, device)
+    yield attention_point(2, spec, [(512, 512)] * 16, _BF16, "triton", device)
+    for tokens in (512, 2048):
+        for past in (2048, 8192, 30720):
+            order = 1 if past == 8192 else 2
+            yield attention_point(order, spec, [(past + tokens, tokens)], _BF16, "triton", device)
+    yield attention_point(2, spec, [(8192, 8192)], _FP8, "triton", device)
+
+
+def _tiny_points(device: torch.device) -> Iterator[Point]:
+    spec = RANDOM["qwen3"]
+    for tokens in (1, 4):
+        yield gemm_point(0, spec, "gate_up", tokens, _BF16)
+    yield gemm_point(2, spec, "qkv", 4, _FP8)
+    for cached in (_BF16, _FP8):
+        yield attention_point(0, spec, [(33, 1)] * 2, cached, "torch", device)
+    yield attention_point(1, spec, [(20, 20)], _BF16, "torch", device)
+    yield attention_point(1, spec, [(40, 8)], _BF16, "torch", device)
+    for make in (norm_point, silu_point, rope_point):
+        yield make(1, spec, 4, device)
+    yield sample_point(1, spec, 2, None, device)
+    yield sample_point(1, spec, 2, (0.8, 0, 0.95), device)
+
+
+def _parts(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a model's merged projections."""
+    attended = spec.num_heads * spec.head_dim
+    return {
+        "qkv": (spec.hidden_size, attended + 2 * spec.num_kv_heads * spec.head_dim),
+        "out": (attended, spec.hidden_size),
+        "gate_up": (spec.hidden_size, 2 * spec.intermediate_size),
+        "down": (spec.intermediate_size, spec.hidden_size),
+        "head": (spec.hidden_size, spec.vocab_size),
+    }
+
+
+def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch.dtype) -> Point:
+    """A projection of the model, in bf16 or with its weights and activations in fp8."""
+    inputs, outputs = _parts(spec)[part]
+
+    def measure(bench: Bench) -> Timing:
+        draw = torch.Generator(bench.device).manual_seed(0)
+
+        def make(_: int) -> tuple[Any, Tensor]:
+            weight = _random(draw, outputs, inputs)
+            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(weight)
+            return projection, _random(draw, tokens, inputs)
+
+        return bench.time(make, lambda x: x[0](x[1]), dtype.itemsize * inputs * outputs + 2 * tokens * inputs)
+
+    about = _about("gemm", spec, "torch", tokens, dtype=_NAME[dtype], part=part, inputs=inputs, outputs=outputs)
+    return Point(order, about, gemm_cost(tokens, inputs, outputs, dtype.itemsize), measure)
+
+
+def attention_point(
+    order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str, device: torch.device
+) -> Point:
+    """`rows` are equal. With one query token each it is decode; else prefill, over past KV if the context is longer."""
+    context, count = rows[0]
+    shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, cached, _PAGE)
+
+    def measure(bench: Bench) -> Timing:
+        attention = backend_for(backend, spec, _PAGE, device, max(_LONGEST, context)).attention
+        batch = batch_of(rows, _PAGE, attention, device)
+        plan = attention.plan(batch)
+        draw = torch.Generator(device).manual_seed(0)
+        blocks = pool_blocks(rows, _PAGE)
+
+        def make(_: int) -> tuple[Tensor, LayerKv]:
+            return _random(draw, batch.layout.tokens, shape.heads, shape.dim), random_cache(shape, blocks, draw)
+
+        input_bytes = 2 * blocks * _PAGE * shape.kv_heads * shape.dim * cached.itemsize
+        return bench.time(make, lambda x: attention.attend(x[0], plan, x[1]), input_bytes)
+
+    cost = attention_cost(rows, shape.heads, shape.kv_heads, shape.dim, 2, cached.itemsize)
+    width = shape.heads * shape.dim
+    op = "attention_decode" if count == 1 else "attention_prefill"
+    about = _about(op, spec, backend, count * len(rows), rows=len(rows), inputs=width, outputs=width)
+    return Point(order, about | {"context": context, "kv_dtype": _NAME[cached]}, cost, measure)
+
+
+def norm_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
+    """Adding the residual, and RMSNorm."""
+    hidden, backend = spec.hidden_size, _backend(device)
+
+    def measure(bench: Bench) -> Timing:
+        ops = backend_for(backend, spec, _PAGE, device, _LONGEST).ops
+        draw = torch.Generator(device).manual_seed(0)
+        weight = _random(draw, hidden)
+
+        def make(_: int) -> tuple[Tensor, Tensor]:
+            return _random(draw, tokens, hidden), _random(draw, tokens, hidden)
+
+        return bench.time(make, lambda x: ops.add_norm(x[0], x[1], weight), 4 * tokens * hidden)
+
+    about = _about("add_rms_norm", spec, backend, tokens, inputs=hidden, outputs=hidden)
+    return Point(order, about, add_rms_norm_cost(tokens, hidden), measure)
+
+
+def silu_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
+    """SwiGLU's product."""
+    size, backend = spec.intermediate_size, _backend(device)
+
+    def measure(bench: Bench) -> Timing:
+        ops = backend_for(backend, spec, _PAGE, device, _LONGEST).ops
+        draw = torch.Generator(device).manual_seed(0)
+        return bench.time(lambda _: _random(draw, tokens, 2 * size), ops.silu_mul, 4 * tokens * size)
+
+    about = _about("silu_mul", spec, backend, tokens, inputs=2 * size, outputs=size)
+    return Point(order, about, silu_mul_cost(tokens, size), measure)
+
+
+def rope_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
+    """Head norms, rotation and the write to the cache, of a whole prompt."""
+    backend = _backend(device)
+    merged = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, _BF16, _PAGE)
+
+    def measure(bench: Bench) -> Timing:
+        attention, ops = backend_for(backend, spec, _PAGE, device, _LONGEST)
+        batch = batch_of([(tokens, tokens)], _PAGE, attention, device)
+        rotation = ops.rotation(Rope(spec, tokens, device), batch)
+        draw = torch.Generator(device).manual_seed(0)
+        norms = HeadNorms(_random(draw, spec.head_dim), _random(draw, spec.head_dim)) if spec.qk_norm else None
+        blocks = pool_blocks([(tokens, tokens)], _PAGE)
+
+        def make(_: int) -> tuple[Tensor, LayerKv]:
+            return _random(draw, batch.layout.tokens, merged), random_cache(shape, blocks, draw)
+
+        return bench.time(make, lambda x: ops.rope_store(x[0], rotation, norms, x[1], batch), 2 * tokens * merged)
+
+    about = _about("rope_store", spec, backend, tokens, rows=1, kv_dtype="bf16", inputs=merged, outputs=merged)
+    return Point(order, about, rope_store_cost(tokens, spec), measure)
+
+
+def sample_point(
+    order: int, spec: ModelSpec, rows: int, how: tuple[float, int, float] | None, device: torch.device
+) -> Point:
+    """A token for each of `rows`: the likeliest, or drawn with that temperature, top-k and top-p."""
+    vocab, backend = spec.vocab_size, _backend(device)
+
+    def measure(bench: Bench) -> Timing:
+        attention, ops = backend_for(backend, spec, _PAGE, device, _LONGEST)
+        draws: list[Draw | None] = [how and (*how, (index + 0.5) / rows) for index in range(rows)]
+        batch = batch_of([(1, 1)] * rows, _PAGE, attention, device, draws=draws)
+        draw = torch.Generator(device).manual_seed(0)
+        samples = batch.layout.samples
+        return bench.time(
+            lambda _: 3 * _random(draw, samples, vocab), lambda x: ops.sample(x, batch, how is None), 2 * rows * vocab
+        )
+
+    part = "" if how is None else f"temperature {how[0]:g}, top-k {how[1]}, top-p {how[2]:g}"
+    op = "argmax" if how is None else "draw"
+    about = _about(op, spec, backend, rows, rows=rows, part=part, inputs=vocab, outputs=1)
+    return Point(order, about, sample_cost(rows, vocab, how is not None), measure)
+
+
+def _about(op: str, spec: ModelSpec, backend: str, tokens: int, **more: Any) -> dict[str, Any]:
+    named = {"op": op, "model": spec.name.removeprefix("random:"), "backend": backend, "tokens": tokens}
+    return named | {"part": "", "dtype": "bf16"} | more
+
+
+def _backend(device: torch.device) -> str:
+    return "triton" if device.type == "cuda" else "torch"
+
+
+def _random(draw: torch.Generator, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=_BF16, device=draw.device).normal_(generator=draw)
