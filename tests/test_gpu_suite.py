@@ -13,15 +13,15 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.gpu_suite.engine_benchmark import (  # noqa: E402
+from realengine.gpu_suite.engine_benchmark import (
     decode_weight_bytes,
     idle_share,
     prefill_flops,
     usual_workload,
 )
-from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table  # noqa: E402
-from realengine.weights import RANDOM  # noqa: E402
-from traces.recording import Recording  # noqa: E402
+from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
+from realengine.weights import RANDOM
+from traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parent.parent

@@ -26,7 +26,7 @@ from realengine.engine import Engine
 from realengine.gpu_suite.ceilings import measure_ceilings
 from realengine.gpu_suite.correctness import check_kernels
 from realengine.gpu_suite.engine_benchmark import benchmark, usual_workload
-from realengine.gpu_suite.kernel_grid import kernel_grid, write_grid
+from realengine.gpu_suite.kernel_grid import decode_shares, kernel_grid, write_grid
 from realengine.gpu_suite.peer import transformers_throughput
 from realengine.gpu_suite.recorded_runs import record_runs
 from realengine.gpu_suite.results import Results
@@ -130,6 +130,7 @@ class Suite:
         finally:
             write_grid(rows, self.out / "kernels.parquet")
             self.results.add("kernels", len(rows))
+            self.results.add("attention_decode_shares", decode_shares(rows))
 
     def _runs(self, left: Callable[[], float]) -> None:
         engine = self._make(self.sizes.large)
