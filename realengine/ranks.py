@@ -84,6 +84,10 @@ class Ranks:
         self._tell("time_operations")
         self._mine.time_operations()
 
+    def time_steps(self, timed: bool) -> None:
+        self._tell("time_steps", timed)
+        self._mine.time_steps(timed)
+
     def close(self) -> None:
         self._stop()
         self._mine.close()

@@ -44,7 +44,8 @@ class _HostBuffer(NamedTuple):
 
 
 class Launched:
-    """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`.
+    """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`; where steps are not timed,
+    all are that of the wait's end.
 
     launch_ns  host time spent handing it over, where the device is asynchronous; else 0
     """
@@ -57,24 +58,29 @@ class Launched:
         self.marks: list[Mark] = []
         self.times: Timed | None = None
         self._tokens = tokens
+        self._seen_ns = 0
 
     def wait(self) -> list[int]:
         """The sampled tokens `[S]`, in the order of the layout's samples."""
         self.pending.wait()  # type: ignore[attr-defined]
+        self._seen_ns = perf_counter_ns()
         tokens: list[int] = self._tokens[: self.layout.samples].tolist()
         return tokens
 
     @property
     def start_ns(self) -> int:
-        return self.marks[0].ns()
+        return self._passed(0)
 
     @property
     def computed_ns(self) -> int:
-        return self.marks[1].ns()
+        return self._passed(1)
 
     @property
     def end_ns(self) -> int:
-        return self.marks[2].ns()
+        return self._passed(2)
+
+    def _passed(self, mark: int) -> int:
+        return self.marks[mark].ns() if self.marks else self._seen_ns
 
     @property
     def op_ns(self) -> dict[str, int] | None:
@@ -96,6 +102,7 @@ class ModelRunner:
         self.spec = shard_spec(files.spec, self._collective.size)
         self.attention = find_attention(deployment, self.spec, self.device)
         self._timing = False
+        self._stamping = True
         self._times: Timed | None = None  # of the step that the device is at
         self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
         need, free = self.spec.weight_bytes(self._dtype.itemsize), self.device.memory().free
@@ -182,6 +189,10 @@ class ModelRunner:
         """From now on, time every operation of a step; no graphs then."""
         self._timing = True
 
+    def time_steps(self, timed: bool) -> None:
+        """Whether steps are timed on the device, as they are unless this is called: to measure what that costs."""
+        self._stamping = timed
+
     def buckets(self) -> list[int]:
         """Decode batch sizes that can occur."""
         return [b for b in DECODE_BUCKETS if b <= padded(self._config.max_num_seqs)]
@@ -211,18 +222,18 @@ class ModelRunner:
 
         @torch.inference_mode()
         def work() -> None:
-            launched.marks.append(self.device.mark())
+            self._mark(launched)
             self._buffer[:size].copy_(host.step[:size], non_blocking=True)
             batch = Batch.of(self._buffer, layout, step.packed)
             self._times = launched.times
             logits = self._graph(layout)() if launched.graph else self._forward(batch)
-            launched.marks.append(self.device.mark())
+            self._mark(launched)
             if layout.samples:
                 tokens = self.model.ops.sample(logits, batch, step.greedy)
                 if self._config.async_scheduling:
                     self._last_tokens[batch.seats.long()] = tokens
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
-            launched.marks.append(self.device.mark())
+            self._mark(launched)
 
         began = perf_counter_ns()
         with self._memory_for("step"):
@@ -230,6 +241,10 @@ class ModelRunner:
         if self.device.asynchronous:
             launched.launch_ns = perf_counter_ns() - began
         return launched
+
+    def _mark(self, launched: Launched) -> None:
+        if self._stamping:
+            launched.marks.append(self.device.mark())
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         tokens = batch.tokens

@@ -49,7 +49,7 @@ def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.Complete
     assert found["environment"]["dry_run"] is True
     assert found["ceilings"]["copy_bytes_per_s"] > 0
     assert found["transformers"]["output_tokens_per_s"] > 0, found["transformers"]
-    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "throughput"}
+    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "throughput", "timing"}
     assert len(found["runs"]) == 10
     assert [row["decisions_identical"] == row["decisions"] > 0 for row in found["validation"]] == [True] * 5
     files = list(out.iterdir())

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from random import Random
 from statistics import median
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 from realengine.engine import Engine, Step
@@ -14,6 +14,8 @@ from serving.model_spec import ModelSpec
 from serving.workload import WorkloadRequest
 
 Prompt = list[int]
+
+_TURNS = 5
 
 
 def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Prompt, int]]:
@@ -96,6 +98,32 @@ def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, A
     }
 
 
+def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str, Any]:
+    """What timing steps on the device costs: ns of wall time for a steady decode step with it and without, in turns."""
+    periods: dict[bool, list[float]] = {True: [], False: []}
+    for timed in (True, False) * _TURNS:
+        engine.runner.time_steps(timed)
+        engine.reset()
+        for number in range(rows):
+            prompt = [number] * (context - steps)
+            engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), steps), prompt)
+        while any(request.outputs == 0 for request in engine.scheduler.requests.values()):
+            engine.step()
+        began, done = perf_counter_ns(), 0
+        while engine.step() is not None:
+            done += 1
+        periods[timed].append((perf_counter_ns() - began) / max(done, 1))
+    engine.runner.time_steps(True)
+    timed_ns, untimed_ns = median(periods[True]), median(periods[False])
+    return {
+        "rows": rows,
+        "context": context,
+        "timed_ns": timed_ns,
+        "untimed_ns": untimed_ns,
+        "cost_share": timed_ns / untimed_ns - 1,
+    }
+
+
 def decode_weight_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
     """Weights that a decode step reads: all but the rows of an embedding, unless the head is the embedding."""
     embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
@@ -128,7 +156,7 @@ def _drain(engine: Engine) -> list[Step]:
 def benchmark(
     engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Rows `{"kind": "decode" | "prefill" | "throughput", ...}`, the targets' shapes first."""
+    """Rows `{"kind": "decode" | "prefill" | "throughput" | "timing", ...}`, the targets' shapes first."""
     copy, gemm = ceilings["copy_bytes_per_s"], ceilings["gemm_flops_per_s"]
     for rows in sizes["decode_rows"]:
         if left() > 0:
@@ -139,3 +167,6 @@ def benchmark(
     if left() > 0:
         workload = usual_workload(sizes["requests"], sizes["longest"])
         yield {"kind": "throughput", **throughput(engine, workload)}
+    if left() > 0:
+        rows = sizes["timing_rows"]
+        yield {"kind": "timing", **timing_cost(engine, rows, sizes["context"], sizes["decode_steps"])}

@@ -150,7 +150,7 @@ def page(found: dict[str, Any]) -> str:
     text += ["## Targets", ""]
     text += _table(("figure", "target", "found", "met"), ((n, t, f, _word(m)) for n, t, f, m in lines(real)))
     for name in (_LARGE, _SMALL):
-        for kind in ("decode", "prefill", "throughput"):
+        for kind in ("decode", "prefill", "throughput", "timing"):
             rows = [row for row in real.get(name, []) if row["kind"] == kind]
             if rows:
                 columns = [column for column in rows[0] if column not in ("kind", "model")]
