@@ -80,7 +80,7 @@ class GivenTimes:
     def step_ns(self, plan: StepPlan) -> int:
         return self._step_ns[plan.seq] if plan.seq < len(self._step_ns) else 1_000_000
 
-    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         raise AssertionError("a replay looks at every step, so nothing is leapt over")
 
 

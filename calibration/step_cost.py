@@ -130,7 +130,7 @@ class StepCost:
         self.extrapolated += not self._measured(regime(plan), features)
         return _dot(self._step, features) // 1000
 
-    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         bucket = padded(rows)
         price = dict(zip(STEP_FEATURES, self._step, strict=True))
         fixed = (

@@ -281,6 +281,11 @@ class Engine:
 
 def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
     scheduler = deployment.scheduler
+    for name in ("data_parallel_size", "enable_expert_parallel"):
+        if getattr(deployment, name) != Deployment.model_fields[name].default:
+            raise UserError(name, getattr(deployment, name), "is only simulated; leave it out for the real engine")
+    if deployment.quantization not in ("none", "fp8"):
+        raise UserError("quantization", deployment.quantization, "is only simulated; the real engine runs none and fp8")
     shard_spec(files.spec, deployment.tensor_parallel_size)
     if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
         raise UserError(

@@ -61,9 +61,19 @@ class Deployment(BaseModel):
     attention: str = Field(
         "auto", description="attention backend of the real engine: torch, triton, hybrid, or auto (triton on CUDA)"
     )
-    quantization: Literal["none", "fp8"] = Field("none", description="fp8: e4m3 weights and activations in GEMMs")
+    quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
+        "none",
+        description="weights and activations in GEMMs: fp8 is e4m3, fp8_block e4m3 scaled by blocks; mxfp4 keeps a mixture's "
+        "experts in 4 bits. The real engine runs none and fp8",
+    )
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")
+    data_parallel_size: int = Field(
+        1, ge=1, le=1024, description="copies of the attention that step together and share a mixture's experts; simulated only"
+    )
+    enable_expert_parallel: bool = Field(
+        False, description="spread a mixture's experts over the devices, not slices of each expert; simulated only"
+    )
     enforce_eager: bool = Field(False, description="run decode steps without graphs")
     batch_invariant: bool = Field(False, description="attention whose result for a row never depends on the batch")
     gpu_memory_utilization: float | None = Field(

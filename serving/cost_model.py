@@ -22,10 +22,11 @@ class CostModel(Protocol):
         """Execution of the step, from its start until its tokens are there."""
         ...
 
-    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         """`cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
 
-        `context` is the sum of computed tokens before the first; each step adds `rows` to it.
+        `context` and `squares` are the sums of computed tokens, and of their squares, before the first; each step adds
+        `rows` to the one, and leaves the variance as it is.
         """
         ...
 
@@ -49,7 +50,7 @@ class TokenCost:
     def step_ns(self, plan: StepPlan) -> int:
         return self.base_ns + self.per_token_ns * plan.tokens + self.per_pair_ps * plan.pairs // 1000
 
-    def decode_run_ns(self, rows: int, context: int, steps: int) -> Iterable[int]:
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         fixed = self.plan_ns + self.base_ns + self.per_token_ns * rows
         first, growth = self.per_pair_ps * (context + rows), self.per_pair_ps * rows
         return (

@@ -19,6 +19,7 @@ class DecodeSet:
     committed  the clock of the last step that has returned
     lag        steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
     context    sum of the members' computed tokens
+    squares    sum of their squares: how uneven the members are
     newest     no member was admitted later than this (an upper bound while the set is not empty)
     """
 
@@ -28,7 +29,7 @@ class DecodeSet:
         self.clock = 0
         self.committed = 0
         self.lag = 0
-        self.context = 0
+        self.context = self.squares = 0
         self.newest = -1
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
         self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id)
@@ -44,6 +45,7 @@ class DecodeSet:
         computed = request.computed
         self._phases[(computed - self.clock) % self.block_size][request.id] = request
         self.context += computed
+        self.squares += computed * computed
         self.newest = max(self.newest, request.admitted) if self.members else request.admitted
         self.members[request.id] = request
         request.joined = self.clock
@@ -59,6 +61,7 @@ class DecodeSet:
         del self.members[request.id]
         del self._phases[(computed - self.clock) % self.block_size][request.id]
         self.context -= computed
+        self.squares -= computed * computed
         request.decodes = None
         request.advance(ticks, returned)
         if ticks:
@@ -68,6 +71,7 @@ class DecodeSet:
     def tick(self) -> list[Request]:
         """One step for every member; those whose last token this schedules, in order of admission."""
         self.clock += 1
+        self.squares += 2 * self.context + len(self.members)
         self.context += len(self.members)
         if not self._exits or self._exits[0][0] > self.clock:  # nearly always
             return []
@@ -77,6 +81,7 @@ class DecodeSet:
         """`steps` ticks, planned and returned, none of which is anybody's last."""
         self.clock += steps
         self.committed = self.clock
+        self.squares += steps * (2 * self.context + steps * len(self.members))
         self.context += steps * len(self.members)
 
     def crossing(self, after: int = 0) -> dict[int, Request]:
@@ -114,6 +119,7 @@ class DecodeSet:
     def check(self) -> None:
         """Raise AssertionError unless the running sums equal a recount."""
         assert self.context == sum(m.computed for m in self.members.values())
+        assert self.squares == sum(m.computed**2 for m in self.members.values())
         for phase, bucket in enumerate(self._phases):
             for member in bucket.values():
                 assert (member.computed - self.clock) % self.block_size == phase

@@ -35,7 +35,7 @@ class StepPlan:
     admitted         requests admitted, first or again
     prefill_rows, prefill_tokens, prefill_context, prefill_pairs    rows of several tokens: count, sum of n,
                      sum of c, and sum of n * (2c + n + 1) / 2 query-key pairs
-    decode_rows, decode_context    rows of one token: count and sum of c (pairs: context + rows)
+    decode_rows, decode_context, decode_squares    rows of one token: count, sum of c (pairs: context + rows), sum of c^2
     sampled_rows     rows that get an output token
     """
 
@@ -44,6 +44,7 @@ class StepPlan:
         "clock",
         "decode_context",
         "decode_rows",
+        "decode_squares",
         "decodes",
         "lag",
         "listed",
@@ -67,7 +68,7 @@ class StepPlan:
         self.preempted: list[Request] = []
         self.admitted: list[Request] = []
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
-        self.decode_rows = self.decode_context = self.sampled_rows = 0
+        self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
 
     @property
     def tokens(self) -> int:
@@ -92,10 +93,11 @@ class StepPlan:
                 return row
         return None
 
-    def add_decodes(self, rows: int, context: int) -> None:
-        """`rows` members of the decode set, whose computed tokens sum to `context` before this step."""
+    def add_decodes(self, rows: int, context: int, squares: int) -> None:
+        """`rows` members of the decode set, whose computed tokens and their squares sum to these before this step."""
         self.decode_rows += rows
         self.decode_context += context
+        self.decode_squares += squares
         self.sampled_rows += rows
 
     def _count(self, row: Row, sign: int) -> None:
@@ -104,6 +106,7 @@ class StepPlan:
         if tokens == 1:
             self.decode_rows += sign
             self.decode_context += sign * start
+            self.decode_squares += sign * start * start
         else:
             self.prefill_rows += sign
             self.prefill_tokens += sign * tokens

@@ -273,7 +273,7 @@ class VllmScheduler:
         """One token for every member; those that got their last leave. The number of rows."""
         decodes = self.decodes
         rows = len(decodes.members)
-        plan.add_decodes(rows, decodes.context)
+        plan.add_decodes(rows, decodes.context, decodes.squares)
         self.pool.extend_decodes(decodes, plan.lag)
         leaving = decodes.tick()
         plan.clock = decodes.clock

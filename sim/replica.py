@@ -127,7 +127,7 @@ class Replica:
 
     def _leap(self, steps: int, now: int) -> None:
         decodes = self.scheduler.decodes
-        durations = self._cost.decode_run_ns(len(decodes.members), decodes.context, steps)
+        durations = self._cost.decode_run_ns(len(decodes.members), decodes.context, decodes.squares, steps)
         self._leap_ends = list(accumulate(durations, initial=now))[1:]
         self._set(self._leap_ends[-1], STEP_ENDS, self._land)
 

@@ -46,7 +46,7 @@ class KnownCost:
 
         return self._priced(STEP_NS, step_features(plan))
 
-    def decode_run_ns(self, rows: int, context: int, steps: int) -> list[int]:
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> list[int]:
         raise AssertionError("every step is kept")
 
 

@@ -78,6 +78,7 @@ class Driver:
         assert plan.sampled_rows == sum(row.samples for row in rows)
         assert plan.decode_rows == sum(row.tokens == 1 for row in rows)
         assert plan.decode_context == sum(row.start for row in rows if row.tokens == 1)
+        assert plan.decode_squares == sum(row.start**2 for row in rows if row.tokens == 1)
         many = [row for row in rows if row.tokens > 1]
         assert (plan.prefill_rows, plan.prefill_tokens) == (len(many), sum(row.tokens for row in many))
         assert plan.prefill_context == sum(row.start for row in many)

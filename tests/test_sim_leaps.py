@@ -178,7 +178,8 @@ def test_decode_run_ns_is_cpu_ns_plus_step_ns_step_by_step(kind, seed):
             scheduler.commit(scheduler.schedule())
             continue
         runs += 1
-        ahead = list(cost.decode_run_ns(len(scheduler.decodes), scheduler.decodes.context, steps))
+        decodes = scheduler.decodes
+        ahead = list(cost.decode_run_ns(len(decodes), decodes.context, decodes.squares, steps))
         one_by_one = []
         for _ in range(steps):
             plan = scheduler.schedule()
