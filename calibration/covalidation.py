@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from calibration.bands import Band, bands, run_metrics
 from calibration.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
 from calibration.fit import predict, residuals, step_residuals_table
 from calibration.step_cost import Calibration, Residuals, StepCost
@@ -39,7 +40,8 @@ _SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
 class RunError:
     """One number of the run: real (mean of the repeats), simulated, and the difference in percent of the real.
 
-    `floor_pct` is the largest difference between two real repeats, in percent; None with a single run.
+    `floor_pct` is the largest difference between two real repeats, in percent; None with a single run. `low` and
+    `high` are the ends of the simulated 90 % band.
     """
 
     metric: str
@@ -48,6 +50,13 @@ class RunError:
     simulated: float
     error_pct: float
     floor_pct: float | None
+    low: float
+    high: float
+
+    @property
+    def covered(self) -> bool:
+        """Whether the band holds the real number."""
+        return self.low <= self.real <= self.high
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,11 @@ class Covalidation:
         """The largest run error in absolute value."""
         return max(abs(row.error_pct) for row in self.rows)
 
+    @property
+    def covered(self) -> float:
+        """Rung 5: the share of the run's numbers that lie in their 90 % band."""
+        return sum(row.covered for row in self.rows) / len(self.rows)
+
     def as_dict(self) -> dict[str, Any]:
         """The report, as the dashboard and `--format json` have it."""
         return {
@@ -85,7 +99,7 @@ class Covalidation:
             "rungs": {
                 "replay": asdict(self.replay),
                 "step": {"regimes": {name: asdict(r) for name, r in self.regimes.items()}},
-                "run": {"rows": [asdict(row) for row in self.rows]},
+                "run": {"rows": [asdict(row) for row in self.rows], "covered": self.covered},
             },
             "recordings": self.recordings,
         }
@@ -119,7 +133,9 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         tokens=True,
         overwrite=True,
     )
-    rows = _run_errors([RunMetrics.of(run) for run in runs], RunMetrics.of(Recording.load(out / "simulated")))
+    simulated = RunMetrics.of(Recording.load(out / "simulated"))
+    fast, slow = (run_metrics(runs[0].workload(), recorded_deployment(runs[0]), end) for end in cost.ends())
+    rows = _run_errors([RunMetrics.of(run) for run in runs], simulated, bands(simulated, fast, slow))
     held_up = float((steps.step_ns > _SLOW * predicted).mean())
     disturbed, disturbance = _disturbance(runs, calibration, held_up)
     report = Covalidation(
@@ -187,14 +203,17 @@ def _numbers(metrics: RunMetrics) -> dict[tuple[str, str], float]:
     return numbers
 
 
-def _run_errors(real: Sequence[RunMetrics], simulated: RunMetrics) -> list[RunError]:
+def _run_errors(
+    real: Sequence[RunMetrics], simulated: RunMetrics, band: Mapping[str, Mapping[str, Band]]
+) -> list[RunError]:
     repeats = [_numbers(metrics) for metrics in real]
     rows = []
     for key, value in _numbers(simulated).items():
         measured = [repeat[key] for repeat in repeats]
         centre = mean(measured)
         floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 else None
-        rows.append(RunError(*key, centre, value, 100 * (value - centre) / centre, floor))
+        low, high = band[key[0]][key[1]]
+        rows.append(RunError(*key, centre, value, 100 * (value - centre) / centre, floor, low, high))
     return rows
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.optimize import nnls
+from scipy.stats import t as student
 
 from calibration.step_cost import Calibration, Residuals
 from calibration.step_features import CPU_FEATURES, REGIMES, SAMPLING, STEP_FEATURES, Floats, MeasuredSteps
@@ -25,6 +26,8 @@ _HELD_OUT = 5  # one stretch of so many
 _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
+_COVERAGE = 0.9
+_LEAST_PARTS = 5  # recordings to leave out in turn; fewer are cut into so many stretches
 
 
 def fit(
@@ -57,6 +60,7 @@ def fit(
         cpu_prices_ps=cpu_ps,
         domain=_domain(steps, ~held_out),
         residuals=residuals(steps.regime[held_out], steps.step_ns[held_out], predicted[held_out]),
+        interval=interval(steps),
         noise=dict(noise),
         fitted_steps=int((~held_out).sum()),
     )
@@ -67,6 +71,26 @@ def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     prices = np.array([calibration.step_prices_ps[name] / 1000 for name in STEP_FEATURES])
     predicted: Floats = steps.step @ prices
     return predicted
+
+
+def interval(steps: MeasuredSteps) -> tuple[float, float]:
+    """Between which factors of the predicted time a whole run lies, 9 times out of 10.
+
+    Every recording in turn is predicted from the others: how far the total time of its steps is off is what one
+    more run will be off by, as Student's t has it for so few of them. Errors of single steps average out over a run,
+    this does not.
+    """
+    part = steps.recording
+    if part[-1] + 1 < _LEAST_PARTS:
+        part = np.arange(len(steps)) * _LEAST_PARTS // len(steps)
+    logs = []
+    for index in range(part[-1] + 1):
+        mine = part == index
+        predicted = steps.step[mine] @ _step_prices(steps, ~mine)
+        logs.append(np.log(steps.step_ns[mine].sum() / predicted.sum()))
+    count = len(logs)
+    reach = student.ppf((1 + _COVERAGE) / 2, count - 1) * np.std(logs, ddof=1) * np.sqrt(1 + 1 / count)
+    return float(np.exp(-reach)), float(np.exp(reach))
 
 
 def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) -> dict[str, Residuals]:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from calibration.kernel_times import Mark
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES, cpu_features, regime, step_features
 from serving.decode_buckets import padded
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 
-_FORMAT = 1
+_FORMAT = 2
+_NEGLIGIBLE = 0.01  # share of steps outside the domain that does not change how a run stands
 _CONTEXT = list(STEP_FEATURES).index("decode_context")
 
 
@@ -44,6 +47,7 @@ class Calibration:
     step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds
     domain                          smallest and largest measured value of each step feature, by regime
     residuals                       held-out error by regime
+    interval                        factors of the predicted time between which 9 of 10 runs lie
     noise                           the canary's times and what else speaks about the machine's calm
     """
 
@@ -58,6 +62,7 @@ class Calibration:
     residuals: Mapping[str, Residuals]
     noise: Mapping[str, Any]
     fitted_steps: int
+    interval: tuple[float, float] = (1.0, 1.0)
     format: int = field(default=_FORMAT)
 
     def save(self, directory: Path) -> None:
@@ -89,25 +94,38 @@ class Calibration:
                 name: Residuals(**{**r, "quantiles_pct": tuple(r["quantiles_pct"])})
                 for name, r in data["residuals"].items()
             }
+            data["interval"] = tuple(map(float, data["interval"]))
             calibration = cls(**data)
             missing = [f for f in STEP_FEATURES if f not in calibration.step_prices_ps]
             missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
         prices = {**calibration.step_prices_ps, **calibration.cpu_prices_ps}
         wrong = [name for name, price in prices.items() if type(price) is not int or not 0 <= price < 10**18]
         if wrong:
             raise UserError("calibration", str(path), f"has an impossible price for {wrong[0]}; calibrate again")
+        if len(calibration.interval) != 2 or not 0 < calibration.interval[0] <= 1 <= calibration.interval[1] < 1e3:
+            raise UserError(
+                "calibration", str(path), f"has an impossible interval {calibration.interval}; calibrate again"
+            )
         if missing:
             raise UserError("calibration", str(path), f"has no price for {', '.join(missing)}; calibrate again")
         return calibration
+
+    def scaled(self, factor: float) -> Calibration:
+        """The same, with every price `factor` times as high."""
+        return replace(
+            self,
+            step_prices_ps={name: round(price * factor) for name, price in self.step_prices_ps.items()},
+            cpu_prices_ps={name: round(price * factor) for name, price in self.cpu_prices_ps.items()},
+        )
 
 
 class StepCost:
     """The cost model of a calibration.
 
     Steps outside the measured domain are priced all the same, and counted in `extrapolated`, so that whoever
-    reports the result can say so; `asked` counts all.
+    reports the result can say so; `asked` counts all. `outside` counts them by the first feature that was out.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -120,6 +138,24 @@ class StepCost:
         }
         self.asked = 0
         self.extrapolated = 0
+        self.outside: Counter[str] = Counter()
+
+    def ends(self) -> tuple[StepCost, StepCost]:
+        """The same at the lower and the upper end of its 90 % interval."""
+        fast, slow = self.calibration.interval
+        return StepCost(self.calibration.scaled(fast)), StepCost(self.calibration.scaled(slow))
+
+    def standing(self) -> tuple[Mark, str]:
+        """How far to trust what was asked so far, and why."""
+        share = self.extrapolated / max(self.asked, 1)
+        if share <= _NEGLIGIBLE:
+            return Mark.VALIDATED, f"held-out steps of calibration {self.calibration.id} cover it"
+        feature = min(self.outside.items(), key=lambda item: (-item[1], item[0]))[0]
+        return (
+            Mark.EXTRAPOLATED,
+            f"{100 * share:.1f} % of the steps lie outside what calibration {self.calibration.id} measured, "
+            f"most by {feature}",
+        )
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return _dot(self._cpu, cpu_features(plan)) // 1000
@@ -127,7 +163,7 @@ class StepCost:
     def step_ns(self, plan: StepPlan) -> int:
         features = step_features(plan)
         self.asked += 1
-        self.extrapolated += not self._measured(regime(plan), features)
+        self._miss(self._outside(regime(plan), features), 1)
         return _dot(self._step, features) // 1000
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
@@ -140,23 +176,33 @@ class StepCost:
         per_token = price["decode_context"]
         contexts = range(context + bucket, context + bucket + rows * steps, rows)
         self.asked += steps
-        self.extrapolated += len(contexts) - self._decodes_measured(rows, contexts)
+        self._count_decodes(rows, contexts)
         return [cpu + (fixed + per_token * total) // 1000 for total in contexts]
 
-    def _decodes_measured(self, rows: int, contexts: range) -> int:
-        """How many pure decode steps of these contexts are in the measured domain."""
-        if "decode" not in self._limits:
-            return 0
-        low, high = self._limits["decode"][_CONTEXT]
-        if not self._measured("decode", (1, padded(rows), low, 0, 0, 0, 0, 1, rows)):
-            return 0
-        return bisect_right(contexts, high) - bisect_left(contexts, low)
+    def _count_decodes(self, rows: int, contexts: range) -> None:
+        """Count the pure decode steps of these contexts that are outside the measured domain."""
+        low, high = self._limits["decode"][_CONTEXT] if "decode" in self._limits else (0.0, 0.0)
+        feature = self._outside("decode", (1, padded(rows), low, 0, 0, 0, 0, 1, rows))
+        if feature:
+            self._miss(feature, len(contexts))
+        else:
+            inside = bisect_right(contexts, high) - bisect_left(contexts, low)
+            self._miss("decode_context of decode steps", len(contexts) - inside)
 
-    def _measured(self, regime_name: str, features: tuple[float, ...]) -> bool:
+    def _miss(self, feature: str, steps: int) -> None:
+        if feature and steps:
+            self.extrapolated += steps
+            self.outside[feature] += steps
+
+    def _outside(self, regime_name: str, features: tuple[float, ...]) -> str:
+        """The first feature of a step that was never measured so; empty if there is none."""
         limits = self._limits.get(regime_name)
-        return limits is not None and all(
-            low <= value <= high for value, (low, high) in zip(features, limits, strict=True)
-        )
+        if limits is None:
+            return f"{regime_name} steps"
+        for name, value, (low, high) in zip(STEP_FEATURES, features, limits, strict=True):
+            if not low <= value <= high:
+                return f"{name} of {regime_name} steps"
+        return ""
 
 
 def _dot(prices: tuple[int, ...], amounts: tuple[int, ...]) -> int:

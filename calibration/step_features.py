@@ -72,6 +72,7 @@ class MeasuredSteps:
     step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it
     sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
     regime           index into REGIMES `[steps]`
+    recording        which of the recordings a step is of `[steps]`
     """
 
     def __init__(self, tables: list[pa.Table], idle_ns: int = 5_000_000) -> None:
@@ -84,6 +85,7 @@ class MeasuredSteps:
         self.cpu_ns: Floats = np.concatenate([p.cpu_ns for p in parts])
         self.sample_ns: Floats = np.concatenate([p.sample_ns for p in parts])
         self.regime: NDArray[np.int64] = np.concatenate([p.regime for p in parts])
+        self.recording: NDArray[np.int64] = np.repeat(np.arange(len(parts)), [len(p.step_ns) for p in parts])
 
     def __len__(self) -> int:
         return len(self.step_ns)

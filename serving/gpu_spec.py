@@ -1,84 +1,79 @@
-"""GPUs by their datasheets, and how many KV blocks fit on one.
+"""GPUs by their datasheets: a small catalogue, and files of a user's own.
 
-Datasheet numbers are ceilings, not what a kernel reaches: calibration measures that.
+Datasheet numbers are ceilings, not what a kernel reaches: calibration measures that. Prices are dated defaults.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from serving.config import parse
 from serving.errors import UserError
-from serving.model_spec import ModelSpec
 
-_GB = 10**9
+_CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
 
 class GpuSpec(BaseModel):
-    """One GPU: memory, its bandwidth, and dense bf16 rate, as its maker states them."""
+    """One GPU: memory, its bandwidth, dense tensor rates, links and price. What each means stands in `gpus.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    memory_bytes: int = Field(gt=0, description="memory on the GPU")
-    memory_bytes_per_s: int = Field(gt=0, description="memory bandwidth")
-    bf16_flop_per_s: int = Field(gt=0, description="dense bf16 operations a second, without sparsity")
-    source: str = Field(description="where the numbers are from")
+    memory_bytes: int = Field(gt=0, description="memory that CUDA reports, less than the label says")
+    memory_bytes_per_s: float = Field(gt=0, description="memory bandwidth")
+    bf16_flop_per_s: float = Field(gt=0, description="dense 16-bit operations a second, without sparsity")
+    fp8_flop_per_s: float | None = Field(None, gt=0, description="dense fp8 operations a second; null: no such unit")
+    fp4_flop_per_s: float | None = Field(None, gt=0, description="dense fp4 operations a second; null: no such unit")
+    sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
+    link_bytes_per_s: float = Field(gt=0, description="to another GPU of the node, one direction")
+    pcie_bytes_per_s: float = Field(gt=0, description="to the host, one direction")
+    usd_per_hour: float = Field(ge=0, description="price of one GPU")
+    price_as_of: str = Field(description="date of the price")
+    price_source: str = Field(description="whose price it is")
+    source: str = Field(description="where the other numbers are from")
 
-    def kv_blocks(
-        self, model: ModelSpec, block_size: int, dtype_bytes: int = 2, utilization: float = 0.9, reserved_bytes: int = 0
-    ) -> int:
-        """KV blocks that fit beside the weights: (memory x utilization - weights - reserved) / block.
+    def flop_per_s(self, dtype: str) -> float:
+        """Peak rate of GEMMs by the type of their weights, as `Deployment` names it.
 
-        `reserved_bytes` is for activations and graphs, which only a profile run can tell. Raises UserError if not
-        one block fits.
+        A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or
+        fp8 activations; where there is an fp4 unit its rate is the ceiling.
         """
-        left = int(self.memory_bytes * utilization) - model.weight_bytes(dtype_bytes) - reserved_bytes
-        blocks = left // (block_size * model.kv_bytes_per_token(dtype_bytes))
-        if blocks < 1:
-            need = model.weight_bytes(dtype_bytes) / _GB
-            raise UserError(
-                "gpu", self.name, f"{model.name} has {need:.1f} GB of weights: no KV block fits beside them"
-            )
-        return blocks
+        native = {"fp8": self.fp8_flop_per_s, "fp8_block": self.fp8_flop_per_s, "mxfp4": self.fp4_flop_per_s}
+        return native.get(dtype) or self.bf16_flop_per_s
 
 
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        GpuSpec(
-            name="A100-80G",
-            memory_bytes=80 * _GB,
-            memory_bytes_per_s=2_039 * _GB,
-            bf16_flop_per_s=312 * 10**12,
-            source="NVIDIA A100 80GB SXM datasheet",
-        ),
-        GpuSpec(
-            name="L40S",
-            memory_bytes=48 * _GB,
-            memory_bytes_per_s=864 * _GB,
-            bf16_flop_per_s=362 * 10**12,
-            source="NVIDIA L40S datasheet",
-        ),
-        GpuSpec(
-            name="H100",
-            memory_bytes=80 * _GB,
-            memory_bytes_per_s=3_350 * _GB,
-            bf16_flop_per_s=989 * 10**12,
-            source="NVIDIA H100 SXM datasheet",
-        ),
-        GpuSpec(
-            name="H200",
-            memory_bytes=141 * _GB,
-            memory_bytes_per_s=4_800 * _GB,
-            bf16_flop_per_s=989 * 10**12,
-            source="NVIDIA H200 SXM datasheet",
-        ),
-    )
-}
+def find_gpu(name_or_path: str) -> GpuSpec:
+    """The catalogued GPU of that name, in any case, or the one that a YAML file describes."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        entries = _read(path)
+        if len(entries) != 1:
+            raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with one")
+        return next(iter(entries.values()))
+    found = {name.lower(): gpu for name, gpu in gpus().items()}.get(name_or_path.lower())
+    if found is None:
+        raise UserError("gpu", name_or_path, f"is not one of {', '.join(gpus())}, nor a YAML file")
+    return found
 
 
-def find_gpu(name: str) -> GpuSpec:
-    """The catalogued GPU called `name`."""
-    if name not in GPUS:
-        raise UserError("gpu", name, f"is not one of {', '.join(GPUS)}")
-    return GPUS[name]
+@cache
+def gpus() -> dict[str, GpuSpec]:
+    """The catalogue, by name."""
+    return _read(_CATALOGUE)
+
+
+def _read(path: Path) -> dict[str, GpuSpec]:
+    try:
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("gpu", str(path), f"cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError("gpu", str(path), f"is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
+        raise UserError("gpu", str(path), "is no mapping of a GPU's name to its numbers; see docs/models-and-gpus.md")
+    return {str(name): parse(GpuSpec, {"name": str(name), **entry}, where=str(name)) for name, entry in data.items()}

@@ -105,7 +105,13 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "make one with calibrate"), ("{", "not JSON"), ("{}", "format"), ('{"format": 1}', "damaged")],
+    [
+        (None, "make one with calibrate"),
+        ("{", "not JSON"),
+        ("{}", "format"),
+        ('{"format": 1}', "calibrate again"),
+        ('{"format": 2}', "damaged"),
+    ],
 )
 def test_a_damaged_calibration_is_one_line(tmp_path: Path, content: str | None, says: str) -> None:
     if content is not None:

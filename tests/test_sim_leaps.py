@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibration.operation_cost import HostTimes, OperationCost
+from calibration.step_correction import ADDED, Correction
 from calibration.step_cost import Calibration, StepCost
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from serving.config import Deployment, SchedulerConfig
@@ -16,6 +18,8 @@ from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.router import find_router
 from sim.run_log import TableSink
+from tests.step_model_samples import LLAMA, Roofline
+from tests.step_model_samples import deployment as step_model_deployment
 
 POLICIES = ("vllm", "static", "prefill-first")
 SHORT = settings(max_examples=60, deadline=None, derandomize=True)
@@ -163,10 +167,19 @@ def test_the_overlapped_loop_and_kept_steps_never_leap():
     assert planned == again >= simulated.steps
 
 
-@pytest.mark.parametrize("kind", ["token", "calibrated"])
+def cost_of(kind, seed):
+    if kind == "token":
+        return TokenCost(6_000_000, 18_001, 457, plan_ns=12_345)
+    if kind == "calibrated":
+        return step_cost(seed)
+    correction = Correction(added_ns=dict.fromkeys(ADDED, 1234.5 * (seed + 1)))
+    return OperationCost(LLAMA, step_model_deployment(), Roofline(), correction, HostTimes(1e5 * seed, 777.7))
+
+
+@pytest.mark.parametrize("kind", ["token", "calibrated", "operations"])
 @pytest.mark.parametrize("seed", range(4))
 def test_decode_run_ns_is_cpu_ns_plus_step_ns_step_by_step(kind, seed):
-    cost = TokenCost(6_000_000, 18_001, 457, plan_ns=12_345) if kind == "token" else step_cost(seed)
+    cost = cost_of(kind, seed)
     policy = find_policy("vllm")
     scheduler = policy(SchedulerConfig(**ROOMY), shares_prefixes=False)
     for request in requests(seed, 3 + 9 * seed):

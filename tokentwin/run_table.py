@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,13 +16,20 @@ if TYPE_CHECKING:
 _STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def print_metrics(metrics: RunMetrics, style: str, **more: Any) -> None:
-    """Latency percentiles and the run's scalars; `style` is `table` or `json`, `more` goes into the JSON."""
+def print_metrics(
+    metrics: RunMetrics, style: str, bands: Mapping[str, Mapping[str, tuple[float, float]]] | None = None, **more: Any
+) -> None:
+    """Latency percentiles and the run's scalars; `style` is `table` or `json`, `more` goes into the JSON.
+
+    `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers.
+    """
     from serving.metrics import metric
 
     distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
     scalars = metrics.scalars()
     if style == "json":
+        if bands is not None:
+            more["bands"] = bands
         click.echo(json.dumps({"distributions": distributions, **scalars, "requests": metrics.statuses(), **more}))
         return
     from rich.console import Console
@@ -30,14 +38,20 @@ def print_metrics(metrics: RunMetrics, style: str, **more: Any) -> None:
     table = Table("metric", "unit", *_STATS)
     for name, numbers in distributions.items():
         table.add_row(name, metric(name).unit, *(_shown(numbers[stat]) for stat in _STATS))
+        if bands and name in bands:
+            table.add_row("", "", *(_range(bands[name].get(stat)) for stat in _STATS), style="dim")
     console = Console()
     if distributions:
         console.print(table)
-    summary = Table("metric", "unit", "value")
+    summary = Table("metric", "unit", "value", *(["90 % band"] if bands else []))
     for name, value in scalars.items():
         if value is not None:
-            summary.add_row(name, metric(name.removesuffix("_peak")).unit, _shown(value))
+            unit = metric(name.removesuffix("_peak")).unit
+            shown = [_range((bands or {}).get(name, {}).get("value"))] if bands else []
+            summary.add_row(name, unit, _shown(value), *shown)
     console.print(summary)
+    if bands:
+        console.print("[dim]a to b: 90 % band from how far off the step times of a whole run may be[/]")
     console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
 
 
@@ -46,6 +60,10 @@ def print_rejections(recording: Recording) -> None:
     reasons = [reason for reason in recording.table("requests", ["reason"])["reason"].to_pylist() if reason]
     if reasons:
         click.echo(f"{len(reasons)} turned away, the first because: {reasons[0]}")
+
+
+def _range(band: tuple[float, float] | None) -> str:
+    return "" if band is None else f"{_shown(band[0])} to {_shown(band[1])}"
 
 
 def _shown(value: Any) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tokentwin.deployments import deployment_options, read_deployment
 from tokentwin.finite import Finite
+
+if TYPE_CHECKING:
+    from serving.config import Deployment
 
 
 @click.command()
@@ -17,12 +20,18 @@ from tokentwin.finite import Finite
 @click.option(
     "--from-recordings", "recordings", multiple=True, type=click.Path(), help="Fit these instead of measuring."
 )
+@click.option(
+    "--from-iterations", "iterations", type=click.Path(), help="Learn an engine from a log of its iterations (CSV)."
+)
+@click.option("--gpu", help="With --from-iterations: the GPU that the engine ran on.")
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
 def calibrate(
     out: str,
     seconds: float,
     recordings: tuple[str, ...],
+    iterations: str | None,
+    gpu: str | None,
     force: bool,
     deployment_file: str | None,
     **flags: Any,
@@ -30,13 +39,23 @@ def calibrate(
     """Run the engine over a designed set of short traces and fit what a step costs.
 
     Writes calibration.json (prices, domain, held-out residuals, hardware, noise), steps.parquet and the recordings.
+    With --from-iterations nothing is run: the log of another engine corrects the kernel tables of its GPU, and
+    engine.json is written, which simulate takes as well.
     """
     from serving.errors import UserError
     from tokentwin.calibrating import fit_recordings, measure
 
     directory = Path(out)
+    if bool(iterations) != bool(gpu):
+        raise UserError("gpu", gpu, "goes with --from-iterations, which needs it")
+    if iterations and recordings:
+        raise UserError("from-iterations", iterations, "and --from-recordings exclude each other")
     if (directory / "calibration.json").exists() and not force:
         raise UserError("out", out, "holds a calibration already; choose another directory or add --force")
+    if iterations and gpu:
+        _from_iterations(iterations, gpu, read_deployment(deployment_file, flags), directory, force)
+        click.echo(f"saved in {out}")
+        return
     if recordings:
         from calibration.decision_replay import recorded_deployment
         from traces.recording import Recording
@@ -58,6 +77,58 @@ def calibrate(
             paths.append(path)
     print_calibration(fit_recordings(paths, directory))
     click.echo(f"saved in {out}")
+
+
+def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Path, force: bool) -> None:
+    from datetime import UTC, datetime
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from calibration.engine_calibration import FILE
+    from calibration.iteration_fit import calibrate_from_log
+    from calibration.iteration_log import read_iteration_log
+    from calibration.predict import kernels
+    from serving.errors import UserError
+    from serving.model_catalogue import find_model
+
+    if (directory / FILE).exists() and not force:
+        raise UserError("out", str(directory), "holds a calibration already; choose another directory or add --force")
+    log = read_iteration_log(path)
+    learnt = calibrate_from_log(
+        log,
+        gpu,
+        find_model(deployment.model),
+        deployment,
+        kernels(gpu),
+        source=f"{len(log)} iterations of {Path(path).name}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    learnt.save(directory)
+    factors = Table("part", "factor", title=f"correction {learnt.id}", title_justify="left")
+    for name, factor in learnt.correction.factors.items():
+        factors.add_row(name, f"{factor:.3f}")
+    added = Table("added for", "µs", title_justify="left")
+    for name, ns in learnt.correction.added_ns.items():
+        added.add_row(name, f"{ns / 1e3:,.1f}")
+    errors = Table(
+        "regime",
+        "steps",
+        "median error",
+        "p95 error",
+        "bias",
+        title="the middle third, from the others",
+        title_justify="left",
+    )
+    for name, e in learnt.residuals.items():
+        errors.add_row(
+            name, f"{e['steps']:.0f}", f"{e['median_pct']:.2f} %", f"{e['p95_pct']:.2f} %", f"{e['bias_pct']:+.2f} %"
+        )
+    console = Console()
+    for table in (factors, added, errors):
+        console.print(table)
+    low, high = learnt.interval
+    console.print(f"9 of 10 runs within {100 * (low - 1):+.1f} % to {100 * (high - 1):+.1f} % of the predicted time")
 
 
 def print_calibration(calibration: Any) -> None:

@@ -1,18 +1,21 @@
-"""`tokentwin model`: models for the real engine, and what they need."""
+"""`tokentwin model`: models for the real engine, and what any model needs of a GPU."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tokentwin.finite import Finite
 
+if TYPE_CHECKING:
+    from serving.model_spec import ModelSpec
+
 
 @click.group()
 def model() -> None:
-    """Fetch a model for the real engine, or see what one needs."""
+    """Fetch a model for the real engine, list those known by name, or see what one needs."""
 
 
 @model.command()
@@ -26,28 +29,85 @@ def fetch(name: str, directory: Path | None) -> None:
     click.echo(f"{name} is in {fetch(directory or home())}")
 
 
+@model.command(name="list")
+def list_models() -> None:
+    """The models known by name, with their parameters and KV cache in 16 bits."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from serving.model_catalogue import models
+
+    table = Table("model", "parameters, B", "of them active, B", "KV bytes per token")
+    for name, spec in models().items():
+        sizes = f"{spec.parameters / 1e9:,.2f}", f"{spec.active_parameters / 1e9:,.2f}"
+        table.add_row(name, *sizes, f"{spec.kv_bytes_per_token(2):,}")
+    Console().print(table)
+
+
 @model.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU.")
+@click.argument("name")
+@click.option("--gpu", default="H100", show_default=True, help="A GPU of `tokentwin gpus`, or a YAML file with one.")
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(1, 64), help="GPUs that share a layer.")
+@click.option("--pp", default=1, show_default=True, type=click.IntRange(1, 64), help="Stages that share the layers.")
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option("--quantization", default="none", show_default=True, help="Of weights: none (as published), fp8, ...")
+@click.option("--kv-cache-dtype", default="auto", show_default=True, help="auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV block.")
 @click.option("--utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True))
-def inspect(config: Path, gpu: str, block_size: int, utilization: float) -> None:
-    """Weights, KV cache and KV blocks on a GPU, from CONFIG, a Hugging Face config.json (16-bit weights and KV)."""
+@click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(min=1))
+@click.option("--max-num-batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
+@click.option("--graph-gib", default=0.0, show_default=True, type=Finite(0), help="Set aside for CUDA graphs.")
+def inspect(
+    name: str,
+    gpu: str,
+    tp: int,
+    pp: int,
+    dtype: str,
+    quantization: str,
+    kv_cache_dtype: str,
+    block_size: int,
+    utilization: float,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    graph_gib: float,
+) -> None:
+    """Weights, KV cache and KV blocks on a GPU, for NAME: a known model, a config.json or its folder."""
+    from serving.config import Deployment, parse
     from serving.errors import UserError
     from serving.gpu_spec import find_gpu
-    from serving.model_spec import ModelSpec
+    from serving.kv_capacity import kv_capacity
+    from serving.model_catalogue import find_model
 
-    path = config / "config.json" if config.is_dir() else config
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError("config", str(path), f"cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError("config", str(path), "is not a JSON object")
-    spec, device = ModelSpec.from_hf_config(data, path.parent.name or "model"), find_gpu(gpu)
-    blocks = device.kv_blocks(spec, block_size, utilization=utilization)
-    click.echo(f"{spec.name}: {spec.family}, {spec.parameters / 1e9:.3g} B parameters")
-    click.echo(f"weights   {spec.weight_bytes(2) / 1e9:,.2f} GB")
-    click.echo(f"KV cache  {spec.kv_bytes_per_token(2):,} bytes per token")
-    click.echo(f"on {gpu}   {blocks:,} blocks of {block_size} tokens = {blocks * block_size:,} tokens")
-    click.echo("           (before activations and graphs, which only a profile run can tell)")
+    spec, device = find_model(name), find_gpu(gpu)
+    settings = {
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+        "tensor_parallel_size": tp,
+        "gpu_memory_utilization": utilization,
+        "scheduler": {
+            "block_size": block_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+        },
+    }
+    capacity = kv_capacity(spec, device, parse(Deployment, settings, "options"), pp, int(graph_gib * 1024**3))
+    click.echo(_described(spec))
+    click.echo(f"{tp * pp} x {device.name}, GiB on each:")
+    for what, gib in capacity.explain():
+        click.echo(f"  {what:28}{gib:10,.2f}")
+    low, high = capacity.interval
+    blocks = capacity.num_blocks
+    if not high:
+        raise UserError("gpu", gpu, f"no KV block fits beside {spec.name}'s weights; use more devices or a larger one")
+    click.echo(f"  one block is {capacity.block / 1024:,.0f} KiB: {blocks:,} blocks, plausibly {low:,} to {high:,}")
+    click.echo(f"  = {blocks * block_size:,} tokens")
+    if capacity.window_blocks:
+        click.echo(f"  of which each request holds {capacity.window_blocks} blocks more, for layers with a window")
+
+
+def _described(spec: ModelSpec) -> str:
+    active = f", {spec.active_parameters / 1e9:.3g} B active" if spec.num_experts else ""
+    stored = "" if spec.checkpoint_quantization == "none" else f", published in {spec.checkpoint_quantization}"
+    kv = f"{spec.kv_bytes_per_token(2):,} KV bytes per token in 16 bits"
+    return f"{spec.name}: {spec.family}, {spec.parameters / 1e9:.4g} B parameters{active}{stored}; {kv}"

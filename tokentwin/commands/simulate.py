@@ -2,48 +2,56 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from tokentwin.deployments import deployment_options, read_deployment
+from tokentwin.costs import priced_deployment
+from tokentwin.deployments import deployment_options
 from tokentwin.finite import Finite
 
 
 @click.command()
 @click.argument("trace", type=click.Path())
-@click.option("--calibration", "-c", required=True, type=click.Path(), help="Directory made by `tokentwin calibrate`.")
+@click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
+@click.option("--gpu", help="Simulate this GPU from kernel tables; with a calibration of another engine, on this one.")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(min=1), help="Engines behind the router.")
 @click.option("--router", default="round-robin", show_default=True, help="round-robin, least-tokens, or module:Class.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times: much faster and smaller.")
+@click.option(
+    "--band/--no-band",
+    default=True,
+    show_default=True,
+    help="Simulate the ends of the 90 % interval of step times too.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @deployment_options
 def simulate(
     trace: str,
-    calibration: str,
+    calibration: str | None,
+    gpu: str | None,
     out: str,
     replicas: int,
     router: str,
     limit: int | None,
     rate_scale: float | None,
     summary_only: bool,
+    band: bool,
     force: bool,
     style: str,
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Simulate TRACE with the step times of a calibration.
+    """Simulate TRACE with the step times of a calibration, or of a GPU's kernel tables.
 
-    Without --deployment, the calibrated deployment is simulated; flags change single fields of it.
+    Without --deployment, the calibrated deployment is simulated (Llama-3.1-8B if there is none); flags change single
+    fields of it. On a --gpu, KV blocks follow from its memory unless the deployment states them.
     """
-    from calibration.step_cost import Calibration, StepCost
-    from serving.config import Deployment, parse
-    from serving.errors import UserError
+    from calibration.bands import bands, run_metrics
     from sim.router import find_router
     from sim.simulate import simulate_to
     from tokentwin.run_table import print_metrics, print_rejections
@@ -52,21 +60,8 @@ def simulate(
     from traces.reshape import reshaped
     from traces.run_metrics import RunMetrics
 
-    measured = Calibration.load(calibration)
-    base = parse(Deployment, json.loads(measured.deployment), where="calibration.deployment")
-    deployment = read_deployment(deployment_file, flags, base)
-    if deployment.gpu_memory_utilization is not None:
-        raise UserError(
-            "gpu_memory_utilization",
-            deployment.gpu_memory_utilization,
-            "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
-        )
-    for name in Deployment.model_fields.keys() - {"policy", "scheduler"}:
-        asked, known = getattr(deployment, name), getattr(base, name)
-        if asked != known:
-            raise UserError(name, asked, f"this calibration was measured with {known}; calibrate for the other first")
+    deployment, cost, identity = priced_deployment(calibration, gpu, deployment_file, flags)
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
-    cost = StepCost(measured)
     simulate_to(
         out,
         workload,
@@ -74,17 +69,19 @@ def simulate(
         cost,
         replicas=replicas,
         router=find_router(router),
-        calibration=measured.id,
+        calibration=identity,
         steps=not summary_only,
         tokens=not summary_only,
         overwrite=force,
     )
-    outside = cost.extrapolated / max(cost.asked, 1)
     recording = Recording.load(out)
-    print_metrics(RunMetrics.of(recording), style, extrapolated_share=outside)
+    metrics, around = RunMetrics.of(recording), None
+    if band:
+        ends = (run_metrics(workload, deployment, end, replicas, lambda: find_router(router)) for end in cost.ends())
+        around = bands(metrics, *ends)
+    mark, why = cost.standing()
+    standing = {"mark": mark.name.lower(), "reason": why}
+    print_metrics(metrics, style, bands=around, standing=standing)
     if style == "table":
         print_rejections(recording)
-    if outside and style == "table":
-        click.echo(
-            f"extrapolated: {100 * outside:.1f} % of the steps lie outside what calibration {measured.id} measured"
-        )
+        click.echo(f"{mark.name.lower()}: {why}")

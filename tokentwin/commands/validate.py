@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tokentwin.commands.validate_external import external
 from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
@@ -19,7 +20,28 @@ DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3
 
 
-@click.command()
+class _Rungs(click.Group):
+    """Anything that is no subcommand is about recordings: `validate REAL...` is `validate runs REAL...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["runs", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Rungs)
+def validate() -> None:
+    """Hold the simulator against real runs, rung by rung.
+
+    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`: rungs 1 to 3, on recordings of our own
+    engine. `validate external` is rung 4, on published measurements of others.
+    """
+
+
+validate.add_command(external)
+
+
+@validate.command()
 @click.argument("real", nargs=-1, type=click.Path())
 @click.option("--calibration", "-c", required=True, type=click.Path(), help="Directory made by `tokentwin calibrate`.")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the report.")
@@ -30,7 +52,7 @@ ERROR_TOO_LARGE = 3
 @click.option("--max-error", type=Finite(min=0), help="Exit 3 if any run error exceeds this many percent.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out.")
-def validate(
+def runs(
     real: tuple[str, ...],
     calibration: str,
     out: str,
@@ -118,13 +140,24 @@ def print_report(report: Covalidation) -> None:
         "simulated",
         "error",
         "floor",
+        "90 % band",
         title=f"rung 3, the run of {each} requests",
         title_justify="left",
     )
     for row in report.rows:
         floor = "-" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
-        run.add_row(row.metric, row.stat, f"{row.real:,.2f}", f"{row.simulated:,.2f}", f"{row.error_pct:+.1f} %", floor)
+        band = f"{row.low:,.2f} to {row.high:,.2f}"
+        run.add_row(
+            row.metric,
+            row.stat,
+            f"{row.real:,.2f}",
+            f"{row.simulated:,.2f}",
+            f"{row.error_pct:+.1f} %",
+            floor,
+            band if row.covered else f"[yellow]{band}[/]",
+        )
     console.print(run)
+    console.print(f"rung 5, bands: {100 * report.covered:.0f} % of the real numbers lie in their 90 % band")
     if report.extrapolated_share:
         console.print(f"extrapolated: {100 * report.extrapolated_share:.1f} % of the simulated steps were not measured")
     if report.disturbed:

@@ -1,0 +1,114 @@
+"""A calibration of an engine that is not ours: kernels of its GPU, a correction learnt from its logs, host times.
+
+The file says what it was learnt from, so that a result made with it can. Without any measurement of the engine it is
+`blind`: kernel tables and the correction that other engines taught.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from calibration.kernel_times import KernelTimes
+from calibration.operation_cost import HostTimes, OperationCost
+from calibration.step_correction import ADDED, FACTORS, Correction
+from serving.config import Deployment, parse
+from serving.errors import UserError
+from serving.model_spec import ModelSpec
+
+FILE = "engine.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class EngineCalibration:
+    """What is known of one engine on one GPU.
+
+    gpu, deployment     the catalogued GPU, and the deployment it was learnt with, as JSON
+    correction, host    what whole steps taught; the CPU time between them
+    interval            factors of the predicted time between which 9 of 10 runs lie
+    residuals           held-out errors in percent by regime: steps, median, p95
+    source, created     what it was learnt from, and when
+    """
+
+    gpu: str
+    deployment: str
+    correction: Correction
+    host: HostTimes
+    interval: tuple[float, float]
+    source: str
+    created: str
+    residuals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    format: int = _FORMAT
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits that change with everything a prediction depends on."""
+        told = repr((self.gpu, self.correction, self.host, self.interval))
+        return blake2b(told.encode(), digest_size=6).hexdigest()
+
+    def save(self, directory: Path) -> None:
+        """Write `engine.json` into `directory`, whole or not at all."""
+        temporary = directory / f".{FILE}.tmp"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            temporary.replace(directory / FILE)
+        except OSError as error:
+            raise UserError("out", str(directory), f"cannot be written: {error.strerror or error}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> EngineCalibration:
+        """Read the file `path`. Raises UserError when it is of another make or damaged."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError("calibration", str(path), f"cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise UserError("calibration", str(path), f"is not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise UserError("calibration", str(path), f"is no engine calibration of format {_FORMAT}; calibrate again")
+        try:
+            data["correction"] = _correction(data["correction"])
+            data["host"] = HostTimes(**data["host"])
+            low, high = data["interval"]
+            loaded = cls(**{**data, "interval": (float(low), float(high))})
+            _check(loaded)
+            deployment = json.loads(loaded.deployment)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
+        parse(Deployment, deployment, where=f"{path.name}.deployment")
+        return loaded
+
+    def cost(self, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
+        """The cost model of `deployment`; if it is another than the one it was learnt with, nothing is validated."""
+        learnt = parse(Deployment, json.loads(self.deployment), where="calibration.deployment")
+        same = learnt.timing() == deployment.timing() and self.gpu == kernels.gpu.name
+        correction = self.correction if same else replace(self.correction, domain={})
+        return OperationCost(model, deployment, kernels, correction, self.host, self.interval)
+
+    def with_kernels_only(self) -> EngineCalibration:
+        """The same engine, nothing learnt."""
+        return replace(self, correction=Correction(), host=HostTimes(), residuals={})
+
+
+def _correction(data: Mapping[str, Any]) -> Correction:
+    domain = {name: (float(low), float(high)) for name, (low, high) in data["domain"].items()}
+    return Correction(**{**data, "domain": domain})
+
+
+def _check(loaded: EngineCalibration) -> None:
+    numbers: dict[str, Any] = {**loaded.correction.factors, **loaded.correction.added_ns, **vars(loaded.host)}
+    for name in (*FACTORS, *ADDED):
+        if name not in numbers:
+            raise ValueError(f"no value for {name}")
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or not 0 <= value < 1e12:
+            raise ValueError(f"an impossible {name}, {value}")
+    low, high = loaded.interval
+    if not 0 < low <= 1 <= high < 1e3:
+        raise ValueError(f"an impossible interval {loaded.interval}")

@@ -1,0 +1,88 @@
+"""Where the time of a step goes: every operation with its roofline, and what the correction makes of their sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibration.kernel_times import Mark, bound_by, floor_ns
+from calibration.operations import Collective, StepSizes, step_operations
+
+if TYPE_CHECKING:
+    from calibration.operation_cost import OperationCost
+
+_NEGLIGIBLE = 0.02  # of the step: below that, how a part was come by does not matter
+
+
+@dataclass(frozen=True)
+class ExplainedOperation:
+    """One kind of kernel in the step; times and amounts are of all its occurrences, on one device.
+
+    utilisation     roofline time over expected time: how close to what the device can do
+    bound           `compute`, `memory` or `link`
+    """
+
+    name: str
+    count: int
+    flops: float
+    bytes: float
+    ns: float
+    utilisation: float
+    bound: str
+    sigma: float
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A step, explained. `parts_ns` are corrected and sum to `step_ns`; operations are as kernels alone would take.
+
+    host_ns     CPU time before the step, hidden in an overlapped loop
+    mark, why   how far to trust it, and the part that made it so
+    """
+
+    operations: list[ExplainedOperation]
+    parts_ns: dict[str, float]
+    step_ns: float
+    host_ns: float
+    mark: Mark
+    why: str
+
+
+def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
+    """Explain the step of `sizes` (plain numbers, not arrays)."""
+    alike = StepSizes(**{name: np.array([float(value)]) for name, value in vars(sizes).items()})
+    operations = []
+    for operation in step_operations(cost.model, cost.deployment, alike):
+        if not operation.size[0] > 0:
+            continue
+        estimate, count = cost.kernels.time(operation), operation.count
+        ns = float(np.asarray(estimate.ns).reshape(-1)[0])
+        operations.append(
+            ExplainedOperation(
+                name=operation.name,
+                count=count,
+                flops=count * float(np.asarray(operation.flops).reshape(-1)[0]),
+                bytes=count * float(np.asarray(operation.bytes).reshape(-1)[0]),
+                ns=count * ns,
+                utilisation=float(np.asarray(floor_ns(cost.kernels.gpu, operation)).reshape(-1)[0]) / ns,
+                bound="link" if isinstance(operation, Collective) else bound_by(cost.kernels.gpu, operation),
+                sigma=float(np.asarray(estimate.sigma).reshape(-1)[0]),
+                mark=Mark(int(np.asarray(estimate.mark).reshape(-1)[0])),
+            )
+        )
+    parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
+    step_ns = sum(parts.values())
+    telling = [o for o in operations if o.ns >= _NEGLIGIBLE * step_ns]
+    worst = max(telling, key=lambda o: (o.mark, o.ns), default=None)
+    rows = int(sizes.decode_rows + sizes.prefill_rows)
+    return Explanation(
+        operations=operations,
+        parts_ns=parts,
+        step_ns=step_ns,
+        host_ns=cost.host.step_ns + cost.host.row_ns * rows,
+        mark=worst.mark if worst else Mark.VALIDATED,
+        why=worst.name if worst else "",
+    )

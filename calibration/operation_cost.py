@@ -1,0 +1,299 @@
+"""The cost model made of operations, fast enough for the simulator.
+
+What depends on the number of tokens (GEMMs, experts, norms, collectives) and on sampled rows is tabulated once, in
+numpy. Decode attention is piecewise linear in the context for each number of rows, prompt attention is
+interpolated over a grid of prompts, lengths and pasts: tables are sampled from the same corrected parts that
+`explain` shows. All sums are integers, in picoseconds, so that a leap over decode steps costs what stepping does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import exp, log, log2, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.explanation import explain
+from calibration.kernel_times import KernelTimes, Mark
+from calibration.operations import StepSizes
+from calibration.step_correction import Correction, domain_amounts
+from calibration.step_parts import step_parts
+from serving.config import Deployment
+from serving.decode_buckets import padded
+from serving.model_spec import ModelSpec
+from serving.step_plan import StepPlan
+
+_GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padded to their bucket
+_DECODE_PARTS = ("decode attention",)
+_PROMPT_PARTS = ("prompt attention", "past attention")
+_ADDED = "host and launch"
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """CPU time of an engine between two steps; an overlapped loop hides it behind the step that runs.
+
+    step_ns     every step: scheduling, making tensors, sampling on the host, sending tokens out
+    row_ns      every request in the step
+    """
+
+    step_ns: float = 0.0
+    row_ns: float = 0.0
+
+
+class OperationCost:
+    """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
+
+    interval    factors of the predicted time between which 9 of 10 runs lie
+    asked       steps priced
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        deployment: Deployment,
+        kernels: KernelTimes,
+        correction: Correction | None = None,
+        host: HostTimes | None = None,
+        interval: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        self.model, self.deployment, self.kernels = model, deployment, kernels
+        self.correction = correction or Correction()
+        self.host = host or HostTimes()
+        self.interval = interval
+        self.asked = 0
+        scheduler = deployment.scheduler
+        self._most_rows = padded(scheduler.max_num_seqs)
+        self._most_tokens = max(scheduler.max_num_batched_tokens, self._most_rows)
+        self._longest = scheduler.max_model_len
+        self._dense_ps = self._tabulate_dense()
+        self._sampled_ps = self._tabulate_sampled()
+        self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
+        self._made: dict[int, _DecodeRows] = {}
+        self._prompts = _PromptGrid(self)
+
+    def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
+        """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
+        raw = step_parts(self.model, self.deployment, self.kernels, sizes)
+        return self.correction.apply(raw, sizes)
+
+    def ends(self) -> tuple[OperationCost, OperationCost]:
+        """The same at the lower and the upper end of its 90 % interval."""
+        fast, slow = (self._scaled(factor) for factor in self.interval)
+        return fast, slow
+
+    def _scaled(self, factor: float) -> OperationCost:
+        host = HostTimes(self.host.step_ns * factor, self.host.row_ns * factor)
+        return OperationCost(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
+
+    def standing(self) -> tuple[Mark, str]:
+        """How far to trust what was asked so far, and the part that made it so."""
+        corners = self._corners()
+        if not corners:
+            return Mark.VALIDATED, "no step was priced"
+        if self.correction.domain and all(self._within(corner) for corner in corners):
+            return Mark.VALIDATED, f"measured steps cover it ({self.correction.source})"
+        explained = [explain(self, corner) for corner in corners]
+        worst = max(explained, key=lambda e: e.mark)
+        verb = {Mark.VALIDATED: "was measured", Mark.INTERPOLATED: "lies between measured shapes"}
+        return max(worst.mark, Mark.INTERPOLATED), f"{worst.why} {verb.get(worst.mark, 'lies beyond measured shapes')}"
+
+    def _corners(self) -> list[StepSizes]:
+        """The largest steps that were asked for: of decode rows at their longest, of prompts on the longest past."""
+        found = []
+        if self._made:
+            rows = max(self._made)
+            longest = max(made.longest / made.rows for made in self._made.values())
+            found.append(StepSizes(decode_rows=rows, decode_context=rows * longest, sampled_rows=rows))
+        if largest := self._prompts.largest():
+            prompts, length, past = largest
+            n = prompts * length
+            found.append(
+                StepSizes(
+                    prefill_rows=prompts,
+                    prefill_tokens=n,
+                    prefill_context=prompts * past,
+                    prefill_pairs=n * past + n * (length + 1) / 2,
+                    sampled_rows=prompts,
+                )
+            )
+        return found
+
+    def _within(self, sizes: StepSizes) -> bool:
+        return all(
+            low <= amount <= high
+            for amount, (low, high) in zip(domain_amounts(sizes).values(), self.correction.domain.values(), strict=True)
+        )
+
+    # CostModel
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return self._cpu_ns(plan.decode_rows + plan.prefill_rows)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        self.asked += 1
+        rows, tokens = plan.decode_rows, plan.prefill_tokens
+        total = self._by_size(rows + tokens, plan.sampled_rows)
+        if rows:
+            total += self._rows(rows).ps(plan.decode_context, plan.decode_squares)
+        if tokens:
+            prompts = plan.prefill_rows
+            total += self._prompts.ps(prompts, tokens, plan.prefill_context, plan.prefill_pairs)
+            total += prompts * self._added["prompt"]
+            if not rows:
+                total += self._added["prompts only"] + tokens * self._added["prompts only, token"]
+        return total // 1000
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        self.asked += steps
+        fixed = self._by_size(rows, rows)
+        cpu = self._cpu_ns(rows)
+        return [cpu + (fixed + ps) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
+
+    # Tables
+
+    def _cpu_ns(self, rows: int) -> int:
+        return round(self.host.step_ns + self.host.row_ns * rows)
+
+    def _by_size(self, tokens: int, sampled: int) -> int:
+        """Everything that the number of tokens and of sampled rows determines."""
+        return self._dense_ps[min(tokens, self._most_tokens)] + self._sampled_ps[min(sampled, self._most_rows)]
+
+    def _tabulate_dense(self) -> list[int]:
+        tokens = np.arange(self._most_tokens + 1)
+        buckets = np.array([padded(int(n)) for n in tokens[: _GRAPH_TOKENS + 1]])
+        run = tokens.copy()
+        if not self.deployment.enforce_eager:
+            run[: len(buckets)] = np.minimum(buckets[: len(run)], max(self._most_tokens, 1))
+        # Rows without context and prompts: attention is left out below, it has tables of its own.
+        corrected = self._token_parts(StepSizes(prefill_tokens=run.astype(np.float64)))
+        return [round(1000 * ns) for ns in corrected.tolist()]
+
+    def _token_parts(self, sizes: StepSizes) -> NDArray[np.float64]:
+        left_out = (*_DECODE_PARTS, *_PROMPT_PARTS, "imbalance", _ADDED)
+        found = self.parts(sizes)
+        return sum((ns for name, ns in found.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
+
+    def _tabulate_sampled(self) -> list[int]:
+        rows = np.arange(self._most_rows + 1, dtype=np.float64)
+        with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
+        return [round(1000 * ns) for ns in with_head.tolist()]
+
+    def _rows(self, rows: int) -> _DecodeRows:
+        made = self._made.get(rows)
+        if made is None:
+            made = self._made[rows] = self._make_rows(rows)
+        return made
+
+    def _make_rows(self, rows: int) -> _DecodeRows:
+        lengths = np.unique(np.round(np.geomspace(1, max(self._longest, 2), 48)).astype(np.int64))
+        contexts = np.concatenate(([0], lengths * rows))
+        sizes = StepSizes(
+            decode_rows=np.full(len(contexts), float(rows)),
+            decode_context=contexts.astype(np.float64),
+            decode_spread=np.ones(len(contexts)),
+        )
+        parts = self.parts(sizes)
+        attention = np.maximum.accumulate(parts["decode attention"])
+        values = [round(1000 * ns) + rows * self._added["decode row"] for ns in attention.tolist()]
+        return _DecodeRows(rows, contexts.tolist(), values, 1000.0 * float(parts["imbalance"][0]))
+
+
+class _DecodeRows:
+    """Picoseconds of attention of so many decode rows: piecewise linear in their context.
+
+    longest     the largest context that was asked for
+    """
+
+    def __init__(self, rows: int, contexts: list[int], values: list[int], per_spread: float) -> None:
+        slopes = [(b - a) // (d - c) for (a, b), (c, d) in zip(pairwise(values), pairwise(contexts), strict=True)]
+        self.rows = rows
+        self.longest = 0
+        self._contexts = contexts
+        self._slopes = slopes
+        self._bases = [value - slope * at for value, slope, at in zip(values, slopes, contexts, strict=False)]
+        self._per_spread = per_spread
+
+    def ps(self, context: int, squares: int) -> int:
+        if context > self.longest:
+            self.longest = context
+        segment = min(bisect_right(self._contexts, context), len(self._slopes)) - 1
+        return self._bases[segment] + self._slopes[segment] * context + self._imbalance(context, squares)
+
+    def run_ps(self, context: int, squares: int, steps: int) -> list[int]:
+        """The same for `steps` steps in a row, every row one token longer each time."""
+        rows, last = self.rows, len(self._slopes) - 1
+        fixed = self._imbalance(context, squares)
+        end = context + rows * steps
+        self.longest = max(self.longest, end - rows)
+        times: list[int] = []
+        while context < end:
+            segment = min(bisect_right(self._contexts, context) - 1, last)
+            stop = end
+            if segment < last:  # the first context of this run in the next segment
+                stop = min(end, context - (context - self._contexts[segment + 1]) // rows * rows)
+            base, slope = fixed + self._bases[segment], self._slopes[segment]
+            times += [base + slope * at for at in range(context, stop, rows)]
+            context = stop
+        return times
+
+    def _imbalance(self, context: int, squares: int) -> int:
+        """From the variance, which stays while every row grows by one token."""
+        return round(sqrt(max(self.rows * squares - context * context, 0)) / self.rows * self._per_spread)
+
+
+class _PromptGrid:
+    """Picoseconds of prompt attention, interpolated in logarithms over prompts, their length and their past.
+
+    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the
+    same pairs with their past.
+    """
+
+    def __init__(self, cost: OperationCost) -> None:
+        self._cost = cost
+        self._at = cache(self._log_ps)
+        self._cells: dict[tuple[float, float, float], tuple[float, ...]] = {}
+
+    def ps(self, rows: int, tokens: int, past: int, pairs: int) -> int:
+        own = min(max(pairs - tokens * past / rows, tokens * (tokens / rows + 1) / 2), tokens * (tokens + 1) / 2)
+        length = 2.0 * own / tokens - 1.0
+        i, u = divmod(log2(tokens / length), 1.0)
+        j, v = divmod(log2(length), 1.0)
+        k, w = divmod(log2(1.0 + (pairs - own) / tokens), 1.0) if pairs > own else (0.0, 0.0)
+        cell = self._cells.get((i, j, k)) or self._cell(i, j, k)
+        a, au, av, auv, b, bu, bv, buv = cell
+        return round(exp(a + u * au + v * (av + u * auv) + w * (b + u * bu + v * (bv + u * buv))))
+
+    def largest(self) -> tuple[float, float, float] | None:
+        """Prompts of a step, tokens of each, and tokens behind each: the largest asked for, to a factor of two."""
+        if not self._cells:
+            return None
+        i, j, k = (max(cell[axis] for cell in self._cells) for axis in range(3))
+        return 2.0**i, min(2.0**j, self._cost.deployment.scheduler.max_num_batched_tokens / 2.0**i), 2.0**k - 1.0
+
+    def _cell(self, i: float, j: float, k: float) -> tuple[float, ...]:
+        """Coefficients of the trilinear form between eight corners, in the distances from the lowest."""
+        near, far = (self._face(int(i), int(j), int(k) + step) for step in (0, 1))
+        cell = self._cells[i, j, k] = (*near, *(f - n for n, f in zip(near, far, strict=True)))
+        return cell
+
+    def _face(self, i: int, j: int, k: int) -> tuple[float, float, float, float]:
+        low, up, right, both = (self._at(i + di, j + dj, k) for di, dj in ((0, 0), (1, 0), (0, 1), (1, 1)))
+        return low, up - low, right - low, both - up - right + low
+
+    def _log_ps(self, i: int, j: int, k: int) -> float:
+        """At a corner of the grid: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
+        rows, n, behind = 2.0**i, 2.0**j, 2.0**k - 1.0
+        sizes = StepSizes(
+            prefill_rows=np.array([rows]),
+            prefill_tokens=np.array([rows * n]),
+            prefill_context=np.array([rows * behind]),
+            prefill_pairs=np.array([rows * (n * behind + n * (n + 1) / 2)]),
+        )
+        found = self._cost.parts(sizes)
+        return log(1000.0 * sum(float(found[part][0]) for part in _PROMPT_PARTS))

@@ -1,0 +1,401 @@
+"""A step as a list of operations: what is computed, how many FLOPs and bytes that takes at the least.
+
+Derived from the model, the deployment and the sizes of a step, for *one* device of a tensor-parallel group. Every
+size may be a number or a numpy array of the same shape, so that the same lines price one step and tabulate ten
+thousand. `count` says how often an operation occurs in a step: once a layer, for most. FLOPs and bytes are of one
+occurrence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from serving.config import Deployment
+from serving.dtypes import DTYPE_BYTES
+from serving.kv_capacity import weights_dtype
+from serving.model_spec import ModelSpec
+
+Amount = Any  # float | int | NDArray: one step, or many at once
+
+
+class Operation(Protocol):
+    """One kind of kernel in a step.
+
+    name    which one, unique in a step: `qkv`, `decode attention`, ...
+    count   occurrences in a step
+    size    what flows through it (tokens, rows, elements, ...): where it is 0, the operation does not occur
+    flops, bytes    of one occurrence, on one device
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def size(self) -> Amount: ...
+    @property
+    def flops(self) -> Amount: ...
+    @property
+    def bytes(self) -> Amount: ...
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`[m, k] x [k, n]`: activations by weights, both of `dtype`; accumulated and written in 16 bits."""
+
+    name: str
+    m: Amount
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.m
+
+    @property
+    def flops(self) -> Amount:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> Amount:
+        width = DTYPE_BYTES[self.dtype]
+        return width * self.n * self.k + self.m * (max(width, 1.0) * self.k + 2.0 * self.n)
+
+
+@dataclass(frozen=True)
+class PrefillAttention:
+    """Causal attention of `tokens` query tokens in `rows` prompts over `past` KV tokens and themselves.
+
+    pairs   query-key pairs: sum over rows of n (2c + n + 1) / 2
+    window  tokens that a query sees at most; 0 is all of them (`pairs` is then already clipped by the caller)
+    """
+
+    name: str
+    rows: Amount
+    tokens: Amount
+    past: Amount
+    pairs: Amount
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: str = "bfloat16"
+    window: int = 0
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.tokens
+
+    @property
+    def flops(self) -> Amount:
+        return 4.0 * self.pairs * self.heads * self.head_dim
+
+    @property
+    def bytes(self) -> Amount:
+        kv = 2.0 * DTYPE_BYTES[self.kv_dtype] * self.kv_heads * self.head_dim
+        return kv * (self.past + self.tokens) + 4.0 * self.tokens * self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class DecodeAttention:
+    """One query token for each of `rows`, over `context` KV tokens in all (its own included)."""
+
+    name: str
+    rows: Amount
+    context: Amount
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: str = "bfloat16"
+    window: int = 0
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.rows
+
+    @property
+    def flops(self) -> Amount:
+        return 4.0 * self.context * self.heads * self.head_dim
+
+    @property
+    def bytes(self) -> Amount:
+        kv = 2.0 * DTYPE_BYTES[self.kv_dtype] * self.kv_heads * self.head_dim
+        return kv * self.context + 4.0 * self.rows * self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed experts of a mixture: gate, up and down GEMMs over `tokens x topk` rows, `experts / ep` a device."""
+
+    name: str
+    tokens: Amount
+    hidden: int
+    inter: int
+    topk: int
+    experts: int
+    tp: int = 1
+    ep: int = 1
+    dtype: str = "bfloat16"
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.tokens
+
+    @property
+    def touched(self) -> Amount:
+        """Experts of this device that get a token, on average, when tokens choose evenly and independently."""
+        missed = (1.0 - self.topk / self.experts) ** np.asarray(self.tokens, dtype=np.float64)
+        return self.experts / self.ep * (1.0 - missed)
+
+    @property
+    def flops(self) -> Amount:
+        return 6.0 * self.tokens * self.topk / self.ep * self.hidden * self.inter / self.tp
+
+    @property
+    def bytes(self) -> Amount:
+        weights = 3.0 * DTYPE_BYTES[self.dtype] * self.hidden * self.inter / self.tp * self.touched
+        return weights + self.tokens * self.topk / self.ep * (4.0 * self.hidden + 6.0 * self.inter / self.tp)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels."""
+
+    name: str
+    moved: Amount
+    launches: int = 1
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.moved
+
+    @property
+    def flops(self) -> Amount:
+        return 0.0 * self.moved
+
+    @property
+    def bytes(self) -> Amount:
+        return self.moved
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective over `gpus` devices. `elements` is the message of one device, of 16-bit elements.
+
+    kind    all_reduce, all_gather, reduce_scatter, all_to_all
+    """
+
+    name: str
+    kind: str
+    gpus: int
+    elements: Amount
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.elements
+
+    @property
+    def flops(self) -> Amount:
+        return 0.0 * self.elements
+
+    @property
+    def bytes(self) -> Amount:
+        """Bytes that a device sends over its links, by the ring algorithm."""
+        share = (self.gpus - 1) / self.gpus
+        return 2.0 * self.elements * share * (2.0 if self.kind == "all_reduce" else 1.0)
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """What a step holds, as `StepPlan` counts it; every field a number or an array.
+
+    decode_spread   standard deviation of the decode rows' contexts
+    """
+
+    prefill_rows: Amount = 0
+    prefill_tokens: Amount = 0
+    prefill_context: Amount = 0
+    prefill_pairs: Amount = 0
+    decode_rows: Amount = 0
+    decode_context: Amount = 0
+    decode_spread: Amount = 0
+    sampled_rows: Amount = 0
+
+
+def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
+    """The operations of one step on one device. `decode_context` counts tokens before the step, as a plan does."""
+    tp = deployment.tensor_parallel_size
+    tokens = sizes.prefill_tokens + sizes.decode_rows
+    return [
+        *_layer_gemms(model, deployment, tokens),
+        *_attention(model, deployment, sizes),
+        *_mixture(model, deployment, tokens),
+        *_between(model, tp, tokens),
+        *_head(model, tp, sizes.sampled_rows),
+        *_collectives(model, deployment, tokens, sizes.sampled_rows),
+    ]
+
+
+def _kv(deployment: Deployment) -> str:
+    return deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+
+
+def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
+    """Query and KV heads of one device; KV heads are repeated when there are fewer than devices."""
+    return -(-model.num_heads // tp), max(model.num_kv_heads // tp, 1)
+
+
+def _layer_gemms(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    tp, layers, hidden = deployment.tensor_parallel_size, model.num_layers, model.hidden_size
+    heads, kv_heads = heads_per_device(model, tp)
+    dtype = weights_dtype(model, deployment)
+    attention = deployment.dtype if dtype == "mxfp4" else dtype  # only experts are kept in 4 bits
+    gemms: list[Operation] = [
+        Gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, attention, layers),
+        Gemm("attention out", tokens, hidden, heads * model.head_dim, attention, layers),
+    ]
+    dense = model.dense_layers if model.num_experts else layers
+    inter = -(-model.intermediate_size // tp)
+    if dense:
+        gemms.append(Gemm("gate and up", tokens, 2 * inter, hidden, dtype, dense))
+        gemms.append(Gemm("down", tokens, hidden, inter, dtype, dense))
+    return gemms
+
+
+def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
+    heads, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
+    kv = _kv(deployment)
+    operations: list[Operation] = []
+    for suffix, window, layers in (
+        ("", 0, model.num_layers - model.sliding_layers),
+        (" (window)", model.sliding_window, model.sliding_layers),
+    ):
+        if not layers:
+            continue
+        if np.any(sizes.prefill_tokens):
+            past, pairs = _seen_by_prompts(sizes, window)
+            operations.append(
+                PrefillAttention(
+                    f"prefill attention{suffix}",
+                    sizes.prefill_rows,
+                    sizes.prefill_tokens,
+                    past,
+                    pairs,
+                    heads,
+                    kv_heads,
+                    model.head_dim,
+                    kv,
+                    window,
+                    layers,
+                )
+            )
+        if np.any(sizes.decode_rows):
+            context = sizes.decode_context + sizes.decode_rows
+            if window:
+                context = np.minimum(context, sizes.decode_rows * window)
+            operations.append(
+                DecodeAttention(
+                    f"decode attention{suffix}",
+                    sizes.decode_rows,
+                    context,
+                    heads,
+                    kv_heads,
+                    model.head_dim,
+                    kv,
+                    window,
+                    layers,
+                )
+            )
+    return operations
+
+
+def own_pairs(rows: Amount, tokens: Amount, past: Amount, pairs: Amount) -> Amount:
+    """Of the query-key pairs of some prompts, those within their own chunks.
+
+    Pasts are taken to be alike; whatever the prompts are, pairs lie between those of equal chunks and of a single one.
+    """
+    least = tokens * (tokens / np.maximum(rows, 1) + 1) / 2
+    return np.clip(pairs - tokens * (past / np.maximum(rows, 1)), least, tokens * (tokens + 1) / 2)
+
+
+def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
+    """Past KV tokens and query-key pairs of the prompts, when a query sees at most `window` tokens (0: all)."""
+    if not window:
+        return sizes.prefill_context, sizes.prefill_pairs
+    past = np.minimum(sizes.prefill_context, sizes.prefill_rows * window)
+    return past, np.minimum(sizes.prefill_pairs, sizes.prefill_tokens * float(window))
+
+
+def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    layers = model.num_layers - model.dense_layers
+    if not model.num_experts or not layers:
+        return []
+    tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
+    spread = deployment.enable_expert_parallel
+    routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
+    operations: list[Operation] = [
+        Gemm("router", tokens, model.num_experts, model.hidden_size, deployment.dtype, layers),
+        Experts(
+            "experts",
+            routed,
+            model.hidden_size,
+            model.moe_intermediate_size,
+            model.experts_per_token,
+            model.num_experts,
+            1 if spread else tp * ranks,
+            tp * ranks if spread else 1,
+            weights_dtype(model, deployment),
+            layers,
+        ),
+    ]
+    if model.shared_intermediate_size:
+        inter, dtype = -(-model.shared_intermediate_size // tp), weights_dtype(model, deployment)
+        operations.append(Gemm("shared gate and up", tokens, 2 * inter, model.hidden_size, dtype, layers))
+        operations.append(Gemm("shared down", tokens, model.hidden_size, inter, dtype, layers))
+    return operations
+
+
+def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
+    """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations."""
+    heads, kv_heads = heads_per_device(model, tp)
+    dense = model.dense_layers if model.num_experts else model.num_layers
+    operations: list[Operation] = [
+        Elementwise("norms", tokens * (8.0 * model.hidden_size), count=2 * model.num_layers),
+        Elementwise(
+            "rotary and KV write", tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim), count=model.num_layers
+        ),
+    ]
+    if dense:
+        operations.append(Elementwise("activation", tokens * (6.0 * (model.intermediate_size // tp)), count=dense))
+    return operations
+
+
+def _head(model: ModelSpec, tp: int, sampled: Amount) -> list[Operation]:
+    vocabulary = -(-model.vocab_size // tp)
+    return [
+        Gemm("head", sampled, vocabulary, model.hidden_size),
+        Elementwise("sampler", sampled * (8.0 * model.vocab_size), launches=4),
+    ]
+
+
+def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampled: Amount) -> list[Operation]:
+    tp, ranks, layers = deployment.tensor_parallel_size, deployment.data_parallel_size, model.num_layers
+    operations: list[Operation] = []
+    if tp > 1:
+        operations.append(Collective("all-reduce", "all_reduce", tp, tokens * float(model.hidden_size), 2 * layers))
+        operations.append(Collective("gather logits", "all_gather", tp, sampled * float(model.vocab_size), 1))
+    if ranks > 1 and model.num_experts:
+        message = tokens * ranks * float(model.hidden_size)
+        moe_layers = layers - model.dense_layers
+        operations.append(Collective("dispatch", "all_gather", ranks, message, moe_layers))
+        operations.append(Collective("combine", "reduce_scatter", ranks, message, moe_layers))
+    return operations

@@ -1,0 +1,36 @@
+"""A cost model for an engine that was never measured here: kernels of its GPU, and what other engines taught."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from calibration.engine_calibration import EngineCalibration
+from calibration.kernel_surfaces import load_kernels
+from calibration.kernel_times import KernelTimes
+from calibration.operation_cost import OperationCost
+from serving.config import Deployment
+from serving.gpu_spec import find_gpu
+from serving.model_catalogue import find_model
+
+
+def predicted_cost(gpu: str, deployment: Deployment, calibration: EngineCalibration | None = None) -> OperationCost:
+    """The cost model of `deployment` on `gpu`, by `calibration` or, blind, by what is bundled.
+
+    Raises UserError for a GPU or a model that is not known.
+    """
+    known = calibration or blind()
+    return known.cost(find_model(deployment.model), deployment, kernels(gpu))
+
+
+@cache
+def kernels(gpu: str) -> KernelTimes:
+    """Kernel times of a catalogued GPU, read once."""
+    return load_kernels(find_gpu(gpu))
+
+
+@cache
+def blind() -> EngineCalibration:
+    """The bundled calibration for engines that nothing is known of; its file says what it was learnt from."""
+    return EngineCalibration.load(Path(str(files("calibration").joinpath("blind.json"))))

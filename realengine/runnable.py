@@ -1,0 +1,34 @@
+"""What the real engine computes of what a `ModelSpec` can state: a model that is nearly right is wrong."""
+
+from __future__ import annotations
+
+from serving.errors import UserError
+from serving.model_spec import ModelSpec
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def check_runnable(spec: ModelSpec) -> None:
+    """Raise UserError, naming the first thing that `spec` asks for and the engine does not do."""
+    name, window = spec.name, spec.sliding_window
+    simulated = "can only be simulated; the real engine runs"
+    if spec.family not in _FAMILIES:
+        raise UserError(f"{name}.architectures", spec.family, f"{simulated} {', '.join(_FAMILIES)}")
+    if spec.num_experts:
+        raise UserError(f"{name}.num_experts", spec.num_experts, f"{simulated} dense models")
+    if window:
+        remedy = f"a window below the positions {simulated} full attention: lower those to {window}, or use null"
+        raise UserError(f"{name}.sliding_window", window, remedy)
+    if spec.checkpoint_quantization != "none":
+        remedy = f"{simulated} unquantised weights (quantization: fp8 in the deployment makes its own)"
+        raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
+    if spec.other_rope:
+        raise UserError(f"{name}.rope_type", spec.other_rope, f"{simulated} default and llama3")
+    if spec.activation != "silu":
+        raise UserError(f"{name}.hidden_act", spec.activation, f"{simulated} silu")
+    if spec.mlp_bias:
+        raise UserError(f"{name}.mlp_bias", True, f"{simulated} MLPs without biases")
+    if spec.out_bias or (spec.qkv_bias and spec.family != "qwen2"):
+        raise UserError(f"{name}.attention_bias", True, f"{simulated} biases only in the QKV of Qwen2")
+    if spec.rotary_share != 1:
+        raise UserError(f"{name}.partial_rotary_factor", spec.rotary_share, f"{simulated} heads that are rotated whole")

@@ -1,0 +1,217 @@
+"""How many KV blocks an engine will have, before it has run: vLLM's arithmetic with its measurements estimated.
+
+vLLM measures what loading and one largest step leave of its share of the memory. Here weights are exact, and the
+activations of that step follow from the shapes, so the answer comes with an interval. The terms are those of
+`realengine.kv_budget`, which is what to trust once the engine is there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serving.config import Deployment
+from serving.dtypes import DTYPE_BYTES
+from serving.errors import UserError
+from serving.gpu_spec import GpuSpec
+from serving.kv_blocks import blocks_for
+from serving.model_spec import ModelSpec
+
+UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
+_GIB = 1024**3
+_SAMPLER_BYTES = 38.6  # a logit: float32 logits, sorted with 64-bit indices, softmax, cumulative sum, mask; measured
+_NON_TORCH = 0.15 * _GIB  # kernels loaded and workspaces: 0.05 to 0.26 GiB are logged for one device
+_OVER_PCIE = 0.10 * _GIB  # buffers of collectives: 0.20 to 0.30 GiB are logged in all (RTX 4090, L40S)
+_OVER_NVLINK = 1.0 * _GIB  # 0.95 to 1.38 GiB are logged in all (H200, GB200)
+_MEMORY_SPREAD = 0.003  # of the memory that boards of one name report
+_RUNTIME_SPREAD = 0.3  # of activations and what is not torch's
+_MXFP4_MULTIPLE = 256  # kernels pad the hidden size of experts in mxfp4
+
+
+class KvCapacity(NamedTuple):
+    """Bytes of the fullest device of a deployment.
+
+    total         memory of the device
+    utilization   the share of it that may be used
+    weights       with the table of rotary embeddings
+    forward       activations of the largest step: `max_num_batched_tokens` through a layer
+    sampler       sampling for `max_num_seqs` rows; the larger of the two is what a profile run sees
+    non_torch     libraries, workspaces, communication
+    graphs        what is set aside for CUDA graphs
+    block         one KV block, over the layers that share it
+    full_groups   blocks that `block_size` tokens take: 1, unless layers with a window are outnumbered
+    window_blocks blocks that a request holds for its layers with a window, whatever its length
+    """
+
+    total: int
+    utilization: float
+    weights: int
+    forward: int
+    sampler: int
+    non_torch: int
+    graphs: int
+    block: int
+    full_groups: int = 1
+    window_blocks: int = 0
+
+    @property
+    def activations(self) -> int:
+        """The most that a profile run allocates: sampling follows the step, in the memory that it has freed."""
+        return max(self.forward, self.sampler)
+
+    @property
+    def left(self) -> int:
+        """Bytes for KV; may be negative."""
+        budget = int(self.total * self.utilization)
+        return budget - self.weights - self.activations - self.non_torch - self.graphs
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, the null block among them, as `SchedulerConfig.num_blocks` counts."""
+        return self._blocks(self.left)
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Blocks at the least and at the most, by the spread of boards and of what engines log."""
+        spread = int(_MEMORY_SPREAD * self.total + _RUNTIME_SPREAD * (self.activations + self.non_torch))
+        return self._blocks(self.left - spread), self._blocks(self.left + spread)
+
+    def _blocks(self, left: int) -> int:
+        return max(left, 0) // (self.block * self.full_groups)
+
+    def explain(self) -> list[tuple[str, float]]:
+        """The arithmetic: what each term is, and its GiB; what is taken away is negative."""
+        parts = [
+            (f"memory x {self.utilization:g}", self.total * self.utilization),
+            ("weights", -self.weights),
+            ("activations of a step" if self.forward >= self.sampler else "activations of sampling", -self.activations),
+            ("libraries and communication", -self.non_torch),
+            ("CUDA graphs", -self.graphs),
+            ("left for KV", self.left),
+        ]
+        return [(what, value / _GIB) for what, value in parts]
+
+    def check(self, deployment: Deployment) -> None:
+        """Raise UserError unless a request of `max_model_len` fits, beside the null block."""
+        config = deployment.scheduler
+        need = blocks_for(config.max_model_len, config.block_size) + self.window_blocks + 1
+        if self.num_blocks < need:
+            raise UserError(
+                "gpu",
+                f"{self.total / _GIB:.1f} GiB",
+                f"has room for {self.num_blocks} KV blocks beside {self.weights / _GIB:.1f} GiB of weights; a request "
+                f"of {config.max_model_len} tokens needs {need}: use more or larger devices, or quantisation",
+            )
+
+
+def kv_capacity(
+    model: ModelSpec, gpu: GpuSpec, deployment: Deployment, pipeline_parallel_size: int = 1, graph_bytes: int = 0
+) -> KvCapacity:
+    """What a device of `deployment` has for KV. With stages, it is the stage that has the least.
+
+    `graph_bytes` is for vLLM from 0.21 on, which sets its estimate of CUDA graphs aside; before, they came on top.
+    Raises UserError where the heads cannot be split.
+    """
+    tp = deployment.tensor_parallel_size
+    if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
+        remedy = f"does not split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
+        raise UserError("tensor_parallel_size", tp, remedy)
+    layers = -(-model.num_layers // pipeline_parallel_size)
+    return KvCapacity(
+        total=gpu.memory_bytes,
+        utilization=deployment.gpu_memory_utilization or UTILIZATION,
+        weights=weight_bytes(model, deployment, pipeline_parallel_size),
+        forward=_forward_bytes(model, deployment),
+        sampler=_sampler_bytes(model, deployment),
+        non_torch=_non_torch_bytes(gpu, tp * pipeline_parallel_size * deployment.data_parallel_size),
+        graphs=graph_bytes,
+        **_block_layout(model, deployment, layers),
+    )
+
+
+def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
+    """What GEMM weights are kept in: as the deployment says, else as they are published, else `dtype`."""
+    for quantization in (deployment.quantization, model.checkpoint_quantization):
+        if quantization != "none":
+            return quantization
+    return deployment.dtype
+
+
+def weight_bytes(model: ModelSpec, deployment: Deployment, pipeline_parallel_size: int = 1) -> int:
+    """Weights on one device, the fullest stage's, with the table of rotary embeddings.
+
+    Embeddings, norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are
+    repeated where there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
+    """
+    tp = deployment.tensor_parallel_size
+    plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)
+    linear = plain if kept == "mxfp4" else DTYPE_BYTES[kept]
+    padded = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / model.hidden_size if kept == "mxfp4" else 1
+    repeated = max(tp // model.num_kv_heads, 1) - 1
+    keys_and_values = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
+    attention = linear * (model.attention_parameters + repeated * keys_and_values) / tp + plain * 2 * model.hidden_size
+    experts = model.num_experts * model.expert_parameters * DTYPE_BYTES[kept] * padded
+    mixture = (
+        experts / (tp * deployment.data_parallel_size)
+        + plain * model.router_parameters
+        + (linear * model.mlp_parameters(model.shared_intermediate_size) / tp if model.shared_intermediate_size else 0)
+    )
+    dense = linear * model.mlp_parameters(model.intermediate_size) / tp
+    moe = model.moe_layers
+    layers = model.num_layers * attention + moe * mixture + (model.num_layers - moe) * dense
+    stage = -(-model.num_layers // pipeline_parallel_size) / model.num_layers
+    ends = model.embedding_parameters if pipeline_parallel_size == 1 else model.vocab_size * model.hidden_size
+    rotary = plain * model.max_positions * model.head_dim * model.rotary_share
+    return int(stage * layers + plain * (ends / tp + model.hidden_size) + rotary)
+
+
+def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """The widest moment of a layer, for every token of the largest step.
+
+    Four hidden states live through it (residual, input, normed, output). In a dense MLP gate and up and their product
+    are held beside them, in a mixture a row for each expert of a token, around attention Q, K, V and its output.
+    """
+    tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
+    ranks = deployment.data_parallel_size
+    widths = [2 * (model.num_heads + model.num_kv_heads) * model.head_dim / tp]
+    if model.moe_layers < model.num_layers:
+        widths.append(3 * model.intermediate_size / tp)
+    if model.moe_layers:
+        inter = model.moe_intermediate_size / (1 if deployment.enable_expert_parallel else tp * ranks)
+        routed = ranks * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
+        widths.append(routed + 3 * model.shared_intermediate_size / tp)
+    return int(DTYPE_BYTES[deployment.dtype] * tokens * (4 * model.hidden_size + max(widths)))
+
+
+def _sampler_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    config = deployment.scheduler
+    return int(_SAMPLER_BYTES * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size)
+
+
+def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
+    if devices == 1:
+        return int(_NON_TORCH)
+    return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
+
+
+def _block_layout(model: ModelSpec, deployment: Deployment, layers: int) -> dict[str, int]:
+    """Bytes of a block and what else it takes to count blocks.
+
+    Where some layers have a window, vLLM's hybrid allocator puts layers into groups of one size, as many as the rarer
+    kind has. A block serves one group; a group of full layers takes a block for every `block_size` tokens, one with a
+    window only for what the window sees.
+    """
+    kept = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
+    block_size = deployment.scheduler.block_size
+    page = int(2 * heads * model.head_dim * block_size * DTYPE_BYTES[kept])
+    sliding = round(layers * model.sliding_layers / model.num_layers)
+    full = layers - sliding
+    if not sliding or not full:
+        return {"block": page * layers}
+    group = min(full, sliding)
+    window = blocks_for(model.sliding_window, block_size) + 1
+    return {
+        "block": page * group,
+        "full_groups": -(-full // group),
+        "window_blocks": -(-sliding // group) * window,
+    }

@@ -1,0 +1,102 @@
+"""`tokentwin explain`: where the time of one step goes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tokentwin.deployments import deployment_options, read_deployment
+
+if TYPE_CHECKING:
+    from calibration.explanation import Explanation
+
+_COUNT = click.IntRange(min=0, max=10_000_000)
+
+
+@click.command()
+@click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU, or a YAML file with one.")
+@click.option("--rows", default=64, show_default=True, type=_COUNT, help="Decode rows.")
+@click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decode row.")
+@click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Prompt chunks in the step.")
+@click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each.")
+@click.option("--past", default=0, show_default=True, type=_COUNT, help="Tokens computed before each chunk.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@deployment_options
+def explain(
+    gpu: str,
+    rows: int,
+    context: int,
+    prompts: int,
+    chunk: int,
+    past: int,
+    style: str,
+    deployment_file: str | None,
+    **flags: Any,
+) -> None:
+    """Show every operation of a step with its roofline, and the parts that make up the predicted time.
+
+    The model is --model: a catalogued name (see `tokentwin models`), a config.json or its folder.
+    """
+    from calibration.explanation import explain as explained
+    from calibration.operations import StepSizes
+    from calibration.predict import predicted_cost
+    from serving.config import Deployment
+    from serving.errors import UserError
+
+    if not rows and not prompts:
+        raise UserError("rows", rows, "leaves an empty step; give --rows or --prompts")
+    deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
+    sizes = StepSizes(
+        prefill_rows=prompts,
+        prefill_tokens=prompts * chunk,
+        prefill_context=prompts * past,
+        prefill_pairs=prompts * (chunk * past + chunk * (chunk + 1) // 2),
+        decode_rows=rows,
+        decode_context=rows * context,
+        sampled_rows=rows + prompts,
+    )
+    found = explained(predicted_cost(gpu, deployment), sizes)
+    if style == "json":
+        click.echo(json.dumps(_as_dict(found)))
+    else:
+        _print(found, f"{deployment.model} on {gpu}, {rows} rows at {context:,} and {prompts} x {chunk} prompt tokens")
+
+
+def _as_dict(found: Explanation) -> dict[str, Any]:
+    operations = [{**vars(o), "mark": o.mark.name.lower()} for o in found.operations]
+    return {**vars(found), "operations": operations, "mark": found.mark.name.lower()}
+
+
+def _print(found: Explanation, title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    operations = Table(title=title, title_justify="left")
+    for heading in ("operation", "times", "GFLOP", "MB", "µs", "of roofline", "bound by", "known to", ""):
+        operations.add_column(heading, justify="left" if heading in ("operation", "bound by", "") else "right")
+    for o in found.operations:
+        operations.add_row(
+            o.name,
+            str(o.count),
+            f"{o.flops / 1e9:,.1f}",
+            f"{o.bytes / 1e6:,.1f}",
+            f"{o.ns / 1e3:,.1f}",
+            f"{100 * o.utilisation:.0f} %",
+            o.bound,
+            f"±{100 * o.sigma:.0f} %",
+            o.mark.name.lower(),
+        )
+    console.print(operations)
+    parts = Table(title="the step, as engines run it", title_justify="left")
+    for heading in ("part", "µs", "share"):
+        parts.add_column(heading, justify="left" if heading == "part" else "right")
+    for name, ns in sorted(found.parts_ns.items(), key=lambda item: -item[1]):
+        parts.add_row(name, f"{ns / 1e3:,.1f}", f"{100 * ns / found.step_ns:.1f} %")
+    parts.add_section()
+    parts.add_row("step", f"{found.step_ns / 1e3:,.1f}", "")
+    console.print(parts)
+    console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, which async scheduling hides")
+    console.print(f"{found.mark.name.lower()}: because of {found.why}")

@@ -1,0 +1,94 @@
+"""Which deployment a verb simulates, and what prices its steps.
+
+A calibration of our own engine holds for that engine alone; one of another engine, and the bundled kernels, for
+whatever can be derived from them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokentwin.deployments import read_deployment
+
+if TYPE_CHECKING:
+    from calibration.operation_cost import OperationCost
+    from calibration.step_cost import StepCost
+    from serving.config import Deployment
+
+
+class Priced(NamedTuple):
+    """A deployment, its cost model, and the id of the calibration behind it."""
+
+    deployment: Deployment
+    cost: StepCost | OperationCost
+    calibration: str
+
+
+def priced_deployment(
+    calibration: str | None, gpu: str | None, deployment_file: str | None, flags: dict[str, Any]
+) -> Priced:
+    """From `--calibration` (a directory), or `--gpu` alone. Raises UserError when they do not go together."""
+    from calibration.engine_calibration import FILE, EngineCalibration
+    from serving.errors import UserError
+
+    if calibration is None:
+        if gpu is None:
+            raise UserError(
+                "calibration", "none", "give --calibration, or --gpu to simulate a GPU that was not measured"
+            )
+        return _on_gpu(gpu, None, read_deployment(deployment_file, flags, _served("Llama-3.1-8B")))
+    if (Path(calibration) / FILE).exists():
+        learnt = EngineCalibration.load(Path(calibration) / FILE)
+        base = read_deployment(deployment_file, flags, _parsed(learnt.deployment))
+        return _on_gpu(gpu or learnt.gpu, learnt, base)
+    if gpu is not None:
+        raise UserError("gpu", gpu, "goes with kernel tables; this calibration is of our own engine, leave --gpu out")
+    return _of_our_engine(calibration, deployment_file, flags)
+
+
+def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
+    from calibration.predict import blind, predicted_cost
+    from serving.gpu_spec import find_gpu
+    from serving.kv_capacity import kv_capacity
+    from serving.model_catalogue import find_model
+
+    if deployment.gpu_memory_utilization is not None:
+        capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+        scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
+        deployment = deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+    return Priced(deployment, predicted_cost(gpu, deployment, learnt), (learnt or blind()).id)
+
+
+def _of_our_engine(calibration: str, deployment_file: str | None, flags: dict[str, Any]) -> Priced:
+    from calibration.step_cost import Calibration, StepCost
+    from serving.config import Deployment
+    from serving.errors import UserError
+
+    measured = Calibration.load(calibration)
+    base = _parsed(measured.deployment)
+    deployment = read_deployment(deployment_file, flags, base)
+    if deployment.gpu_memory_utilization is not None:
+        raise UserError(
+            "gpu_memory_utilization",
+            deployment.gpu_memory_utilization,
+            "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
+        )
+    for name in Deployment.model_fields.keys() - {"policy", "scheduler"}:
+        asked, known = getattr(deployment, name), getattr(base, name)
+        if asked != known:
+            raise UserError(name, asked, f"this calibration was measured with {known}; calibrate for the other first")
+    return Priced(deployment, StepCost(measured), measured.id)
+
+
+def _served(model: str) -> Deployment:
+    from serving.config import Deployment
+
+    return Deployment(model=model, device="cuda", gpu_memory_utilization=0.9)
+
+
+def _parsed(deployment: str) -> Deployment:
+    from serving.config import Deployment, parse
+
+    return parse(Deployment, json.loads(deployment), where="calibration.deployment")
