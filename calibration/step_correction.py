@@ -46,14 +46,14 @@ _SMALLEST_NS = 1e-6
 
 @dataclass(frozen=True)
 class Correction:
-    """Multipliers of parts and nanoseconds added. The default changes nothing but the imbalance, which it halves twice.
+    """Multipliers of parts and nanoseconds added. The default changes nothing, and leaves the imbalance out.
 
     source  what it was fitted to, empty when nothing
     sigma   relative error of a step that is left, by regime (standard deviation, robust)
     domain  least and most tokens, decode rows and decode context of the steps it was fitted to
     """
 
-    factors: Mapping[str, float] = field(default_factory=lambda: {name: _PRIOR.get(name, 1.0) for name in FACTORS})
+    factors: Mapping[str, float] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
     added_ns: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ADDED, 0.0))
     sigma: Mapping[str, float] = field(default_factory=dict)
     domain: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -34,18 +34,42 @@ class SchedulerConfig(BaseModel):
     )
     scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits")
     watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of the blocks admission leaves free")
-    policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of waiting requests")
+    policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="order of waiting requests, among those that the scheduling policy holds equal"
+    )
     forget_withdrawn: bool = Field(
         False,
         description="under policy priority, a preempted request's tokens of this very step are taken back; also forget "
         "the blocks they would have filled. vLLM does not, and may hit blocks that were never computed",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N runs")
+    sarathi_token_budget: int = Field(
+        0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0 is max_num_batched_tokens"
+    )
+    sjf_error: float = Field(
+        0.0, ge=0.0, le=10.0, description="sjf: standard deviation of the log of predicted over actual output length"
+    )
+    sjf_seed: int = Field(0, description="sjf: seed of the errors of prediction")
+    ageing_s: float = Field(
+        10.0, ge=0.0, le=1e9, description="priority-ageing: seconds of waiting that make up for one step of priority"
+    )
+    edf_ttft_ms: dict[str, float] = Field(
+        {}, description="edf: TTFT bound of each SLO class; a class that is not named gets the longest of them"
+    )
+    fair_input_weight: int = Field(1, ge=0, le=1000, description="fair: service that one prompt token is worth")
+    fair_output_weight: int = Field(2, ge=0, le=1000, description="fair: service that one output token is worth")
 
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_are_positive(self) -> SchedulerConfig:
+        for slo_class, bound in self.edf_ttft_ms.items():
+            if not 0 < bound <= 1e9:
+                raise ValueError(f"edf_ttft_ms.{slo_class} must be a number of milliseconds above 0, at most 1e9")
         return self
 
 
@@ -63,13 +87,16 @@ class Deployment(BaseModel):
     )
     quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
         "none",
-        description="weights and activations in GEMMs: fp8 is e4m3, fp8_block e4m3 scaled by blocks; mxfp4 keeps a mixture's "
-        "experts in 4 bits. The real engine runs none and fp8",
+        description="weights and activations in GEMMs: fp8 is e4m3, fp8_block e4m3 scaled by blocks; mxfp4 keeps a "
+        "mixture's experts in 4 bits. The real engine runs none and fp8",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")
     data_parallel_size: int = Field(
-        1, ge=1, le=1024, description="copies of the attention that step together and share a mixture's experts; simulated only"
+        1,
+        ge=1,
+        le=1024,
+        description="copies of the attention that step together and share a mixture's experts; simulated only",
     )
     enable_expert_parallel: bool = Field(
         False, description="spread a mixture's experts over the devices, not slices of each expert; simulated only"

@@ -254,6 +254,16 @@ _METRICS = (
         "stay in the denominator",
     ),
     Metric(
+        "jain_fairness",
+        "Jain's fairness index",
+        "fraction",
+        "run",
+        "higher",
+        "(sum of x)^2 / (n * sum of x^2) over the n tenants, x being the prompt and output tokens of a tenant's "
+        "requests that finished by the last intended arrival, so while there was load to share; 1 is equal service, "
+        "1/n is all for one; null with one tenant, or when nothing finished by then",
+    ),
+    Metric(
         "concurrency",
         "concurrency",
         "requests",

@@ -30,3 +30,13 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
     if not isinstance(found, type) or missing:
         raise UserError(kind, name, f"is not a class with {', '.join(needs)}")
     return found
+
+
+def make(kind: str, name: str, found: Any, *arguments: Any, **settings: Any) -> Any:
+    """An object of the user's own class `found`. Raises UserError when its constructor fails in any way."""
+    try:
+        return found(*arguments, **settings)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(kind, name, f"cannot be made: {error!r}") from error

@@ -8,13 +8,14 @@ loop two; the policy does not know which of the two drives it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Protocol
 
 from serving.config import SchedulerConfig
 from serving.content import Content
 from serving.decode_set import DecodeSet
 from serving.kv_blocks import KvBlocks
-from serving.plugins import find
+from serving.plugins import find, make
 from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.waiting import WaitingQueue
@@ -24,6 +25,11 @@ POLICIES = {
     "vllm": "serving.vllm:VllmScheduler",
     "static": "serving.static:StaticScheduler",
     "prefill-first": "serving.prefill_first:PrefillFirstScheduler",
+    "sarathi": "serving.sarathi:SarathiScheduler",
+    "sjf": "serving.sjf:SjfScheduler",
+    "priority-ageing": "serving.priority_ageing:PriorityAgeingScheduler",
+    "edf": "serving.edf:EdfScheduler",
+    "fair": "serving.fair:FairScheduler",
 }
 
 
@@ -72,8 +78,16 @@ class Scheduler(Protocol):
         ...
 
 
-def find_policy(name: str) -> type[Scheduler]:
-    """The policy class called `name`, or at `package.module:Class`."""
+class PolicyFactory(Protocol):
+    """What makes a scheduler: a policy's class, as far as the clocks are concerned."""
+
+    def __call__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> Scheduler: ...
+
+
+def find_policy(name: str) -> PolicyFactory:
+    """The policy called `name`, or at `package.module:Class`. Making one raises UserError if its constructor fails."""
     calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
-    policy: type[Scheduler] = find("policy", name, POLICIES, calls)
-    return policy
+    policy: PolicyFactory = find("policy", name, POLICIES, calls)
+    return policy if name in POLICIES else partial(make, "policy", name, policy)

@@ -19,8 +19,8 @@ class StaticScheduler(VllmScheduler):
     def _schedule_waiting(self, plan: StepPlan, budget: int, threshold: int) -> None:
         if not self.running:
             self._to_admit = self._batch()
-        while self._to_admit and self.waiting and budget > 0:
-            tokens = self._admit(plan, self.waiting[0], budget, threshold)
+        while self._to_admit and budget > 0 and (head := self._head()):
+            tokens = self._admit(plan, head, budget, threshold)
             if not tokens:  # without chunked prefill: the prompt waits for a step of its own
                 break
             budget -= self._take(plan, plan.admitted[-1], tokens)

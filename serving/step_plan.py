@@ -35,7 +35,8 @@ class StepPlan:
     admitted         requests admitted, first or again
     prefill_rows, prefill_tokens, prefill_context, prefill_pairs    rows of several tokens: count, sum of n,
                      sum of c, and sum of n * (2c + n + 1) / 2 query-key pairs
-    decode_rows, decode_context, decode_squares    rows of one token: count, sum of c (pairs: context + rows), sum of c^2
+    decode_rows, decode_context, decode_squares    rows of one token: count, sum of c (pairs: context + rows), and of
+                     c squared
     sampled_rows     rows that get an output token
     """
 

@@ -12,7 +12,7 @@ set is dissolved and the step is planned request by request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from serving.config import SchedulerConfig
 from serving.content import Content
@@ -22,7 +22,7 @@ from serving.errors import UserError
 from serving.kv_blocks import blocks_for, kv_blocks
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
-from serving.waiting import FcfsQueue, PriorityQueue, WaitingQueue
+from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
 from serving.workload import WorkloadRequest
 
 # vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, each
@@ -43,7 +43,7 @@ class VllmScheduler:
         self.pool = kv_blocks(config, shares_prefixes, content)
         self.requests: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
-        self.waiting: WaitingQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.waiting = self._queue()
         self.decodes = DecodeSet(config.block_size)
         self._others: dict[int, Request] = {}  # running, but not in the decode set
         self._in_flight: deque[StepPlan] = deque()
@@ -52,8 +52,33 @@ class VllmScheduler:
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
         self._in_vain = 0  # preemptions since a step last sampled
         self._budget = config.max_num_batched_tokens  # a pydantic attribute costs three plain ones
+        self._forgets_withdrawn = config.forget_withdrawn
         self._block_size = config.block_size
         self._watermark = int(config.watermark * config.num_blocks)
+
+    # What other policies order differently
+
+    def _queue(self) -> WaitingQueue:
+        """The order in which waiting requests are admitted."""
+        return OrderedQueue(by_priority) if self.config.policy == "priority" else FcfsQueue()
+
+    def _turns(self, requests: Iterable[Request]) -> list[Request]:
+        """The order in which running requests get their tokens."""
+        return sorted(requests, key=by_admission)
+
+    def _decodes_first(self, wanting: list[tuple[Request, int]], left: int) -> bool:
+        """Whether every member of the decode set has its turn before `wanting`, who share the `left` tokens."""
+        return wanting[0][0].admitted > self.decodes.newest
+
+    def _victim(self) -> Request:
+        """Whom a lack of blocks costs its place."""
+        if self.config.policy == "fcfs":
+            return self.running[next(reversed(self.running))]
+        return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
+
+    def _step_budget(self) -> int:
+        """Most tokens of the step about to be planned."""
+        return self._budget
 
     # What arrives and leaves
 
@@ -106,7 +131,7 @@ class VllmScheduler:
     def schedule(self) -> StepPlan:
         plan = StepPlan(self._plans, self.decodes, lag=len(self._in_flight))
         threshold = self._threshold()
-        budget = self._schedule_running(plan, self._budget, threshold)
+        budget = self._schedule_running(plan, self._step_budget(), threshold)
         if self.waiting and not plan.preempted:
             self._schedule_waiting(plan, budget, threshold)
         self._close(plan)
@@ -139,12 +164,12 @@ class VllmScheduler:
             return [] if left >= 0 and len(decodes.crossing()) <= self.pool.free else None
         wanting = [
             (request, tokens)
-            for request in sorted(self._others.values(), key=by_admission)
+            for request in self._turns(self._others.values())
             if (tokens := self._wanted(request, threshold))
         ]
-        decodes_first = not wanting or not decodes.members or wanting[0][0].admitted > decodes.newest
         if left < 0:
             return None
+        decodes_first = not wanting or not decodes.members or self._decodes_first(wanting, left)
         if not decodes_first and (not self.pool.counts_only or sum(tokens for _, tokens in wanting) > left):
             return None
         rows = []
@@ -159,7 +184,7 @@ class VllmScheduler:
         return rows if need <= self.pool.free else None
 
     def _schedule_one_by_one(self, plan: StepPlan, budget: int, threshold: int) -> int:
-        for request in list(self.running.values()):
+        for request in self._turns(self.running.values()):
             if budget <= 0:
                 break
             if request.id not in self.running:  # preempted for the sake of one before it
@@ -174,9 +199,6 @@ class VllmScheduler:
                     break
             else:
                 budget -= self._take(plan, request, tokens)
-                continue
-            if self.config.policy == "fcfs":
-                break
         return budget
 
     def _wanted(self, request: Request, threshold: int) -> int:
@@ -189,17 +211,12 @@ class VllmScheduler:
     def _lacks_blocks(self, request: Request, tokens: int) -> bool:
         return blocks_for(tokens, self.config.block_size) - request.held > self.pool.free
 
-    def _victim(self) -> Request:
-        if self.config.policy == "fcfs":
-            return self.running[next(reversed(self.running))]
-        return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
-
     def _preempt(self, plan: StepPlan, request: Request) -> int:
         """Back to waiting with nothing computed; the tokens it had been given in this step return."""
         row = plan.withdraw(request)
         if row:
             request.withdraw(row.tokens, row.samples)
-            if self.config.forget_withdrawn:
+            if self._forgets_withdrawn:
                 self.pool.forget(request, row.start)
             if row.samples:
                 request.sampled_in.pop()
@@ -213,12 +230,10 @@ class VllmScheduler:
         return row.tokens if row else 0
 
     def _schedule_waiting(self, plan: StepPlan, budget: int, threshold: int) -> None:
-        place = 0
-        while budget > 0 and len(self.running) < self.config.max_num_seqs and place < len(self.waiting):
-            request = self.waiting[place]
-            if request.stale:
-                place += 1
-                continue
+        while budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self._head()
+            if request is None:
+                break
             circumstances = (request.id, self.pool.version, budget, threshold, not self.running)
             if circumstances == self._refused:
                 break
@@ -227,6 +242,13 @@ class VllmScheduler:
                 self._refused = circumstances
                 break
             budget -= self._take(plan, request, tokens)
+
+    def _head(self) -> Request | None:
+        """The first waiting request of which no step is still in flight."""
+        for request in self.waiting:
+            if not request.stale:
+                return request
+        return None
 
     def _admit(self, plan: StepPlan, request: Request, budget: int, threshold: int) -> int:
         """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait."""
@@ -363,12 +385,16 @@ class VllmScheduler:
         if len(self.running) >= self.config.max_num_seqs:
             return True
         budget = self._budget_of_waiting()
-        circumstances = (self.waiting[0].id, self.pool.version, budget, self._threshold(), False)
-        return budget <= 0 or circumstances == self._refused
+        head = self._head()
+        return (
+            budget <= 0
+            or head is None
+            or (head.id, self.pool.version, budget, self._threshold(), False) == self._refused
+        )
 
     def _budget_of_waiting(self) -> int:
         """What waiting requests may have of the budget in a step in which the decode set runs."""
-        return self._budget - len(self.decodes.members)
+        return self._step_budget() - len(self.decodes.members)
 
     def skip(self, steps: int) -> list[Request]:
         assert isinstance(self.pool, CountingPool)

@@ -1,20 +1,19 @@
-"""The order in which waiting requests are considered: first come first served, or by priority."""
+"""The order in which waiting requests are considered: first come first served, or by a key fixed at arrival."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from serving.request import Request
 
 
 class WaitingQueue(Protocol):
-    """Waiting requests; index 0 is the head."""
+    """Waiting requests. Iteration begins at the head and is in order; the queue must not change meanwhile."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Request: ...
     def __iter__(self) -> Iterator[Request]: ...
     def add(self, request: Request) -> None:
         """A new arrival."""
@@ -43,29 +42,28 @@ class FcfsQueue(deque[Request]):
             super().remove(request)
 
 
-class PriorityQueue:
-    """Smallest `(priority, arrival, id)` first, preempted or not. vLLM's ids are strings: "10" comes before "9"."""
+class OrderedQueue:
+    """Smallest `key` first, preempted or not. A key never changes, and no two requests have the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[Request], tuple[Any, ...]]) -> None:
         self._requests: list[Request] = []
+        self._key = key
 
     def __len__(self) -> int:
         return len(self._requests)
-
-    def __getitem__(self, index: int) -> Request:
-        return self._requests[index]
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        insort(self._requests, request, key=_urgency)
+        insort(self._requests, request, key=self._key)
 
     put_back = add
 
     def remove(self, request: Request) -> None:
-        del self._requests[bisect_left(self._requests, _urgency(request), key=_urgency)]
+        del self._requests[bisect_left(self._requests, self._key(request), key=self._key)]
 
 
-def _urgency(request: Request) -> tuple[int, int, str]:
+def by_priority(request: Request) -> tuple[int, int, str]:
+    """vLLM's order under `policy: priority`. Its ids are strings: "10" comes before "9"."""
     return request.priority, request.arrived.arrival_ns, str(request.id)

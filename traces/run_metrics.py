@@ -323,6 +323,7 @@ class RunMetrics:
             "tok_s_gpu": _over(output_rate, self._gpus),
             "request_goodput": _over(good, seconds),
             "slo_attainment": _over(good, count),
+            "jain_fairness": self.jain_fairness(),
             "concurrency": self.concurrency()[0],
             "concurrency_peak": self.concurrency()[1],
             "busy": self.busy(),
@@ -335,6 +336,19 @@ class RunMetrics:
             "recomputed_tokens": int(np.nansum(self._request("recomputed_tokens"))),
             "saturation": self.saturation.verdict if self.saturation else None,
         }
+
+    def jain_fairness(self) -> float | None:
+        """Jain's index of the tenants' service up to the last arrival (Jain, Chiu and Hawe 1984)."""
+        if "tenant" not in self._requests.column_names:
+            return None
+        names = pc.fill_null(self._requests.column("tenant"), "").combine_chunks()
+        tenants = pc.dictionary_encode(names)
+        if len(tenants.dictionary) < 2:
+            return None
+        served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
+        tokens = np.where(served, self._request("prompt_tokens") + self._request("output_tokens"), 0.0)
+        service = np.bincount(tenants.indices.to_numpy(), weights=tokens, minlength=len(tenants.dictionary))
+        return _over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
 
     def statuses(self) -> dict[str, int]:
         """How many requests ended in each status."""
@@ -498,6 +512,7 @@ def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
 
 
 _REQUEST_COLUMNS = [
+    "tenant",
     "status",
     "prompt_tokens",
     "output_tokens",
