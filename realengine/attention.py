@@ -104,6 +104,7 @@ class TorchAttention:
 
 
 BACKENDS = ("auto", "torch", "triton", "hybrid")
+_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for them, and wider ones are not compiled anywhere
 
 
 def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
@@ -124,5 +125,9 @@ def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> A
         raise UserError("attention", name, "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'") from None
     if deployment.device == "cpu" and not INTERPRETING:
         raise UserError("attention", name, "needs device cuda; on the CPU use torch")
+    if spec.head_dim > _WIDEST_HEAD:
+        raise UserError(
+            "attention", name, f"takes heads of up to {_WIDEST_HEAD}, {spec.name}'s have {spec.head_dim}; use torch"
+        )
     backend = TritonAttention if name == "triton" else HybridAttention
     return backend(spec, config, device, deployment.batch_invariant)

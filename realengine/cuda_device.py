@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -79,7 +80,7 @@ class CudaDevice:
         self.multiprocessors = torch.cuda.get_device_properties(index).multi_processor_count
         self._stream = torch.cuda.Stream()
         torch.cuda.set_stream(self._stream)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: Callable[[], Any] = lambda: None  # a graph, as long as it lives
         anchor = self._event()
         anchor.synchronize()
         self._clock = EventClock(anchor, perf_counter_ns())
@@ -101,8 +102,10 @@ class CudaDevice:
             work()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        sharing = self._captured()  # graphs share a pool of memory, which must not be asked for once all are gone
+        with torch.cuda.graph(graph, pool=sharing.pool() if sharing else None, stream=self._stream):
             out = work()
+        self._captured = ref(graph)
 
         def replay() -> torch.Tensor:
             graph.replay()
@@ -116,6 +119,10 @@ class CudaDevice:
     def memory(self) -> Memory:
         torch.cuda.empty_cache()
         return Memory(*torch.cuda.mem_get_info())
+
+    def held_bytes(self) -> int:
+        free, total = self.memory()
+        return total - free
 
     def peak_bytes(self, work: Callable[[], Any]) -> int:
         self.synchronize()

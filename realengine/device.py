@@ -67,6 +67,10 @@ class Device(Protocol):
 
     def memory(self) -> Memory: ...
 
+    def held_bytes(self) -> int:
+        """Memory that is taken, without what can be given back. Where others share it, this process's alone."""
+        ...
+
     def peak_bytes(self, work: Callable[[], object]) -> int:
         """The most memory that `work` needed at once, beyond what was in use before it."""
         ...
@@ -80,16 +84,21 @@ class Device(Protocol):
         ...
 
 
+def require_devices(deployment: Deployment) -> None:
+    """Raise UserError unless every rank of `deployment` has a device of its own."""
+    if deployment.device == "cpu":
+        return
+    here, wanted = torch.cuda.device_count(), deployment.tensor_parallel_size
+    if here == 0:
+        raise UserError("device", "cuda", "this machine has 0 CUDA devices; use cpu")
+    if here < wanted:
+        raise UserError("tensor_parallel_size", wanted, f"this machine has {here} CUDA devices; lower it")
+
+
 def find_device(deployment: Deployment, rank: int = 0) -> Device:
-    """The device a deployment asks for; `rank` picks one of several. Raises UserError when it is not there."""
+    """The device of `rank`. Raises UserError when it is not there."""
+    require_devices(deployment)
     if deployment.device == "cuda":
-        if torch.cuda.device_count() <= rank:
-            raise UserError(
-                "device" if rank == 0 else "tensor_parallel_size",
-                "cuda" if rank == 0 else deployment.tensor_parallel_size,
-                f"this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-                + (" or fewer of them" if rank else ""),
-            )
         from realengine.cuda_device import CudaDevice
 
         return CudaDevice(rank)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(device: str) -> dict[str, str | int]:
@@ -22,7 +26,26 @@ def describe(device: str) -> dict[str, str | int]:
     if device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda or ""
+        found["driver"] = _driver(_DRIVER)
+        found["triton"] = _version("triton")
     return found
+
+
+def _driver(path: Path) -> str:
+    """The NVIDIA driver's version, "" where it does not say."""
+    try:
+        said = path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)", said)
+    return found[1] if found else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _cpu_name() -> str:

@@ -13,6 +13,7 @@ import torch
 from serving.model_spec import ModelSpec
 
 FP8 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(FP8).max
 
 
 class LayerKv(NamedTuple):
@@ -40,9 +41,14 @@ class KvCache:
 
 
 def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Store `keys` and `values` `[tokens, kv_heads, head_dim]` at `slots` `[tokens]`, in the cache's dtype."""
+    """Store `keys` and `values` `[tokens, kv_heads, head_dim]` at `slots` `[tokens]`, in the cache's dtype.
+
+    In FP8 what lies beyond its range is stored as its largest number, where torch alone would make it NaN.
+    """
     block_size = kv.keys.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
+    if kv.keys.dtype == FP8:
+        keys, values = (x.clamp(-_LARGEST, _LARGEST) for x in (keys, values))
     kv.keys[blocks, :, offsets] = keys.to(kv.keys.dtype)
     kv.values[blocks, :, offsets] = values.to(kv.values.dtype)
 

@@ -7,7 +7,7 @@ class is one rank of a tensor-parallel group: its weights are a `shard`, and two
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import embedding
@@ -24,11 +24,11 @@ from serving.model_spec import ModelSpec
 
 
 class Layer:
-    """The weights of one decoder layer, from a state dict with Hugging Face names."""
+    """The weights of one decoder layer, which `take` gives by their Hugging Face names, once."""
 
-    def __init__(self, spec: ModelSpec, state: dict[str, torch.Tensor], index: int, fp8: bool) -> None:
+    def __init__(self, spec: ModelSpec, take: Callable[[str], torch.Tensor], index: int, fp8: bool) -> None:
         def get(name: str) -> torch.Tensor:
-            return state.pop(f"model.layers.{index}.{name}")  # merged weights need not exist twice
+            return take(f"model.layers.{index}.{name}")
 
         projection = Fp8Projection if fp8 else DenseProjection
         names = [f"self_attn.{p}_proj" for p in "qkv"]
@@ -68,11 +68,15 @@ class Model:
         self.ops = ops
         self.attention = attention
         self._collective = collective or Alone()
-        weights = {name: state.pop(name).to(device=device, dtype=dtype) for name in list(state)}
-        self._layers = [Layer(spec, weights, index, fp8) for index in range(spec.num_layers)]
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._head = DenseProjection(_head(spec, weights, self._collective))
-        self._norm = weights["model.norm.weight"]
+
+        def take(name: str) -> torch.Tensor:  # one by one: merged or rounded, none need exist twice
+            return state.pop(name).to(device=device, dtype=dtype).contiguous()
+
+        self._layers = [Layer(spec, take, index, fp8) for index in range(spec.num_layers)]
+        self._embedding = take("model.embed_tokens.weight")
+        head = self._embedding if spec.tied_embeddings else take("lm_head.weight")
+        self._head = DenseProjection(_share_of_head(head, self._collective))
+        self._norm = take("model.norm.weight")
         self.rope = Rope(spec, spec.max_positions, device)
 
     def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
@@ -121,10 +125,9 @@ class Model:
         return join.join(logits, times)[:, : self.spec.vocab_size]
 
 
-def _head(spec: ModelSpec, weights: Mapping[str, torch.Tensor], collective: Collective) -> torch.Tensor:
+def _share_of_head(head: torch.Tensor, collective: Collective) -> torch.Tensor:
     """This rank's rows of the vocabulary's head; the last rank's are filled up with zeros."""
-    head = weights["model.embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"]
-    rows = -(-spec.vocab_size // collective.size)
+    rows = -(-len(head) // collective.size)
     mine = head[collective.rank * rows : (collective.rank + 1) * rows]
     if len(mine) == rows:
         return mine

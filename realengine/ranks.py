@@ -8,13 +8,17 @@ joined logits, so no token has to be sent.
 from __future__ import annotations
 
 import contextlib
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from realengine.collective import DistributedGroup
+from realengine.device import require_devices
 from realengine.kv_budget import KvBudget
 from realengine.runner import Launched, ModelRunner
 from realengine.step_input import StepInput
@@ -34,6 +38,7 @@ class Ranks:
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
         import torch.multiprocessing as mp
 
+        require_devices(deployment)
         size = deployment.tensor_parallel_size
         self._meeting = tempfile.TemporaryDirectory(prefix="tokentwin-ranks-")
         meeting = str(Path(self._meeting.name) / "meeting")
@@ -42,7 +47,8 @@ class Ranks:
         self._processes = []
         for rank in range(1, size):
             mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(deployment, files, rank, meeting, theirs), daemon=True)
+            arguments = (deployment, files.to_send(), rank, meeting, theirs)
+            process = spawn.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -59,8 +65,9 @@ class Ranks:
         return getattr(self._mine, name)  # what is the same on every rank: spec, device, attention, buckets
 
     def launch(self, step: StepInput) -> Launched:
-        self._tell("launch", step)
-        return self._mine.launch(step)
+        with _uninterrupted():
+            self._tell("launch", step)
+            return self._mine.launch(step)
 
     def allocate(self, num_blocks: int) -> None:
         self._tell("allocate", num_blocks)
@@ -140,6 +147,22 @@ class Ranks:
         self._meeting.cleanup()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end: a rank that left half way would leave the others in the middle of a collective."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *received: seen.append(received))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen and callable(before):
+            before(*seen[0])
+
+
 def _meet(deployment: Deployment, rank: int, meeting: str) -> None:
     import torch.distributed as dist
 
@@ -156,6 +179,7 @@ def _serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, p
     """The life of ranks 1, 2, ...: do what rank 0 says until it hangs up."""
     import torch.distributed as dist
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
     try:
         _meet(deployment, rank, meeting)
         runner = ModelRunner(deployment, files, DistributedGroup())
@@ -166,7 +190,7 @@ def _serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, p
                 pipe.send(("answer", result))
             else:
                 result = getattr(runner, name)(*arguments)
-    except (EOFError, KeyboardInterrupt, ConnectionResetError):
+    except (EOFError, ConnectionResetError):
         pass
     except Exception as error:
         with contextlib.suppress(OSError):

@@ -58,7 +58,8 @@ class Replayed:
 
 def canary(engine: Engine) -> int:
     """Median time of a fixed reference step in ns: when it drifts, the machine is disturbed, not the model."""
-    return int(median(engine.run_dummy(CANARY_ROWS) for _ in range(_CANARY_REPEATS)))
+    rows = CANARY_ROWS[: engine.deployment.scheduler.max_num_seqs]
+    return int(median(engine.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
 
 
 def record(

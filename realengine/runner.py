@@ -105,7 +105,7 @@ class ModelRunner:
         self._stamping = True
         self._times: Timed | None = None  # of the step that the device is at
         self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
-        need, free = self.spec.weight_bytes(self._dtype.itemsize), self.device.memory().free
+        need, free = self._weight_bytes(files), self.device.memory().free
         if need > free:  # the CPU would not refuse, but be killed half way
             raise UserError(
                 "model", deployment.model, f"has {need / 1e9:,.1f} GB of weights; {free / 1e9:,.1f} GB are free"
@@ -133,6 +133,14 @@ class ModelRunner:
             ]
         self._launches = 0
         self.kv: KvCache
+
+    def _weight_bytes(self, files: ModelFiles) -> int:
+        """What loading takes: FP8 is made of weights one by one as they are read, but random ones are made whole."""
+        spec, size = self.spec, self._dtype.itemsize
+        if self.deployment.quantization == "none" or files.is_random:
+            return spec.weight_bytes(size)
+        wide = spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
+        return spec.parameters - wide + wide * size
 
     def _ops(self) -> LayerOps:
         if self.attention.name == "torch":
@@ -172,9 +180,9 @@ class ModelRunner:
             buckets = self.buckets()
             costs = []
             for rows in list(reversed(buckets))[:2]:
-                free = self.device.memory().free
+                held = self.device.held_bytes()
                 self.dummy_step([1] * rows)
-                costs.append(max(free - self.device.memory().free, 0))
+                costs.append(max(self.device.held_bytes() - held, 0))
             graphs = costs[0] + costs[-1] * (len(buckets) - 1)
             self._graphs.clear()
         block = self._config.block_size * self.spec.kv_bytes_per_token(self._kv_dtype.itemsize)
@@ -214,7 +222,8 @@ class ModelRunner:
         self._launches += 1
         size = len(step.packed)
         host.step[:size].numpy()[:] = step.packed
-        launched = Launched(layout, host.tokens, self._captures and not layout.prefill_rows)
+        graph = self._captures and not layout.prefill_rows and layout.decode_rows <= DECODE_BUCKETS[-1]
+        launched = Launched(layout, host.tokens, graph)
         if self._timing:
             launched.times = Timed(self.device.mark)
         elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
@@ -280,8 +289,11 @@ class ModelRunner:
         return sizes[: self._config.max_num_seqs]
 
     def _largest_step(self) -> list[int]:
-        decodes = min(self._config.max_num_seqs, self._config.max_num_batched_tokens) - 1
-        return [1] * decodes + self.prompts(self._config.max_num_batched_tokens - decodes)[:1]
+        """As many tokens as a step may have, and beside the prompts that takes as many decode rows."""
+        seqs, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
+        prompts = len(self.prompts(tokens))
+        decodes = min(seqs - prompts, tokens - prompts)
+        return [1] * decodes + self.prompts(tokens - decodes)
 
     def warm_up(self) -> None:
         """Run every decode bucket and a few prefill sizes once, so that nothing is first in a measured run."""
@@ -329,4 +341,6 @@ class _OutOfMemory:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """From torch's allocators, or from CUDA beside them: graphs, pinned memory, libraries' own."""
+    said = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ RANDOM = {
 class ModelFiles:
     """A model that can be loaded. `folder` holds tokenizer.json, where there is one.
 
-    `state` has Hugging Face names; it is None for random weights, which are made where they are needed.
+    `state` has Hugging Face names. It is None for random weights, which are made where they are needed, and for those
+    of a folder that another process is to read.
     """
 
     spec: ModelSpec
@@ -94,9 +95,19 @@ class ModelFiles:
     source: str
     folder: Path | None = None
 
+    @property
+    def is_random(self) -> bool:
+        return self.state is None and self.folder is None
+
+    def to_send(self) -> ModelFiles:
+        """The same for another process, which reads the folder itself: weights do not fit through shared memory."""
+        return self if self.folder is None else replace(self, state=None)
+
     def weights(self, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
         """The weights by name. From files they are as the files have them, on the CPU."""
-        return random_state(self.spec, dtype, device=device) if self.state is None else self.state
+        if self.state is not None:
+            return self.state
+        return random_state(self.spec, dtype, device=device) if self.folder is None else _read_state(self.folder)
 
 
 def load_model_files(model: str, home: Path) -> ModelFiles:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from realengine.device import find_device  # noqa: E402
 from realengine.engine import Engine, Step  # noqa: E402
+from realengine.kv_cache import LayerKv, read, write  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.config import Deployment, SchedulerConfig  # noqa: E402
@@ -239,12 +243,95 @@ def test_too_little_memory_names_the_knob() -> None:
 
 
 @pytest.mark.parametrize(
+    ("scheduler", "step"),
+    [
+        ({"max_num_seqs": 6, "max_num_batched_tokens": 40, "max_model_len": 200}, [1] * 5 + [35]),
+        ({"max_num_seqs": 6, "max_num_batched_tokens": 40, "max_model_len": 16}, [1] * 3 + [16, 16, 5]),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 40, "max_model_len": 16}, [16, 16]),
+        ({"max_num_seqs": 6, "max_num_batched_tokens": 4, "max_model_len": 16}, [1, 1, 1, 1]),
+        ({"max_num_seqs": 1, "max_num_batched_tokens": 40, "max_model_len": 16}, [16]),
+    ],
+)
+def test_memory_is_measured_on_the_largest_step_there_can_be(scheduler: dict[str, Any], step: list[int]) -> None:
+    engine = engine_for(scheduler=scheduler)
+    assert engine.runner._largest_step() == step
+    assert engine.run_dummy(step) > 0
+
+
+def test_batches_beyond_the_buckets_are_not_captured() -> None:
+    engine = engine_for(scheduler={"max_num_seqs": 1100, "max_num_batched_tokens": 1100, "max_model_len": 8})
+    for rows, captured in (1024, True), (1025, False):
+        graphs = len(engine.runner._graphs)
+        engine.run_dummy([1] * rows)
+        assert (len(engine.runner._graphs) > graphs) == captured
+
+
+def test_fp8_stores_the_largest_number_it_has_and_not_nan() -> None:
+    kv = LayerKv(*torch.zeros(2, 2, 1, 4, 8).to(torch.float8_e4m3fn))
+    write(kv, torch.tensor([5]), torch.full((1, 1, 8), 1e4), torch.full((1, 1, 8), -1e4))
+    keys, values = read(kv, torch.tensor([1]), 2, torch.float32)
+    assert keys[0, 1].tolist() == [448.0] * 8 and values[0, 1].tolist() == [-448.0] * 8
+
+
+def test_memory_that_cuda_itself_lacks_is_one_line_too() -> None:
+    """A graph, pinned memory or a library's workspace is not torch's allocator's."""
+    engine = engine_for()
+
+    def lacking(_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    engine.runner.device.submit = lacking  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"max_num_batched_tokens.*lower it"):
+        engine.run_dummy([1])
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from realengine.engine import Engine
+from realengine.replay import record
+from realengine.weights import load_model_files
+from serving.config import Deployment, SchedulerConfig
+from serving.workload import Workload, WorkloadRequest
+
+if __name__ == "__main__":
+    config = SchedulerConfig(max_model_len=400, num_blocks=200, max_num_seqs=4)
+    deployment = Deployment(model="random:llama", dtype="float32", tensor_parallel_size=2, scheduler=config)
+    engine = Engine(deployment, load_model_files("random:llama", Path()))
+    requests = [WorkloadRequest(n, 0, (("", 40),), 300) for n in range(400)]
+    threading.Timer(1.0, lambda: os.killpg(0, signal.SIGINT)).start()
+    done = record(Workload(requests, "long"), engine, sys.argv[1])
+    engine.close()
+    print(done.status)
+"""
+
+
+def test_ctrl_c_ends_a_run_on_two_ranks_with_a_recording(tmp_path: Path) -> None:
+    """A terminal sends it to every rank; one that ended, or left a collective half way, would hang or fail the rest."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        start_new_session=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert done.stdout.strip() == "interrupted", done.stderr[-2000:]
+    assert (tmp_path / "run" / "runs.parquet").is_file()
+
+
+@pytest.mark.parametrize(
     ("deployment", "says"),
     [
         ({"attention": "flash"}, r"attention.*is not one of auto, torch, triton, hybrid"),
         ({"attention": "triton"}, r"attention.*needs device cuda"),
         ({"attention": "hybrid", "batch_invariant": True}, r"batch_invariant.*triton or torch"),
         ({"device": "cuda"}, r"device.*CUDA devices; use cpu"),
+        ({"device": "cuda", "tensor_parallel_size": 2}, r"device.*CUDA devices; use cpu"),
     ],
 )
 def test_what_this_machine_cannot_do_is_one_line(deployment: dict[str, Any], says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from realengine.engine import Engine
+from realengine.gpu_suite.__main__ import _commit
 from realengine.gpu_suite.engine_benchmark import (
     decode_weight_bytes,
     idle_share,
@@ -20,7 +23,12 @@ from realengine.gpu_suite.engine_benchmark import (
     usual_workload,
 )
 from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
-from realengine.weights import RANDOM
+from realengine.gpu_suite.peer import peer_throughput
+from realengine.gpu_suite.recorded_runs import record_runs
+from realengine.gpu_suite.scenarios import Pace, scenarios
+from realengine.gpu_suite.sizes import dry_sizes, gpu_sizes
+from realengine.hardware import _driver
+from realengine.weights import RANDOM, load_model_files
 from traces.recording import Recording
 
 pytestmark = pytest.mark.engine
@@ -84,6 +92,7 @@ def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProces
     found = json.loads((dry[0] / "results.json").read_text(encoding="utf-8"))
     assert page(found) == page({})
     assert UNMEASURED not in lines(found)[-1].found  # the table of the run itself has its figures
+    assert all(line.met is None for line in lines(found))
 
 
 def test_the_docs_page_is_what_the_measurements_make() -> None:
@@ -187,6 +196,60 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: 
     assert done.returncode == 2
     assert says in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_scenarios_fit_into_their_minutes() -> None:
+    """At the pace of an 8B model on an H200 near its roofline: enough requests, and answers soon done after the last.
+
+    Each of the ten runs must be over in 15 s, or five scenarios and their repeats do not fit into a third of 8 minutes.
+    """
+    sizes = gpu_sizes(8)
+    pace = Pace(decode_step_ns=10_000_000, prompt_token_ns=30_000)
+    config = sizes.large.scheduler.model_copy(update={"num_blocks": 50_000})
+    for workload, limits in scenarios(config, pace, sizes.run_seconds, sizes.run_longest):
+        requests = list(workload.requests)
+        assert len(requests) > 50, workload.name
+        assert max(r.output_len for r in requests) * pace.decode_step_ns / 1e9 < 15 - sizes.run_seconds
+        assert max(r.prompt_len + r.output_len for r in requests) <= sizes.run_longest
+        assert limits.get("num_blocks", config.num_blocks) > 4224 // config.block_size
+        if limits:
+            assert 500 < limits["num_blocks"] < 5000
+
+
+def test_a_run_cut_short_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
+    """The benchmark after it has the same engine, and must not get a scenario's few blocks."""
+    sizes = dry_sizes()
+    engine = Engine(sizes.large, load_model_files(sizes.large.model, Path()))
+    whole = engine.deployment.scheduler
+    times_asked = itertools.count()
+    runs = list(record_runs(engine, tmp_path, 0.2, sizes.run_longest, lambda: 100.0 if next(times_asked) < 3 else 0.0))
+    assert [run["run"] for run in runs] == ["roomy-1", "roomy-2", "kv-tight-1"]
+    assert engine.deployment.scheduler == whole
+    engine.close()
+
+
+def test_a_peer_is_ended_when_its_time_is_up() -> None:
+    found = peer_throughput("qwen3", "float32", "cpu", 6, 16, 2, True, seconds=0.0)
+    assert "not done in the 0 s" in found["failed"] and found["handicap"]
+
+
+def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _commit() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("said", "driver"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build", "570.86.15"),
+        ("nothing of the kind", ""),
+    ],
+)
+def test_the_driver_is_named(said: str, driver: str, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text(said, encoding="utf-8")
+    assert _driver(tmp_path / "version") == driver
+    assert _driver(tmp_path / "absent") == ""
 
 
 def test_an_output_that_is_a_file_is_one_line(tmp_path: Path) -> None:

@@ -231,15 +231,16 @@ def test_the_grid_in_miniature_goes_to_parquet(tmp_path: Path) -> None:
         assert list(row) == [column.name for column in GRID_COLUMNS]
         assert row["error"] is None and row["median_ns"] > 0
         assert row["roofline_share"] == pytest.approx(row["roofline_ns"] / row["median_ns"])
-    write_grid(rows, tmp_path / "kernels.parquet")
+    write_grid(rows, tmp_path / "kernels.parquet", {"gpu": "a GPU", "date": "2030-01-01"})
     table = pq.read_table(tmp_path / "kernels.parquet")
+    assert table.schema.metadata[b"tokentwin.gpu"] == b"a GPU"
     assert table.to_pylist() == rows
     assert table.schema.field("median_ns").metadata[b"unit"] == b"ns"
     assert all(field.metadata[b"definition"] for field in table.schema)
 
 
 def test_a_grid_of_nothing_is_written_too(tmp_path: Path) -> None:
-    write_grid([], tmp_path / "kernels.parquet")
+    write_grid([], tmp_path / "kernels.parquet", {})
     assert pq.read_table(tmp_path / "kernels.parquet").num_rows == 0
 
 

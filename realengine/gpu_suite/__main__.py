@@ -48,7 +48,10 @@ def main() -> int:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:  # an image without git
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

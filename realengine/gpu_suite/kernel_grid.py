@@ -110,10 +110,11 @@ def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
     ]
 
 
-def write_grid(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Rows of `kernel_grid` as Parquet; every field carries its unit and definition."""
+def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str, Any]) -> None:
+    """Rows of `kernel_grid` as Parquet. Every field carries its unit and definition, the schema the environment."""
     schema = pa.schema(
-        [pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition}) for c in GRID_COLUMNS]
+        [pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition}) for c in GRID_COLUMNS],
+        metadata={f"tokentwin.{name}": str(value) for name, value in environment.items()},
     )
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
 

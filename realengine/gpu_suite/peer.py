@@ -1,19 +1,51 @@
-"""The same workload through `transformers`' continuous batching, on the same weights' shape, in the same process.
+"""The same workload through `transformers`' continuous batching, on the same weights' shape, in the same run.
 
-A handicapped peer: without flash-attn it attends through torch, and it samples and schedules in Python between steps.
-It is here because it can be had wherever transformers is installed, not because it is fast.
+It has a process of its own, which is ended when its time is up, for nothing else can end a library's loop. A
+handicapped peer: without flash-attn it attends through torch, and it samples and schedules in Python between steps. It
+is here because it can be had wherever transformers is installed, not because it is fast.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from realengine.gpu_suite.engine_benchmark import usual_workload
+from realengine.weights import RANDOM
 from serving.model_spec import ModelSpec
 
-HANDICAP = "no flash-attn kernels: attention through torch, one step at a time, scheduled in Python"
+HANDICAP = (
+    "no flash-attn kernels: attention through torch, one step at a time, scheduled in Python; a quarter of the requests, "
+    "all asked for the longest answer"
+)
+
+
+def peer_throughput(
+    model: str, dtype: str, device: str, requests: int, longest: int, part: int, small: bool, seconds: float
+) -> dict[str, Any]:
+    """`transformers_throughput` of the first `part` of the usual workload, in at most `seconds`."""
+    asked = json.dumps([model, dtype, device, requests, longest, part, small])
+    command = [sys.executable, "-m", "realengine.gpu_suite.peer", asked]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(seconds, 1.0))
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in the {seconds:.0f} s that were left", "handicap": HANDICAP}
+    if done.returncode:
+        return {"failed": f"exit {done.returncode}: {done.stderr.strip()[-300:]}", "handicap": HANDICAP}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    model, dtype, device, requests, longest, part, small = json.loads(sys.argv[1])
+    workload = usual_workload(requests, longest)[:part]
+    found = transformers_throughput(RANDOM[model], getattr(torch, dtype), torch.device(device), workload, small)
+    print(json.dumps(found))
 
 
 def transformers_throughput(
@@ -76,3 +108,7 @@ def _model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         return Qwen3ForCausalLM(config).to(dtype).eval()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,26 +23,30 @@ def pace_of(engine: Engine) -> Pace:
     return Pace(decode, max(prefill // size, 1))
 
 
-def record_runs(engine: Engine, out: Path, seconds: float, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
+def record_runs(
+    engine: Engine, out: Path, seconds: float, longest: int, left: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
     """Record every scenario into `out`, repeats one after the other, while `left()` seconds allow it.
 
-    Each takes about `seconds`. Yields what each run was.
+    Each has `seconds` of arrivals, of requests of at most `longest` tokens. Yields what each run was.
     """
     whole = engine.deployment.scheduler
     full = {"num_blocks": whole.num_blocks, "scheduler_reserve_full_isl": whole.scheduler_reserve_full_isl}
-    for workload, limits in scenarios(whole, pace_of(engine), seconds):
-        for repeat in range(1, _REPEATS + 1):
-            if left() < 1.5 * seconds:
-                return
-            engine.limit(**{**full, **limits})
-            done = record(workload, engine, out / f"{workload.name}-{repeat}", overwrite=True)
-            yield {
-                "run": f"{workload.name}-{repeat}",
-                "status": done.status,
-                "requests": done.requests,
-                "finished": done.finished,
-                "duration_s": done.duration_ns / 1e9,
-                "canary_before_ns": done.canary_before_ns,
-                "canary_after_ns": done.canary_after_ns,
-            }
-    engine.limit(**full)
+    try:
+        for workload, limits in scenarios(whole, pace_of(engine), seconds, longest):
+            for repeat in range(1, _REPEATS + 1):
+                if left() < 1.5 * seconds:
+                    return
+                engine.limit(**{**full, **limits})
+                done = record(workload, engine, out / f"{workload.name}-{repeat}", overwrite=True)
+                yield {
+                    "run": f"{workload.name}-{repeat}",
+                    "status": done.status,
+                    "requests": done.requests,
+                    "finished": done.finished,
+                    "duration_s": done.duration_ns / 1e9,
+                    "canary_before_ns": done.canary_before_ns,
+                    "canary_after_ns": done.canary_after_ns,
+                }
+    finally:
+        engine.limit(**full)  # what comes next has this engine too

@@ -1,7 +1,7 @@
 """The workloads that engine and simulator are compared on: where queueing, memory, sharing or prompts dominate.
 
 Rates follow from how fast the engine is, measured a moment before, so that the same scenario is near saturation on any
-machine. Lengths are those of the deployment's longest request.
+machine, and so do the blocks of the one that is short of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from serving.config import SchedulerConfig
 from serving.kv_blocks import blocks_for
 from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
+
+_TIGHT_SHARE = 0.6
 
 
 class Pace(NamedTuple):
@@ -28,11 +30,16 @@ class Scenario(NamedTuple):
     limits: dict[str, int | bool]
 
 
-def scenarios(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Scenario]:
-    """Five scenarios of about `seconds` of arrivals each."""
-    longest = config.max_model_len
+def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int) -> list[Scenario]:
+    """Five scenarios of about `seconds` of arrivals each, of requests of at most `longest` tokens.
+
+    Where KV is tight, it is for `_TIGHT_SHARE` of the tokens that would be held (Little's law: rate x time in decode).
+    """
     usual = (longest // 8, longest // 24)
-    tight_blocks = max(blocks_for(longest, config.block_size) * 2, config.num_blocks // 200) + 1
+    rows = max(config.max_num_seqs // 2, 1)
+    at_once = 0.7 * usual[1] * pace.decode_step_ns / _request_ns(pace, rows, *usual)
+    held = _TIGHT_SHARE * at_once * (usual[0] + usual[1] / 2)
+    tight_blocks = max(blocks_for(longest, config.block_size), int(held) // config.block_size) + 1
     tight: dict[str, int | bool] = {
         "num_blocks": min(tight_blocks, config.num_blocks),
         "scheduler_reserve_full_isl": False,
@@ -47,14 +54,12 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Scena
     ]
     made = []
     for number, (name, load, (prompt, output), more, limits) in enumerate(plans):
-        rows = max(config.max_num_seqs // 2, 1)
-        request_ns = prompt * pace.prompt_token_ns + output * pace.decode_step_ns / rows
         most_output = max(min(4 * output, longest // 3), 1)
         spec = {
             "name": name,
             "seed": 100 + number,
             "duration_s": seconds,
-            "arrivals": {"kind": "poisson", "rate": load * 1e9 / request_ns},
+            "arrivals": {"kind": "poisson", "rate": load * 1e9 / _request_ns(pace, rows, prompt, output)},
             "prompt": {
                 "kind": "lognormal",
                 "mean": max(prompt, 4),
@@ -66,3 +71,8 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Scena
         }
         made.append(Scenario(synthesise(parse_spec(spec, where=name)), limits))
     return made
+
+
+def _request_ns(pace: Pace, rows: int, prompt: int, output: int) -> float:
+    """Device time of one request among `rows` that decode together."""
+    return prompt * pace.prompt_token_ns + output * pace.decode_step_ns / rows

@@ -10,6 +10,7 @@ from serving.config import Deployment, SchedulerConfig
 class Sizes(NamedTuple):
     """large, small   the engines measured; recordings are of the large one
     run_seconds       arrivals of one recorded run
+    run_longest       tokens of its longest request: few enough to end soon after the arrivals
     benchmark         shapes of the engine benchmark
     peer_requests     of the benchmark's requests, those the peer runs
     """
@@ -19,6 +20,7 @@ class Sizes(NamedTuple):
     large: Deployment
     small: Deployment
     run_seconds: float
+    run_longest: int
     benchmark: dict[str, Any]
     peer_requests: int
 
@@ -35,6 +37,7 @@ def gpu_sizes(minutes: float) -> Sizes:
         Deployment(model="random:llama-3.1-8b", **engine),
         Deployment(model="random:qwen3-0.6b", **engine),
         run_seconds=0.9 * minutes,
+        run_longest=4224,
         benchmark={
             "decode_rows": (1, 8, 64, 256),
             "context": 1024,
@@ -59,6 +62,7 @@ def dry_sizes() -> Sizes:
         Deployment(model="random:llama", dtype="float32", scheduler=scheduler),
         Deployment(model="random:qwen3", dtype="float32", scheduler=scheduler),
         run_seconds=1.0,
+        run_longest=192,
         benchmark={
             "decode_rows": (1, 8),
             "context": 32,

@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -25,16 +26,16 @@ import torch
 from realengine.engine import Engine
 from realengine.gpu_suite.ceilings import measure_ceilings
 from realengine.gpu_suite.correctness import check_kernels
-from realengine.gpu_suite.engine_benchmark import benchmark, usual_workload
+from realengine.gpu_suite.engine_benchmark import benchmark
 from realengine.gpu_suite.kernel_grid import decode_shares, kernel_grid, write_grid
-from realengine.gpu_suite.peer import transformers_throughput
+from realengine.gpu_suite.peer import peer_throughput
 from realengine.gpu_suite.recorded_runs import record_runs
 from realengine.gpu_suite.results import Results
 from realengine.gpu_suite.sizes import Sizes
 from realengine.gpu_suite.timing import find_bench
 from realengine.gpu_suite.validation import calibrate_all, validate_runs
 from realengine.hardware import describe
-from realengine.weights import RANDOM, load_model_files
+from realengine.weights import load_model_files
 from serving.config import Deployment
 
 _ARCHIVE_BYTES = 15_000_000
@@ -51,6 +52,7 @@ class Suite:
         self._commit = commit
         self._seconds = 60 * minutes
         self._began = monotonic()
+        self._about: dict[str, Any] = {}
         self._ceilings: dict[str, Any] = {}
         self._engine: Engine | None = None
 
@@ -63,7 +65,7 @@ class Suite:
             ("runs", 0.68, self._runs),
             ("benchmark", 0.80, self._benchmark),
             ("benchmark_small", 0.86, self._benchmark_small),
-            ("peer", 0.91, self._peer),
+            ("peer", 0.92, self._peer),
             ("validation", 0.98, self._validation),
         ]
         with tempfile.TemporaryDirectory(prefix="tokentwin-suite-") as folder:
@@ -92,19 +94,11 @@ class Suite:
             "platform": platform.platform(),
             "dry_run": self.sizes.dry_run,
         }
-        try:
-            import triton
-
-            found["triton"] = triton.__version__
-        except ImportError:
-            found["triton"] = ""
         if self.sizes.device == "cuda":
-            asked = [
-                "nvidia-smi",
-                "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit",
-                "--format=csv,noheader",
-            ]
-            found["driver"] = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            asked = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+            with suppress(OSError):  # an image without it
+                found["clocks"] = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        self._about = found
         self.results.add("environment", found)
         self._ceilings = measure_ceilings(find_bench(self.sizes.device), self.sizes.dry_run)
         self.results.add("ceilings", self._ceilings)
@@ -128,7 +122,7 @@ class Suite:
                 if left() < 0:
                     break
         finally:
-            write_grid(rows, self.out / "kernels.parquet")
+            write_grid(rows, self.out / "kernels.parquet", self._about)
             self.results.add("kernels", len(rows))
             self.results.add("attention_decode_shares", decode_shares(rows))
 
@@ -137,7 +131,7 @@ class Suite:
         self.results.add("memory", engine.memory_report)
         rows = []
         recordings = self._folder / "runs"
-        for row in record_runs(engine, recordings, self.sizes.run_seconds, left):
+        for row in record_runs(engine, recordings, self.sizes.run_seconds, self.sizes.run_longest, left):
             rows.append(row)
             self.results.add("runs", rows)
             self._archive(recordings)
@@ -158,12 +152,12 @@ class Suite:
 
     def _peer(self, left: Callable[[], float]) -> None:
         self._close()
-        workload = usual_workload(self.sizes.benchmark["requests"], self.sizes.benchmark["longest"])
-        spec = RANDOM[self.sizes.small.model.removeprefix("random:")]
-        dtype = getattr(torch, self.sizes.small.dtype)
-        part = workload[: self.sizes.peer_requests]
-        found = transformers_throughput(spec, dtype, torch.device(self.sizes.device), part, self.sizes.dry_run)
-        self.results.add("transformers", {"model": spec.name, **found})
+        model = self.sizes.small.model.removeprefix("random:")
+        workload = (self.sizes.benchmark["requests"], self.sizes.benchmark["longest"], self.sizes.peer_requests)
+        found = peer_throughput(
+            model, self.sizes.small.dtype, self.sizes.device, *workload, self.sizes.dry_run, seconds=left()
+        )
+        self.results.add("transformers", {"model": model, **found})
 
     def _validation(self, left: Callable[[], float]) -> None:
         self._close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import click
@@ -47,10 +48,9 @@ def bench(
     from tokentwin.engines import load_engine
     from tokentwin.progress import counting
 
-    engine = load_engine(deployment)
-    if time_operations:
-        engine.time_operations()
-    with counting("replaying", len(list(workload.requests))) as advance:
+    with closing(load_engine(deployment)) as engine, counting("replaying", len(list(workload.requests))) as advance:
+        if time_operations:
+            engine.time_operations()
         done = record(
             workload,
             engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import click
@@ -61,7 +62,7 @@ def generate(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     sampling = SamplingParams(temperature, top_k, top_p, seed)
-    for text in stream(engine, messages, max_tokens, sampling, stop):
-        click.echo(text, nl=False)
+    with closing(engine):
+        for text in stream(engine, messages, max_tokens, sampling, stop):
+            click.echo(text, nl=False)
     click.echo()
-    engine.close()
