@@ -70,18 +70,23 @@ class EngineCalibration:
             raise UserError("calibration", str(path), f"cannot be read: {error.strerror or error}") from None
         except ValueError as error:
             raise UserError("calibration", str(path), f"is not JSON: {error}") from None
+        return cls.read(data, str(path))
+
+    @classmethod
+    def read(cls, data: Any, where: str) -> EngineCalibration:
+        """From what a file holds. Raises UserError when it is of another make or damaged."""
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise UserError("calibration", str(path), f"is no engine calibration of format {_FORMAT}; calibrate again")
+            raise UserError("calibration", where, f"is no engine calibration of format {_FORMAT}; calibrate again")
         try:
-            data["correction"] = _correction(data["correction"])
+            data = {**data, "correction": _correction(data["correction"])}
             data["host"] = HostTimes(**data["host"])
             low, high = data["interval"]
             loaded = cls(**{**data, "interval": (float(low), float(high))})
             _check(loaded)
             deployment = json.loads(loaded.deployment)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
-        parse(Deployment, deployment, where=f"{path.name}.deployment")
+            raise UserError("calibration", where, f"is damaged ({error}); calibrate again") from None
+        parse(Deployment, deployment, where=f"{where}.deployment")
         return loaded
 
     def cost(self, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> OperationCost:

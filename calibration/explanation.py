@@ -40,6 +40,7 @@ class Explanation:
     """A step, explained. `parts_ns` are corrected and sum to `step_ns`; operations are as kernels alone would take.
 
     host_ns     CPU time before the step, hidden in an overlapped loop
+    interval    factors of `step_ns` between which 9 of 10 runs lie
     mark, why   how far to trust it, and the part that made it so
     """
 
@@ -47,6 +48,7 @@ class Explanation:
     parts_ns: dict[str, float]
     step_ns: float
     host_ns: float
+    interval: tuple[float, float]
     mark: Mark
     why: str
 
@@ -83,6 +85,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         parts_ns=parts,
         step_ns=step_ns,
         host_ns=cost.host.step_ns + cost.host.row_ns * rows,
+        interval=cost.interval,
         mark=worst.mark if worst else Mark.VALIDATED,
         why=worst.name if worst else "",
     )

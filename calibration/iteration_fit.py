@@ -72,10 +72,15 @@ class PricedLog:
         return found
 
 
+def middle_third(log: IterationLog) -> NDArray[np.bool_]:
+    """Which steps are in the middle third of the log in time."""
+    return np.asarray(np.arange(len(log)) * 3 // len(log) == 1)
+
+
 def score_middle_third(priced: PricedLog) -> dict[str, StepErrors]:
     """Fit on the first and the last third of the log in time, score the middle one."""
-    third = np.arange(len(priced.log)) * 3 // len(priced.log)
-    return priced.score(priced.fit(third != 1, "first and last third"), third == 1)
+    middle = middle_third(priced.log)
+    return priced.score(priced.fit(~middle, "first and last third"), middle)
 
 
 def calibrate_from_log(

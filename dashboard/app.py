@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 from PIL import Image, ImageDraw
 
-from dashboard import run_page, trust_page
+from dashboard import run_page, step_page, trust_page
 from dashboard.palette import REAL, SIMULATED
 
 RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
@@ -36,6 +36,7 @@ st.navigation(
     [
         st.Page(trust, title="Trust", icon=":material/balance:", url_path="trust", default=True),
         st.Page(run, title="Run", icon=":material/timeline:", url_path="run"),
+        st.Page(step_page.show, title="Step", icon=":material/layers:", url_path="step"),
     ],
     position="top",
 ).run()

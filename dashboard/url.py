@@ -40,6 +40,18 @@ def switch(label: str, parameter: str, help: str | None = None) -> bool:
     return on
 
 
+def number(label: str, parameter: str, low: int, high: int, otherwise: int, help: str | None = None) -> int:
+    """A whole number that is the query parameter `parameter`; `otherwise` when that is absent or no such number."""
+    named = st.query_params.get(parameter, "")
+    value = min(max(int(named), low), high) if named.isascii() and named.isdigit() else otherwise
+    chosen = int(st.number_input(label, low, high, value, help=help, key=f"url_{parameter}"))
+    if chosen != otherwise:
+        st.query_params[parameter] = str(chosen)
+    elif parameter in st.query_params:
+        del st.query_params[parameter]
+    return chosen
+
+
 def interval(label: str, low: float, high: float, parameter: str, help: str | None = None) -> tuple[float, float]:
     """A range slider whose ends are the query parameter `parameter`, `LOW-HIGH`; absent when it is the whole range."""
     begin, end = _ends(st.query_params.get(parameter, ""), low, high)

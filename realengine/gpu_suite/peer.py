@@ -20,8 +20,8 @@ from realengine.weights import RANDOM
 from serving.model_spec import ModelSpec
 
 HANDICAP = (
-    "no flash-attn kernels: attention through torch, one step at a time, scheduled in Python; a quarter of the requests, "
-    "all asked for the longest answer"
+    "no flash-attn kernels: attention through torch, one step at a time, scheduled in Python; a quarter of the "
+    "requests, all asked for the longest answer"
 )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @click.option(
     "--from-iterations", "iterations", type=click.Path(), help="Learn an engine from a log of its iterations (CSV)."
 )
+@click.option("--from-case", "case", type=click.Path(), help="Learn an engine from the anchor run of a case file.")
+@click.option("--data", default=".", show_default=True, type=click.Path(), help="Folder of the files a case names.")
 @click.option("--gpu", help="With --from-iterations: the GPU that the engine ran on.")
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
@@ -31,6 +33,8 @@ def calibrate(
     seconds: float,
     recordings: tuple[str, ...],
     iterations: str | None,
+    case: str | None,
+    data: str,
     gpu: str | None,
     force: bool,
     deployment_file: str | None,
@@ -39,8 +43,8 @@ def calibrate(
     """Run the engine over a designed set of short traces and fit what a step costs.
 
     Writes calibration.json (prices, domain, held-out residuals, hardware, noise), steps.parquet and the recordings.
-    With --from-iterations nothing is run: the log of another engine corrects the kernel tables of its GPU, and
-    engine.json is written, which simulate takes as well.
+    With --from-iterations and --from-case nothing is run: what was measured of another engine corrects the kernel
+    tables of its GPU, and engine.json is written, which simulate takes as well.
     """
     from serving.errors import UserError
     from tokentwin.calibrating import fit_recordings, measure
@@ -48,12 +52,17 @@ def calibrate(
     directory = Path(out)
     if bool(iterations) != bool(gpu):
         raise UserError("gpu", gpu, "goes with --from-iterations, which needs it")
-    if iterations and recordings:
-        raise UserError("from-iterations", iterations, "and --from-recordings exclude each other")
+    sources = [name for name in (iterations, case, *recordings[:1]) if name]
+    if len(sources) > 1:
+        raise UserError("from", ", ".join(sources), "give one of --from-recordings, --from-iterations and --from-case")
     if (directory / "calibration.json").exists() and not force:
         raise UserError("out", out, "holds a calibration already; choose another directory or add --force")
     if iterations and gpu:
         _from_iterations(iterations, gpu, read_deployment(deployment_file, flags), directory, force)
+        click.echo(f"saved in {out}")
+        return
+    if case:
+        _from_case(Path(case), Path(data), directory, force)
         click.echo(f"saved in {out}")
         return
     if recordings:
@@ -85,15 +94,12 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.engine_calibration import FILE
     from calibration.iteration_fit import calibrate_from_log
     from calibration.iteration_log import read_iteration_log
     from calibration.predict import kernels
-    from serving.errors import UserError
     from serving.model_catalogue import find_model
 
-    if (directory / FILE).exists() and not force:
-        raise UserError("out", str(directory), "holds a calibration already; choose another directory or add --force")
+    _check_free(directory, force)
     log = read_iteration_log(path)
     learnt = calibrate_from_log(
         log,
@@ -129,6 +135,30 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
         console.print(table)
     low, high = learnt.interval
     console.print(f"9 of 10 runs within {100 * (low - 1):+.1f} % to {100 * (high - 1):+.1f} % of the predicted time")
+
+
+def _from_case(path: Path, data: Path, directory: Path, force: bool) -> None:
+    from datetime import UTC, datetime
+
+    from calibration.external.blind import blind
+    from calibration.external.case import load_case
+    from calibration.external.learning import learnt_from
+    from calibration.external.scoring import score
+    from tokentwin.commands.validate_external import print_outcomes
+
+    _check_free(directory, force)
+    outcome = score(load_case(path), data, blind)
+    learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
+    learnt.save(directory)
+    print_outcomes([outcome])
+
+
+def _check_free(directory: Path, force: bool) -> None:
+    from calibration.engine_calibration import FILE
+    from serving.errors import UserError
+
+    if (directory / FILE).exists() and not force:
+        raise UserError("out", str(directory), "holds a calibration already; choose another directory or add --force")
 
 
 def print_calibration(calibration: Any) -> None:

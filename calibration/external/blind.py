@@ -1,0 +1,29 @@
+"""The predictor of the blind column: kernels of the GPU, and what measured runs of *other* sources taught."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from calibration.external.case import Case
+from calibration.external.predictor import Prediction
+from calibration.external.teaching import source_of
+from calibration.predict import blind as bundled
+from calibration.predict import predicted_cost
+from serving.config import Deployment
+from serving.gpu_spec import find_gpu
+from serving.kv_capacity import kv_capacity
+from serving.model_catalogue import find_model
+
+
+def blind(case: Case, gpu: str, deployment: Deployment) -> Prediction:
+    """See `Predictor`. Raises UserError, too, when the engine could not have started for want of memory."""
+    return _blind(source_of(case, deployment), gpu, deployment.model_dump_json())
+
+
+@cache
+def _blind(source: str, gpu: str, deployment_json: str) -> Prediction:
+    """Tables take time to make, and many runs are of one deployment."""
+    deployment = Deployment.model_validate_json(deployment_json)
+    capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+    capacity.check(deployment)
+    return Prediction(predicted_cost(gpu, deployment, bundled(without=source)), capacity.num_blocks)

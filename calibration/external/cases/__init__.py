@@ -1,0 +1,1 @@
+"""The bundled case files: one measured run, or one table of them, each."""

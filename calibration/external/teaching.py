@@ -1,0 +1,198 @@
+"""What measured engines teach about engines in general: the calibration behind every blind prediction.
+
+A few numbers say how engines differ from their kernels: factors on like operations, time added per step and row, and
+CPU time that only an overlapped loop hides. They are fitted to the figures of all measured runs at once, by Gauss and
+Newton's method on log errors with the simulator in the loop, each number drawn towards its prior.
+
+*No run is predicted with what it taught*: for every source there is a second set of numbers, fitted to all the others.
+How far those miss is also the interval that blind predictions come with.
+
+`python -m calibration.external.teaching --data DIR --write calibration/blind.json` makes the bundled file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.engine_calibration import EngineCalibration
+from calibration.external.case import Case, load_cases
+from calibration.external.scoring import simulated_figures
+from calibration.operation_cost import HostTimes
+from calibration.predict import predicted_cost
+from calibration.step_correction import COMPUTE, Correction
+from serving.config import Deployment
+from serving.gpu_spec import find_gpu
+from serving.kv_capacity import kv_capacity
+from serving.model_catalogue import find_model
+from traces.measured.run import MeasuredRun
+
+Floats = NDArray[np.float64]
+
+# Prior value, and standard deviation of its logarithm.
+_PRIORS: dict[str, tuple[float, float]] = {
+    "weights": (1.0, 0.05),
+    "compute": (1.1, 0.15),
+    "decode attention": (1.0, 0.15),
+    "prompt attention": (1.0, 0.15),
+    "experts": (1.0, 0.15),
+    "elementwise": (1.0, 0.3),
+    "collectives": (1.0, 0.3),
+    "step": (4e5, 0.8),
+    "decode row": (1.5e4, 0.8),
+    "host step": (1e6, 0.8),
+    "host row": (1e4, 0.8),
+}
+_FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
+_LEAST_TTFT_MS = 80.0  # below that a client's own milliseconds are too much of it
+_NOISE = 0.08  # log errors that need no explanation
+_OUTLIER = 0.25  # log errors beyond this count less and less: queueing amplifies
+_ROUNDS = 3
+_STEP = 0.1  # of a logarithm, for the derivatives
+_RUNS = 12  # of a source, spread evenly
+_REACH = 1.645
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One measured run of one source, ready to be simulated; `figures` are the ones that teach."""
+
+    source: str
+    run: MeasuredRun
+    gpu: str
+    deployment: Deployment
+    figures: tuple[str, ...]
+
+
+def source_of(case: Case, deployment: Deployment) -> str:
+    """Runs of one case and one model are a source: what one taught, another of them must not profit from."""
+    return f"{case.name}/{deployment.model}"
+
+
+def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
+    """Some runs of every source, those of a caution left out."""
+    by_source: dict[str, list[Lesson]] = {}
+    for case in cases:
+        for run in case.format.read(data):
+            deployment, stated = case.deployment_of(run)
+            gpu = run.gpu or case.gpu
+            if not stated:
+                blocks = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment).num_blocks
+                scheduler = deployment.scheduler.model_copy(update={"num_blocks": blocks})
+                deployment = deployment.model_copy(update={"scheduler": scheduler})
+            teaching = tuple(
+                name
+                for name in _FIGURES
+                if run.figures.get(name, 0) > (_LEAST_TTFT_MS if name.startswith("ttft") else 0)
+            )
+            source = source_of(case, deployment)
+            if teaching and not run.caution:
+                by_source.setdefault(source, []).append(Lesson(source, run, gpu, deployment, teaching))
+    chosen = []
+    for found in by_source.values():
+        step = max(len(found) / _RUNS, 1.0)
+        chosen += [found[int(i * step)] for i in range(min(len(found), _RUNS))]
+    return chosen
+
+
+def calibration_of(logs: Floats, source: str, interval: tuple[float, float] = (1.0, 1.0)) -> EngineCalibration:
+    """The engine calibration that numbers `[len(_PRIORS)]`, as logarithms over their priors, stand for."""
+    value = {name: prior * float(np.exp(log)) for (name, (prior, _)), log in zip(_PRIORS.items(), logs, strict=True)}
+    factors = dict(Correction().factors)
+    factors.update({name: value[name] for name in factors if name in value})
+    factors.update(dict.fromkeys(COMPUTE, value["compute"]))
+    factors["past attention"] = value["prompt attention"]
+    added = dict(Correction().added_ns) | {name: value[name] for name in ("step", "decode row")}
+    return EngineCalibration(
+        gpu="",
+        deployment=Deployment().model_dump_json(),
+        correction=Correction(factors=factors, added_ns=added, source=source),
+        host=HostTimes(value["host step"], value["host row"]),
+        interval=interval,
+        source=source,
+        created="",
+    )
+
+
+def log_errors(taken: Sequence[Lesson], logs: Floats) -> Floats:
+    """Log of predicted over measured, of every figure of every lesson in order."""
+    calibration = calibration_of(logs, "")
+    found = []
+    for lesson in taken:
+        cost = predicted_cost(lesson.gpu, lesson.deployment, calibration)
+        simulated = simulated_figures(lesson.run, lesson.deployment, cost)
+        found += [np.log(simulated[name] / lesson.run.figures[name]) for name in lesson.figures]
+    return np.array(found)
+
+
+def teach(taken: Sequence[Lesson], say: bool = False) -> dict[str, EngineCalibration]:
+    """The calibration that all lessons teach, under the empty name, and for every source the one of all others."""
+    source = np.array([lesson.source for lesson in taken for _ in lesson.figures])
+    is_tpot = np.array([name.startswith("tpot") for lesson in taken for name in lesson.figures])
+    logs = np.zeros(len(_PRIORS))
+    for round_ in range(_ROUNDS):
+        at = log_errors(taken, logs)
+        slopes = np.column_stack([(log_errors(taken, logs + _STEP * unit) - at) / _STEP for unit in np.eye(len(logs))])
+        if say:
+            print(f"round {round_}: root mean square log error {np.sqrt(np.mean(at**2)):.3f}", flush=True)
+        previous, logs = logs, _solve(at, slopes, logs, source, np.ones(len(at), dtype=np.bool_))
+    others = {name: _solve(at, slopes, previous, source, source != name) for name in sorted(set(source.tolist()))}
+    missed = []
+    for name, mine in others.items():
+        theirs = is_tpot & (source == name)
+        linear = at[theirs] + slopes[theirs] @ (mine - previous)
+        missed.append(float(np.mean(np.square(linear))))
+        if say:
+            print(
+                f"{name}: TPOT off by {100 * np.median(np.abs(linear)):.1f} % with what the others taught", flush=True
+            )
+    reach = _REACH * float(np.sqrt(np.median(missed)))
+    interval = (float(np.exp(-reach)), float(np.exp(reach)))
+    names = ", ".join(others)
+    found = {"": calibration_of(logs, f"measured runs: {names}", interval)}
+    for name, mine in others.items():
+        found[name] = calibration_of(mine, f"measured runs other than {name}", interval)
+    return found
+
+
+def _solve(at: Floats, slopes: Floats, logs: Floats, source: NDArray[np.str_], used: NDArray[np.bool_]) -> Floats:
+    """One step of Gauss and Newton's from `logs`, every source weighing the same, large errors less."""
+    spread = np.array([sd for _, sd in _PRIORS.values()])
+    names, count = np.unique(source[used], return_counts=True)
+    share = dict(zip(names.tolist(), (1.0 / np.sqrt(count)).tolist(), strict=True))
+    weight = np.array([share.get(name, 0.0) for name in source.tolist()]) / _NOISE
+    weight *= np.sqrt(1.0 / (1.0 + (at / _OUTLIER) ** 2)) * used * np.sqrt(np.median(count))
+    rows = np.vstack([slopes * weight[:, None], np.diag(1.0 / spread)])
+    wanted = np.concatenate([-(at - slopes @ logs) * weight, np.zeros(len(logs))])
+    solution: Floats = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    return np.clip(solution, logs - 1.0, logs + 1.0)
+
+
+def save(found: Mapping[str, EngineCalibration], path: Path) -> None:
+    """Write the file that `calibration.predict.blind` reads."""
+    path.write_text(json.dumps({name: asdict(c) for name, c in found.items()}, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", default="../shared/data", type=Path)
+    parser.add_argument("--write", default=Path(__file__).parents[1] / "blind.json", type=Path)
+    given = parser.parse_args()
+    found = teach(lessons(load_cases(), given.data), say=True)
+    save(found, given.write)
+    for name, value in {
+        **found[""].correction.factors,
+        **found[""].correction.added_ns,
+        **vars(found[""].host),
+    }.items():
+        print(f"{name:24} {value:,.3f}")
+
+
+if __name__ == "__main__":
+    main()

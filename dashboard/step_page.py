@@ -1,0 +1,88 @@
+"""Step: what one engine step costs on a GPU, operation by operation, and how sure that is."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from calibration.explanation import Explanation, explain
+from calibration.operations import StepSizes
+from calibration.predict import predicted_cost
+from dashboard.step_charts import parts_bar, roofline
+from dashboard.url import choose, number
+from serving.config import Deployment
+from serving.errors import UserError
+from serving.gpu_spec import find_gpu, gpus
+from serving.model_catalogue import models
+
+_BADGE = {"VALIDATED": "green", "INTERPOLATED": "blue", "EXTRAPOLATED": "orange"}
+
+
+def show() -> None:
+    """The page. Inputs live in the URL."""
+    st.title("Step")
+    st.caption("Where the time of one engine step goes, from kernel tables and what measured engines taught.")
+    left, right = st.columns([1, 3], gap="large")
+    with left:
+        model = choose("Model", list(models()), "model")
+        gpu = choose("GPU", list(gpus()), "gpu", help="Rates and prices: `tokentwin gpus`.")
+        devices = int(choose("Tensor parallel", ["1", "2", "4", "8"], "tp"))
+        rows = number("Decode rows", "rows", 0, 4096, 64)
+        context = number("Tokens before each", "context", 0, 131_072, 1024)
+        prompts = number("Prompt chunks", "prompts", 0, 64, 0)
+        chunk = number("Tokens of each chunk", "chunk", 2, 32_768, 512)
+        past = number("Tokens before each chunk", "past", 0, 131_072, 0)
+    with right:
+        if not rows and not prompts:
+            st.info("An empty step: give it decode rows or prompt chunks.")
+            return
+        sizes = StepSizes(
+            prefill_rows=prompts,
+            prefill_tokens=prompts * chunk,
+            prefill_context=prompts * past,
+            prefill_pairs=prompts * (chunk * past + chunk * (chunk + 1) // 2),
+            decode_rows=rows,
+            decode_context=rows * context,
+            sampled_rows=rows + prompts,
+        )
+        try:
+            cost = predicted_cost(gpu, Deployment(model=model, device="cuda", tensor_parallel_size=devices))
+            found = explain(cost, sizes)
+        except UserError as error:
+            st.error(str(error))
+            return
+        _show(found, gpu, rows)
+
+
+def _show(found: Explanation, gpu: str, rows: int) -> None:
+    low, high = found.interval
+    st.markdown(
+        f"### {found.step_ns / 1e6:,.2f} ms :{_BADGE[found.mark.name]}-badge[{found.mark.name.lower()}: {found.why}]"
+    )
+    tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
+    st.caption(
+        f"plausible {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
+        f"{found.host_ns / 1e6:,.2f} ms of CPU time before it, which async scheduling hides"
+    )
+    st.plotly_chart(parts_bar(found.parts_ns), key="parts")
+    st.plotly_chart(roofline(found.operations, find_gpu(gpu)), key="roofline")
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "operation": [o.name for o in found.operations],
+                "times": [o.count for o in found.operations],
+                "GFLOP": [o.flops / 1e9 for o in found.operations],
+                "MB": [o.bytes / 1e6 for o in found.operations],
+                "µs": [o.ns / 1e3 for o in found.operations],
+                "of roofline, %": [100 * o.utilisation for o in found.operations],
+                "bound by": [o.bound for o in found.operations],
+                "known to ± %": [100 * o.sigma for o in found.operations],
+                "mark": [o.mark.name.lower() for o in found.operations],
+            }
+        ),
+        hide_index=True,
+        column_config={
+            name: st.column_config.NumberColumn(format="%.1f")
+            for name in ("GFLOP", "MB", "µs", "of roofline, %", "known to ± %")
+        },
+    )

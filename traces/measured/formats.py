@@ -1,0 +1,33 @@
+"""The formats of measured runs, by the name a case file gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.config import parse
+from serving.errors import UserError
+from serving.plugins import find
+from traces.measured.run import MeasuredFormat
+
+FORMATS = {
+    "bench-serve": "traces.measured.bench_serve:BenchServe",
+    "guidellm-spans": "traces.measured.guidellm_spans:GuideLlmSpans",
+    "inference-perf": "traces.measured.inference_perf:InferencePerf",
+    "llmservingsim": "traces.measured.llmservingsim:LlmServingSim",
+    "prometheus": "traces.measured.prometheus:Prometheus",
+    "silicon-table": "traces.measured.silicon_table:SiliconTable",
+}
+
+
+def measured_format(settings: Mapping[str, Any], where: str) -> MeasuredFormat:
+    """The format that `settings` names, with the rest of them as its fields; `module:Class` is a user's own.
+
+    Raises UserError, which begins with `where`, for an unknown name or field.
+    """
+    name = settings.get("format")
+    if not isinstance(name, str):
+        raise UserError(f"{where}.format", name, f"must be one of {', '.join(FORMATS)}")
+    kind = find(f"{where}.format", name, FORMATS, ("read", "model_validate"))
+    found: MeasuredFormat = parse(kind, dict(settings), where=where)
+    return found

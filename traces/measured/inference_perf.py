@@ -1,0 +1,82 @@
+"""Stages of kubernetes-sigs/inference-perf: one `stage_N_lifecycle_metrics.json` for each request rate.
+
+Only distributions are published, so the workload is rebuilt from the load's settings: a constant rate, prompts of one
+length, and a cap on the requests in flight. Latencies are the client's, in seconds; its TTFT includes HTTP. "Output
+length" there is text tokenised again and gaps are per streamed chunk, so TPOT is (E2E - TTFT) / (tokens - 1).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.errors import UserError
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from traces.measured.json_file import MANY, JsonFile
+from traces.measured.run import MeasuredRun, saturated
+
+_STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
+
+
+class InferencePerf(BaseModel):
+    """The stages in one folder, and how its client was set up.
+
+    max_in_flight   most requests the client has outstanding: workers x concurrency of a worker
+    shared_prefixes, users, shared_prefix_tokens   the `shared_prefix` data: that many system prompts of that
+                    many tokens, each asked by that many users in turn; the rest of a prompt is its user's own
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["inference-perf"] = "inference-perf"
+    folder: str
+    output_tokens: int = Field(ge=2, description="tokens generated for each request; end-of-sequence is ignored")
+    max_in_flight: int | None = Field(None, ge=1)
+    shared_prefixes: int = Field(0, ge=0)
+    users: int = Field(1, ge=1)
+    shared_prefix_tokens: int = Field(0, ge=0)
+
+    def read(self, data: Path) -> list[MeasuredRun]:
+        """See `MeasuredFormat`. A run is a stage, called `stage N`."""
+        folder = data / self.folder
+        stages = {int(found[1]): path for path in folder.glob("stage_*") if (found := _STAGE.fullmatch(path.name))}
+        if not stages:
+            raise UserError("measured.folder", str(folder), "has no stage_N_lifecycle_metrics.json")
+        return [self._run(f"stage {n}", JsonFile(stages[n])) for n in sorted(stages)]
+
+    def _run(self, name: str, file: JsonFile) -> MeasuredRun:
+        count = int(file.number("successes.count", 1, MANY))
+        offered = file.number("load_summary.requested_rate", 1e-3)
+        prompt = round(file.number("successes.prompt_len.mean", 1, MANY))
+        requests = [
+            WorkloadRequest(id_, round(id_ * 1e9 / offered), self._prompt(id_, prompt), self.output_tokens)
+            for id_ in range(count)
+        ]
+        shares = self.shared_prefixes > 0 and self.shared_prefix_tokens > 0
+        workload = Workload(requests, name=name, concurrency=self.max_in_flight, shares_prefixes=shares)
+        failed = int(file.number("failures.count"))
+        caution = f"{failed} requests failed and are left out" if failed else ""
+        return MeasuredRun(name, workload, self._figures(file, offered), caution=caution, offered_per_s=offered)
+
+    def _prompt(self, id_: int, tokens: int) -> tuple[Segment, ...]:
+        if not self.shared_prefixes or not self.shared_prefix_tokens:
+            return ((PRIVATE, tokens),)
+        shared = min(self.shared_prefix_tokens, tokens)
+        system, user = id_ % self.shared_prefixes, id_ // self.shared_prefixes % self.users
+        parts = ((f"system {system}", shared), (f"user {user} of {system}", tokens - shared))
+        return tuple(part for part in parts if part[1])
+
+    def _figures(self, file: JsonFile, offered: float) -> dict[str, float]:
+        found = {}
+        for theirs, ours in _STATISTICS.items():
+            found[f"ttft_ms.{ours}"] = 1e3 * file.number(f"successes.latency.time_to_first_token.{theirs}")
+            found[f"e2e_ms.{ours}"] = 1e3 * file.number(f"successes.latency.request_latency.{theirs}")
+        found["tpot_ms.mean"] = (found["e2e_ms.mean"] - found["ttft_ms.mean"]) / (self.output_tokens - 1)
+        rate = file.number("successes.throughput.requests_per_sec")
+        return found | {"request_throughput": rate, "saturated": saturated(rate, offered)}
+
+
+_STAGE = re.compile(r"stage_(\d+)_lifecycle_metrics\.json(\.gz)?")

@@ -1,0 +1,59 @@
+"""A JSON file of a measurement, and the numbers at its dotted paths: `successes.latency.request_latency.mean`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serving.errors import UserError
+from traces.rows import read_head
+
+MOST = 9e9  # in seconds it still fits 64 bits of nanoseconds
+MANY = 10**8  # tokens of a request, requests of a run
+_LARGEST = 1 << 30  # bytes; a detailed result of a million requests is below
+
+
+class JsonFile:
+    """An object read from `path`, plain or gzipped. Raises UserError when it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            data = json.loads(read_head(path, _LARGEST))
+        except (ValueError, RecursionError) as error:
+            raise UserError("measured", str(path), f"is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise UserError("measured", str(path), "must be a JSON object")
+        self.data: dict[str, Any] = data
+
+    def get(self, path: str) -> Any:
+        """What stands at a dotted path; None where there is nothing."""
+        value: Any = self.data
+        for key in path.split("."):
+            if isinstance(value, list) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def number(self, path: str, least: float = 0.0, most: float = MOST) -> float:
+        """A number from `least` to `most` at a dotted path."""
+        return self._checked(path, self.get(path), least, most)
+
+    def numbers(self, path: str, least: float = 0.0, most: float = MOST) -> list[float]:
+        """An array of such numbers."""
+        values = self.get(path)
+        if not isinstance(values, list):
+            raise self.error(path, values, "must be an array")
+        return [self._checked(f"{path}[{i}]", value, least, most) for i, value in enumerate(values)]
+
+    def error(self, path: str, value: object, remedy: str) -> UserError:
+        return UserError(f"{self.path}: {path}", value, remedy)
+
+    def _checked(self, path: str, value: Any, least: float, most: float) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(path, value, "must be a number")
+        if not least <= value <= most:
+            raise self.error(path, value, f"must be from {least:g} to {most:g}")
+        return float(value)

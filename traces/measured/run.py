@@ -1,0 +1,100 @@
+"""One measured run: the workload that was offered, and the figures that were observed.
+
+A figure is a number of the run under one name on both clocks: `ttft_ms.mean`, `tpot_ms.p90`, `request_throughput`,
+`makespan_s`. Runs measured request by request become a table with the schema of a recording, so that the same lines
+compute the figures of the measured run and of the simulated one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from serving.workload import Workload
+from traces.run_metrics import RunMetrics
+from traces.schema import arrow_schema
+
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+STATISTICS = ("mean", "p50", "p90", "p99")
+RATES = ("request_throughput", "output_throughput")
+KEEPS_UP = 0.95  # share of the offered rate below which a run is saturated
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A workload and what an engine made of it.
+
+    figures     what was observed, by the names that `figures` gives a simulated run
+    settings    fields of the deployment that the measurement itself states; they override the case's
+    gpu         the GPU that the measurement itself states, likewise
+    group       what to report it under, when a file holds many runs: the model, the concurrency, ...
+    floor_pct   how far repeats of the very same run are apart, in percent, by figure; where there are repeats
+    caution     what a reader should know before blaming the prediction; empty when nothing
+    offered_per_s    requests per second the client meant to send, where it had a rate
+    """
+
+    name: str
+    workload: Workload
+    figures: Mapping[str, float]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    gpu: str = ""
+    group: Mapping[str, str] = field(default_factory=dict)
+    floor_pct: Mapping[str, float] = field(default_factory=dict)
+    caution: str = ""
+    offered_per_s: float | None = None
+
+
+class MeasuredFormat(Protocol):
+    """A format of measured runs; its fields, a pydantic model's, are what a case file says about the files."""
+
+    def read(self, data: Path) -> list[MeasuredRun]:
+        """The runs in the files, which lie under `data`. Raises UserError that names the file and the field."""
+        ...
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One request as it was measured; times in nanoseconds from the start of the run."""
+
+    id: int
+    prompt_tokens: int
+    output_tokens: int
+    arrival_ns: int
+    first_token_ns: int
+    finish_ns: int
+
+
+def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | None = None) -> dict[str, float]:
+    """The figures of a run measured request by request."""
+    schema = arrow_schema("requests")
+    columns = {name: [getattr(r, name) for r in requests] for name in Observed.__dataclass_fields__ if name != "id"}
+    columns |= {"request_id": [r.id for r in requests], "status": ["finished"] * len(requests)}
+    nulls = [None] * len(requests)
+    table = pa.Table.from_arrays([pa.array(columns.get(f.name, nulls), f.type) for f in schema], schema=schema)
+    return figures(RunMetrics(table), offered_per_s)
+
+
+def figures(metrics: RunMetrics, offered_per_s: float | None = None) -> dict[str, float]:
+    """Every figure the run has: latencies in ms, rates per second, `makespan_s`, and `saturated` (1 or 0)."""
+    found = {
+        f"{name}.{statistic}": float(getattr(metrics.distribution(name), statistic))
+        for name in LATENCIES
+        for statistic in STATISTICS
+    }
+    scalars = metrics.scalars()
+    found |= {name: scalars[name] for name in RATES if scalars[name] is not None}
+    if metrics.window_s is not None:
+        found["makespan_s"] = metrics.window_s
+    if offered_per_s is not None and "request_throughput" in found:
+        found["saturated"] = saturated(found["request_throughput"], offered_per_s)
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def saturated(per_s: float, offered_per_s: float) -> float:
+    """1 when fewer requests were completed per second than `KEEPS_UP` of those offered, else 0."""
+    return float(per_s < KEEPS_UP * offered_per_s)

@@ -1,0 +1,229 @@
+"""AIConfigurator's table of measured deployments: one row each, closed loop at a fixed concurrency.
+
+https://github.com/ai-dynamo/aiconfigurator, `silicon_sample.csv`: model, parallel sizes, prompt and output length,
+concurrency, TTFT and TPOT in milliseconds. The table does not say how the engine was started, nor how lengths were
+drawn; a case file says that for the rows it knows, by rules. Every row is kept: one that looks wrong gets a caution.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serving.errors import UserError
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.measured.run import MeasuredRun
+from traces.rows import Row, csv_rows
+
+FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
+_APART = 1.05  # rows of one configuration whose times differ by more disagree
+_SLOWER = 1.1  # a row slower than one of higher concurrency by more looks wrong
+_CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
+
+
+Share = Annotated[float, Field(gt=0, le=2)]
+
+
+class Load(BaseModel):
+    """How a closed-loop client made its requests.
+
+    waves       requests in all, as a multiple of the concurrency
+    lengths     shares of the nominal length that lengths are drawn evenly between
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    waves: int = Field(10, ge=1)
+    lengths: tuple[Share, Share] = (1.0, 1.0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Load:
+        if self.lengths[0] > self.lengths[1]:
+            raise ValueError("must be the smaller share first")
+        return self
+
+
+class Rule(BaseModel):
+    """For rows whose columns are as in `when`: settings of the deployment, the load, and columns to read as others.
+
+    `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    when: dict[str, str] = Field(default_factory=dict)
+    deployment: dict[str, Any] = Field(default_factory=dict)
+    columns: dict[str, str] = Field(default_factory=dict)
+    load: Load | None = None
+    seqs_as_concurrency: bool = False
+    caution: str = ""
+
+
+class SiliconTable(BaseModel):
+    """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["silicon-table"] = "silicon-table"
+    file: str
+    systems: dict[str, str]
+    rules: tuple[Rule, ...] = ()
+    seed: int = 0
+
+    def read(self, data: Path) -> list[MeasuredRun]:
+        """See `MeasuredFormat`. TTFT is the client's, and taken to be the mean, as is TPOT."""
+        path = data / self.file
+        rows = [_Deployed(row, self.rules) for row in csv_rows(path)]
+        if not rows:
+            raise UserError("measured.file", str(path), "holds no rows")
+        floors, odd = _floors(rows), _out_of_order(rows)
+        runs = []
+        for number, row in enumerate(rows):
+            cautions = [*row.cautions, *([odd[number]] if number in odd else [])]
+            if any(pct > 100 * (_APART - 1) for pct in floors[number].values()):
+                cautions.append("rows of the same configuration disagree")
+            runs.append(self._run(row, floors[number], "; ".join(cautions)))
+        return runs
+
+    def _run(self, row: _Deployed, floor_pct: Mapping[str, float], caution: str) -> MeasuredRun:
+        system = row.text("system")
+        if system not in self.systems:
+            raise row.row.error("system", system, f"is none of {', '.join(self.systems)}")
+        return MeasuredRun(
+            name=row.text("id"),
+            workload=row.workload(self.seed),
+            figures=row.figures,
+            settings=row.settings(),
+            gpu=self.systems[system],
+            group={"model": row.text("model_path"), "concurrency": str(row.concurrency)},
+            floor_pct=floor_pct,
+            caution=caution,
+        )
+
+
+class _Deployed:
+    """A row, read by the rules that match it."""
+
+    def __init__(self, row: Row, rules: Sequence[Rule]) -> None:
+        self.rules = [rule for rule in rules if all(row.text(key) == value for key, value in rule.when.items())]
+        columns = {key: value for rule in self.rules for key, value in rule.columns.items()}
+        self.row = Row(row.path, row.line, {**row.fields, **columns})
+        self.cautions = [rule.caution for rule in self.rules if rule.caution]
+        self.figures = {figure: self._positive(column) for figure, column in FIGURES.items()}
+        found = _CONCURRENCY.search(self.text("silicon_data_source"))
+        self.concurrency = int(found[1]) if found else self.row.integer("batch_size", 1)
+        self.isl, self.osl = self.row.integer("isl", 1), self.row.integer("osl", 1)
+        # One rank of a data-parallel group is simulated, with its share of the requests.
+        self.ranks = self.row.integer("attention_dp_size", 0, 1) or 1
+
+    def text(self, column: str) -> str:
+        return self.row.text(column)
+
+    def _positive(self, column: str) -> float:
+        value = self.row.time_ns(column, 10**6) / 1e6
+        if not value:
+            raise self.row.error(column, self.row.fields[column], "must be above 0")
+        return value
+
+    @property
+    def configuration(self) -> tuple[Any, ...]:
+        """What two rows have in common when they measured the same; the concurrency is the last of it."""
+        columns = ("model_path", "system", "precision", "backend_version", "tp_size", "pp_size", "moe_ep_size")
+        return (*(self.text(column) for column in columns), self.ranks, self.isl, self.osl, self.concurrency)
+
+    def settings(self) -> dict[str, Any]:
+        """The deployment: what the rules say, then what the row says."""
+        scheduler: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        for rule in self.rules:
+            scheduler |= rule.deployment.get("scheduler", {})
+            settings |= rule.deployment
+            if rule.seqs_as_concurrency:
+                scheduler["max_num_seqs"] = self.concurrency
+        settings["tensor_parallel_size"] = self.row.integer("tp_size", 1)
+        if self.ranks > 1:
+            settings["data_parallel_size"] = self.ranks
+        if self.row.integer("moe_ep_size", 0, 1) > 1:
+            settings["enable_expert_parallel"] = True
+        return {**settings, **({"scheduler": scheduler} if scheduler else {})}
+
+    def workload(self, seed: int) -> Workload:
+        load = next((rule.load for rule in reversed(self.rules) if rule.load), Load())
+        slots = -(-self.concurrency // self.ranks)
+        draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
+        requests = [
+            WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, load)),), _length(draw, self.osl, load))
+            for id_ in range(slots * load.waves)
+        ]
+        return Workload(requests, name=self.text("id"), concurrency=slots, shares_prefixes=False)
+
+
+def _length(draw: random.Random, nominal: int, load: Load) -> int:
+    least, most = (max(int(nominal * share), 1) for share in load.lengths)
+    return draw.randint(least, most)
+
+
+def _floors(rows: Sequence[_Deployed]) -> list[dict[str, float]]:
+    """For each row, how far the rows of its configuration are apart in each figure; empty for one of a kind.
+
+    Rows that agree to the last digit are one measurement written twice, not two.
+    """
+    kinds: dict[tuple[Any, ...], list[_Deployed]] = {}
+    for row in rows:
+        kinds.setdefault(row.configuration, []).append(row)
+    floors = []
+    for row in rows:
+        twins = kinds[row.configuration]
+        values = {figure: sorted({twin.figures[figure] for twin in twins}) for figure in FIGURES}
+        floors.append({f: 100 * (v[-1] - v[0]) / mean(v) for f, v in values.items() if len(v) > 1})
+    return floors
+
+
+def _out_of_order(rows: Sequence[_Deployed]) -> dict[int, str]:
+    """Rows whose TPOT does not fit between those of the same deployment at other concurrencies, and what is odd.
+
+    The row at odds with most others is set aside, and again until the rest is in order; of two that only disagree with
+    each other it is the slower one, since whatever disturbs a measurement slows it.
+    """
+    ladders: dict[tuple[Any, ...], set[_Rung]] = {}
+    for row in rows:
+        ladders.setdefault(_ladder(row), set()).add(_rung(row))
+    odd = {key: _set_aside(rungs) for key, rungs in ladders.items()}
+    return {number: odd[_ladder(row)][_rung(row)] for number, row in enumerate(rows) if _rung(row) in odd[_ladder(row)]}
+
+
+_Rung = tuple[int, float]  # concurrency and TPOT in ms
+
+
+def _rung(row: _Deployed) -> _Rung:
+    return row.concurrency, row.figures["tpot_ms.mean"]
+
+
+def _ladder(row: _Deployed) -> tuple[Any, ...]:
+    """A configuration but for its concurrency and the version of the engine."""
+    return tuple(value for i, value in enumerate(row.configuration[:-1]) if i != 3)
+
+
+def _set_aside(rungs: set[_Rung]) -> dict[_Rung, str]:
+    left = sorted(rungs)
+    found: dict[_Rung, str] = {}
+    while True:
+        against = {rung: [other for other in left if _at_odds(rung, other)] for rung in left}
+        worst = max(left, key=lambda rung: (len(against[rung]), rung[1]))
+        if not against[worst]:
+            return found
+        other = against[worst][-1]
+        found[worst] = f"TPOT does not fit that of the same deployment at concurrency {other[0]} ({other[1]:.2f} ms)"
+        left.remove(worst)
+
+
+def _at_odds(one: _Rung, other: _Rung) -> bool:
+    """Whether the less busy of two is the slower."""
+    calm, busy = sorted((one, other))
+    return calm[0] < busy[0] and calm[1] > _SLOWER * busy[1]
