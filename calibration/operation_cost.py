@@ -9,7 +9,7 @@ interpolated over a grid of prompts, lengths and pasts: tables are sampled from 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -93,7 +93,10 @@ class OperationCost:
 
     def standing(self) -> tuple[Mark, str]:
         """How far to trust what was asked so far, and the part that made it so."""
-        corners = self._corners()
+        return self.standing_of(self._corners())
+
+    def standing_of(self, corners: Sequence[StepSizes]) -> tuple[Mark, str]:
+        """The same for steps (of plain numbers) that no others go beyond."""
         if not corners:
             return Mark.VALIDATED, "no step was priced"
         if self.correction.domain and all(self._within(corner) for corner in corners):

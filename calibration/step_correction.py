@@ -2,8 +2,8 @@
 
 Kernels timed alone do not add up to a step: clocks drop under sustained load, launches leave gaps, the engine
 computes around them. A correction multiplies each part and adds times per step, row and prompt. It is fitted to
-measured steps on log errors, every regime weighing the same, outliers little (soft L1); each multiplier is drawn
-towards its prior, 1 for most, so that what the steps say nothing about stays as the kernels have it.
+measured steps on log errors, a regime weighing as the root of its steps, outliers little (soft L1); each multiplier is
+drawn towards its prior, 1 for most, so that what the steps say nothing about stays as the kernels have it.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def _prior(names: Sequence[str], start: Correction | None) -> Floats:
 
 
 def _balanced(regime: NDArray[np.int64]) -> Floats:
-    """Weights that make every regime count the same, however many steps it has."""
+    """Weights that make a regime count as the square root of its steps: a few mixed steps among thousands still do."""
     count = np.bincount(regime, minlength=len(REGIMES))
-    return 1.0 / np.sqrt(np.maximum(count[regime], 1))
+    return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)
 
 
 def _domain(sizes: StepSizes) -> dict[str, tuple[float, float]]:

@@ -1,9 +1,10 @@
 """What the time of a step is made of: named parts, each the sum of like operations.
 
-Parts are what a correction scales. GEMMs are split at the time they would take for one token: up to there weights
-are read, beyond it tensor cores work, and engines miss the two by different factors (a long prompt runs at the
-clock that the power limit leaves, a decode step does not). Attention of prompts is split into what they see of
-themselves and what of their past. `imbalance` is what uneven decode rows add; see `imbalance_ns`.
+Parts are what a correction scales. GEMMs are split at the time they would take for one token, experts at that for as
+many tokens as it takes to reach nearly all of them: up to there weights are read, beyond it tensor cores work, and
+engines miss the two by different factors (a long prompt runs at the clock that the power limit leaves, a decode step
+does not). Attention of prompts is split into what they see of themselves and what of their past. `imbalance` is what
+uneven decode rows add; see `imbalance_ns`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from calibration.operations import (
     step_operations,
 )
 from serving.config import Deployment
+from serving.decode_buckets import DECODE_BUCKETS
 from serving.dtypes import DTYPE_BYTES
 from serving.gpu_spec import GpuSpec
 from serving.model_spec import ModelSpec
@@ -41,10 +43,13 @@ PARTS = {
     "imbalance": "waiting for the longest decode row",
     "prompt attention": "attention of prompt tokens to their own chunk",
     "past attention": "attention of prompt tokens to what was computed before",
-    "experts": "routed experts",
+    "experts": "routed experts as long as they only read weights",
+    "expert compute": "routed experts beyond that",
     "elementwise": "norms, rotary embedding, activation, sampling",
     "collectives": "communication between devices",
 }
+_BUCKETS = np.array((0, *DECODE_BUCKETS))
+_SATURATED = 2.0  # choices for every expert: all but exp(-2) of them have a token
 _WAVE_SHARE = 0.5  # up to half a wave of thread blocks, attention splits rows and balances by itself
 _WAVES_MORE = 1.5  # beyond two waves more, further rows fill the gaps
 
@@ -64,22 +69,28 @@ def parts_of(operations: list[Operation], kernels: KernelTimes) -> Iterator[tupl
     """Every operation's time in a step, all its occurrences, under the part it belongs to."""
     for operation in operations:
         whole = kernels.time(operation)
-        count = operation.count * (np.asarray(operation.size) > 0)
-        if isinstance(operation, Gemm):
-            weights = np.minimum(whole.ns, kernels.time(replace(operation, m=1)).ns)
-            yield "weights", whole._replace(ns=count * weights)
-            yield "compute", whole._replace(ns=count * (whole.ns - weights))
-        elif isinstance(operation, PrefillAttention):
-            alone = np.minimum(whole.ns, kernels.time(_without_past(operation)).ns)
-            yield "prompt attention", whole._replace(ns=count * alone)
-            yield "past attention", whole._replace(ns=count * (whole.ns - alone))
-        else:
-            yield _KINDS[type(operation)], whole._replace(ns=count * whole.ns)
+        for name, ns in _split(operation, whole.ns, kernels):
+            occurring = np.where(np.asarray(operation.size) > 0, ns, 0.0)
+            yield name, whole._replace(ns=operation.count * occurring)
+
+
+def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[str, Any]]:
+    """The parts that one occurrence of `operation`, of `ns` nanoseconds, belongs to."""
+    if isinstance(operation, Gemm):
+        weights = np.minimum(ns, kernels.time(replace(operation, m=1)).ns)
+        return [("weights", weights), ("compute", ns - weights)]
+    if isinstance(operation, Experts):
+        full = _SATURATED * operation.experts / operation.topk  # tokens at which nearly every expert is read
+        weights = np.minimum(ns, kernels.time(replace(operation, tokens=full)).ns)
+        return [("experts", weights), ("expert compute", ns - weights)]
+    if isinstance(operation, PrefillAttention):
+        alone = np.minimum(ns, kernels.time(_without_past(operation)).ns)
+        return [("prompt attention", alone), ("past attention", ns - alone)]
+    return [(_KINDS[type(operation)], ns)]
 
 
 _KINDS = {
     DecodeAttention: "decode attention",
-    Experts: "experts",
     Elementwise: "elementwise",
     Collective: "collectives",
 }
@@ -101,5 +112,8 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
     dtype = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
     head_bytes = 2.0 * DTYPE_BYTES[dtype] * model.head_dim * (model.num_layers - model.sliding_layers)
     ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s
-    waves = np.asarray(sizes.decode_rows) * kv_heads / gpu.sm_count
+    rows = np.asarray(sizes.decode_rows)
+    if not deployment.enforce_eager:  # a graph launches the blocks of its bucket
+        rows = np.where(rows <= _BUCKETS[-1], _BUCKETS[np.searchsorted(_BUCKETS, np.minimum(rows, _BUCKETS[-1]))], rows)
+    waves = rows * kv_heads / gpu.sm_count
     return sizes.decode_spread * ns_per_token * np.clip(waves - _WAVE_SHARE, 0.0, _WAVES_MORE)

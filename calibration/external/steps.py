@@ -6,84 +6,93 @@ time; both are scored on the middle third.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
-from calibration.iteration_fit import PricedLog, StepErrors, middle_third, score_middle_third
+from calibration.external.case import Case, Target
+from calibration.external.scoring import Outcome, Row, Verdict
+from calibration.external.teaching import source_of
+from calibration.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.iteration_log import read_iteration_log
+from calibration.operations import StepSizes
 from calibration.predict import blind, kernels
+from calibration.step_correction import regimes
+from calibration.step_features import REGIMES
 from serving.config import Deployment, parse
 from serving.errors import UserError
 from serving.model_catalogue import find_model
 
-
-class StepTarget(BaseModel):
-    """Bounds on the absolute error of the anchored column, in percent of the measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    median_pct: float = Field(gt=0)
-    p95_pct: float = Field(gt=0)
+_STATISTICS = (("p50_ms", 50), ("p95_ms", 95))
 
 
-class StepCase(BaseModel):
-    """A per-iteration log and the engine that wrote it; `targets` by regime: prefill, decode, mixed."""
+class StepLog(BaseModel):
+    """What a case file says of a per-iteration log."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
-    title: str
-    source: str
-    engine: str
-    gpu: str
-    deployment: dict[str, Any]
+    format: Literal["iteration-log"]
     file: str
-    targets: dict[str, StepTarget] = {}
-    notes: str = ""
 
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """Errors by regime on the middle third, in both columns."""
-
-    case: StepCase
-    blind: Mapping[str, StepErrors]
-    anchored: Mapping[str, StepErrors]
-
-    @property
-    def missed(self) -> list[str]:
-        """Regimes whose target is not met."""
-        return [
-            name
-            for name, target in self.case.targets.items()
-            if name not in self.anchored
-            or self.anchored[name].median_pct > target.median_pct
-            or self.anchored[name].p95_pct > target.p95_pct
-        ]
-
-
-def load_step_cases(folder: Path | None = None) -> list[StepCase]:
-    """The step cases of `folder`, or the bundled ones. Raises UserError that names the file and the field."""
-    where = Path(str(files("calibration.external.step_cases"))) if folder is None else folder
-    cases = []
-    for path in sorted(where.glob("*.yaml")):
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError("case", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
-        cases.append(parse(StepCase, data, where=path.name))
-    return cases
-
-
-def score_steps(case: StepCase, data: Path) -> StepOutcome:
-    """Score a log under `data`. Raises UserError when it cannot be read."""
+def score_steps(case: Case, data: Path) -> Outcome:
+    """Score a log under `data`. Raises UserError when it cannot be read, or a target is about no regime in it."""
     deployment = parse(Deployment, {"device": "cuda", **case.deployment}, where=f"{case.name}.deployment")
-    log = read_iteration_log(data / case.file)
+    log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
     priced = PricedLog(log, find_model(deployment.model), deployment, kernels(case.gpu))
-    return StepOutcome(case, priced.score(blind().correction, middle_third(log)), score_middle_third(priced))
+    middle = middle_third(log)
+    known = blind(source_of(case, deployment))
+    taught = priced.fit(~middle, f"{case.name}, first and last third")
+    columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
+    errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}
+    found = log.take(middle)
+    rows = list(_rows(found.measured_ns, columns, regimes(found.sizes), known.interval))
+    verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
+    cost = known.cost(find_model(deployment.model), deployment, kernels(case.gpu))
+    return Outcome(case, rows, verdicts, [], None, cost.standing_of(_corners(log.sizes)))
+
+
+def _rows(
+    measured: NDArray[np.float64],
+    columns: dict[str, NDArray[np.float64]],
+    regime: NDArray[np.int64],
+    interval: tuple[float, float],
+) -> Iterator[Row]:
+    """Percentiles of the step times of every regime, and their sum, in each column."""
+    for index, name in enumerate(REGIMES):
+        mine = regime == index
+        if not mine.any():
+            continue
+        for figure, rank in _STATISTICS:
+            blind_ms, anchored_ms, real_ms = (
+                float(np.percentile(ns[mine], rank)) / 1e6 for ns in (columns["blind"], columns["anchored"], measured)
+            )
+            yield _row(f"{name} steps ({mine.sum()})", figure, real_ms, blind_ms, anchored_ms, interval)
+        blind_s, anchored_s, real_s = (
+            float(ns[mine].sum()) / 1e9 for ns in (columns["blind"], columns["anchored"], measured)
+        )
+        yield _row(f"{name} steps ({mine.sum()})", "total_s", real_s, blind_s, anchored_s, interval)
+
+
+def _row(run: str, figure: str, real: float, known: float, taught: float, interval: tuple[float, float]) -> Row:
+    low, high = (known * factor for factor in interval)
+    return Row(run, figure, real, known, low, high, taught, None)
+
+
+def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict:
+    regime, _, statistic = target.figure.partition(".")
+    if regime not in errors or statistic not in ("median", "p95"):
+        raise UserError(f"{case.name}.targets", target.figure, f"is not median or p95 of {', '.join(errors)}")
+    found = errors[regime]
+    return Verdict(target, found.median_pct if statistic == "median" else found.p95_pct, f"{found.steps} steps")
+
+
+def _corners(sizes: StepSizes) -> list[StepSizes]:
+    """The step of the most decode context, and that of the most query-key pairs."""
+    arrays = {name: np.asarray(value) for name, value in vars(sizes).items()}
+    tops = (int(np.argmax(arrays[name])) for name in ("decode_context", "prefill_pairs"))
+    return [StepSizes(**{name: float(values[top]) for name, values in arrays.items()}) for top in tops]

@@ -42,6 +42,7 @@ _PRIORS: dict[str, tuple[float, float]] = {
     "decode attention": (1.0, 0.15),
     "prompt attention": (1.0, 0.15),
     "experts": (1.0, 0.15),
+    "expert compute": (1.0, 0.5),
     "elementwise": (1.0, 0.3),
     "collectives": (1.0, 0.3),
     "step": (4e5, 0.8),
@@ -79,6 +80,8 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
     """Some runs of every source, those of a caution left out."""
     by_source: dict[str, list[Lesson]] = {}
     for case in cases:
+        if case.is_of_steps:
+            continue
         for run in case.format.read(data):
             deployment, stated = case.deployment_of(run)
             gpu = run.gpu or case.gpu

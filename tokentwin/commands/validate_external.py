@@ -30,6 +30,7 @@ def external(data: str, cases: str | None, names: tuple[str, ...], style: str, p
     from calibration.external.case import load_cases
     from calibration.external.page import as_dict, markdown
     from calibration.external.scoring import score
+    from calibration.external.steps import score_steps
     from serving.errors import UserError
 
     folder = Path(data)
@@ -43,7 +44,7 @@ def external(data: str, cases: str | None, names: tuple[str, ...], style: str, p
     for case in chosen:
         if not names or case.name in names:
             click.echo(case.title, err=True)
-            outcomes.append(score(case, folder, _predictor()))
+            outcomes.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
     if page:
         _write(Path(page), markdown(outcomes))
     if style == "json":

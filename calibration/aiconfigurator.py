@@ -1,0 +1,210 @@
+"""NVIDIA's public kernel tables (aiconfigurator, Apache-2.0) as measurements of our operations.
+
+They are read as the Parquet files they are, from a folder or from the installed package `aiconfigurator-core`, whose
+code is not imported. What the columns do not say: latencies are milliseconds; message sizes are elements, of the
+whole gathered message for all-gather and reduce-scatter; `step` is the KV behind a decode row, its own token not
+counted; attention includes writing the KV cache; prompts have no past. Experts are taken under the mildly uneven
+routing `power_law_1.01`, and where several kernels were timed at one point the fastest, as engines select.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention
+from serving.errors import UserError
+
+PACKAGE = "package"  # where a folder is expected: the installed package
+SYSTEMS = {
+    "A100-80G": "a100_sxm",
+    "L40S": "l40s",
+    "RTX-PRO-6000": "rtx_pro_6000_server",
+    "H100": "h100_sxm",
+    "H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "B300": "b300_sxm",
+    "GB200": "gb200",
+}
+_ROUTING = "power_law_1.01"
+_KV_TYPES = ("bfloat16", "fp8")
+_GEMM_TYPES = {"bfloat16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
+_EXPERT_TYPES = {**_GEMM_TYPES, "w4a16_mxfp4": "mxfp4"}
+_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+
+Column = NDArray[Any]
+
+
+class Measured(NamedTuple):
+    """One shape at all its sizes: `operation` holds arrays, `ns` is what it took. `key` names the kernel."""
+
+    key: str
+    operation: Operation
+    ns: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One kind of file: where it lies, what its rows are grouped by, and the operation that a group is.
+
+    keep    which rows count
+    key     the kernel that a group is of; operation: the group itself
+    """
+
+    folder: str
+    name: str
+    shape: tuple[str, ...]
+    sizes: tuple[str, ...]
+    keep: Callable[[dict[str, Column]], NDArray[np.bool_]]
+    key: Callable[..., str]
+    operation: Callable[..., Operation]
+
+
+def measurements(source: str, gpu: str) -> Iterator[Measured]:
+    """Every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`.
+
+    Raises UserError for a GPU that is not tabulated, and for a file that is missing, unreadable or of another kind.
+    """
+    root = _root(source, gpu)
+    for table in _TABLES:
+        path = _newest(root, table)
+        columns = _columns(path, table)
+        if len(columns["latency"]):
+            yield from _grouped(table, columns)
+
+
+def provenance(source: str, gpu: str) -> str:
+    """What `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
+    root = _root(source, gpu)
+    whose = f"aiconfigurator-core {version('aiconfigurator-core')}: " if source == PACKAGE else ""
+    folders = dict.fromkeys(_newest(root, table).parent.relative_to(root).as_posix() for table in _TABLES)
+    return whose + ", ".join(folders)
+
+
+def _root(source: str, gpu: str) -> Path:
+    if gpu not in SYSTEMS:
+        raise UserError("gpu", gpu, f"has no kernel tables; there are some of {', '.join(SYSTEMS)}")
+    if source != PACKAGE:
+        return Path(source)
+    found = find_spec("aiconfigurator_core")
+    if found is None or not found.submodule_search_locations:
+        raise UserError("tables", source, "needs `pip install aiconfigurator-core`, or name a folder of tables")
+    return Path(found.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
+
+
+def _newest(root: Path, table: _Table) -> Path:
+    def release(path: Path) -> tuple[int, ...]:
+        return tuple(int(part) if part.isdigit() else -1 for part in path.parent.name.split("."))
+
+    paths = sorted((root / table.folder).glob(f"*/{table.name}_perf.parquet"), key=release)
+    if not paths:
+        raise UserError("tables", str(root), f"has no {table.folder}/*/{table.name}_perf.parquet")
+    return paths[-1]
+
+
+def _columns(path: Path, table: _Table) -> dict[str, Column]:
+    try:
+        read = pq.ParquetFile(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError("tables", str(path), f"is not readable as Parquet: {error}") from None
+    missing = {*table.shape, *table.sizes, "latency"} - {*read.column_names, "window_size"}
+    if missing:
+        raise UserError("tables", str(path), f"is another kind of table: no column {', '.join(sorted(missing))}")
+    columns = {name: read[name].to_numpy() for name in read.column_names}
+    columns.setdefault("window_size", np.zeros(len(read), dtype=np.int64))  # older tables have no windows
+    kept = table.keep(columns) & (columns["latency"] > 0)
+    return {name: column[kept] for name, column in columns.items()}
+
+
+def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
+    by = [columns[name] for name in (*table.shape, *table.sizes)]
+    order = np.lexsort([columns["latency"], *(np.unique(column, return_inverse=True)[1] for column in by[::-1])])
+    point = np.array([column[order].astype(str) for column in by]).T
+    first = np.ones(len(order), dtype=bool)  # of each point, the fastest
+    first[1:] = (point[1:] != point[:-1]).any(axis=1)
+    order, point = order[first], point[first]
+    starts = np.flatnonzero(np.r_[True, (point[1:, : len(table.shape)] != point[:-1, : len(table.shape)]).any(axis=1)])
+    for start, stop in zip(starts, np.r_[starts[1:], len(order)], strict=True):
+        rows = order[start:stop]
+        shape = [
+            columns[name][rows[0]].item() if hasattr(columns[name][rows[0]], "item") else columns[name][rows[0]]
+            for name in table.shape
+        ]
+        sizes = [columns[name][rows].astype(np.float64) for name in table.sizes]
+        yield Measured(table.key(*shape), table.operation(*shape, *sizes), 1e6 * columns["latency"][rows])
+
+
+def _all(columns: dict[str, Column]) -> NDArray[np.bool_]:
+    return np.ones(len(columns["latency"]), dtype=bool)
+
+
+def _prompts(heads: int, kv: int, dim: int, window: int, kv_type: str, rows: Column, length: Column) -> Operation:
+    pairs = length * (length + 1) / 2
+    if window:
+        beyond = np.maximum(length - window, 0.0)
+        pairs = pairs - beyond * (beyond + 1) / 2
+    return PrefillAttention("", rows, rows * length, 0 * rows, rows * pairs, heads, kv, dim, kv_type, window)
+
+
+def _decodes(heads: int, kv: int, dim: int, window: int, kv_type: str, rows: Column, step: Column) -> Operation:
+    context = np.minimum(step + 1, window) if window else step + 1
+    return DecodeAttention("", rows, rows * context, heads, kv, dim, kv_type, window)
+
+
+_ATTENTION = ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
+_TABLES = (
+    _Table(
+        "gemm/vllm", "gemm", ("n", "k", "gemm_dtype"), ("m",),
+        lambda c: np.isin(c["gemm_dtype"], list(_GEMM_TYPES)),
+        lambda n, k, dtype: f"gemm/{_GEMM_TYPES[dtype]}",
+        lambda n, k, dtype, m: Gemm("", m, n, k, _GEMM_TYPES[dtype]),
+    ),
+    _Table(
+        "attention/vllm", "context_attention", _ATTENTION, ("batch_size", "isl"),
+        lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES) & (c["step"] == 0),
+        lambda heads, kv, dim, window, kv_type: f"prefill/{kv_type}",
+        _prompts,
+    ),
+    _Table(
+        "attention/vllm", "generation_attention", _ATTENTION, ("batch_size", "step"),
+        lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES),
+        lambda heads, kv, dim, window, kv_type: f"decode/{kv_type}",
+        _decodes,
+    ),
+    _Table(
+        "moe/vllm", "moe",
+        ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "moe_dtype"),
+        ("num_tokens",),
+        lambda c: np.isin(c["moe_dtype"], list(_EXPERT_TYPES)) & (c["distribution"] == _ROUTING),
+        lambda hidden, inter, topk, experts, tp, ep, dtype: f"experts/{_EXPERT_TYPES[dtype]}",
+        lambda hidden, inter, topk, experts, tp, ep, dtype, tokens: Experts(
+            "", tokens, hidden, inter, topk, experts, tp, ep, _EXPERT_TYPES[dtype]
+        ),
+    ),
+    _Table(
+        "comm/nccl", "nccl", ("op_name", "num_gpus"), ("message_size",),
+        lambda c: (c["nccl_dtype"] == "half") & np.isin(c["op_name"], list(_COLLECTIVES)),
+        lambda kind, gpus: f"nccl/{_COLLECTIVES[kind]}",
+        lambda kind, gpus, elements: Collective("", _COLLECTIVES[kind], gpus, elements),
+    ),
+    _Table(
+        "comm/vllm", "custom_allreduce", ("num_gpus",), ("message_size",),
+        lambda c: c["kernel_source"] == "vLLM_custom_graph",
+        lambda gpus: "custom/all_reduce",
+        lambda gpus, elements: Collective("", "all_reduce", gpus, elements),
+    ),
+)  # fmt: skip
