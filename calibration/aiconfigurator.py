@@ -61,14 +61,15 @@ class Measured(NamedTuple):
 class _Table:
     """One kind of file: where it lies, what its rows are grouped by, and the operation that a group is.
 
-    keep    which rows count
-    key     the kernel that a group is of; operation: the group itself
+    filters, keep   which rows count, and the columns that say it
+    key, operation  the kernel that a group is of, and the group itself
     """
 
     folder: str
     name: str
     shape: tuple[str, ...]
     sizes: tuple[str, ...]
+    filters: tuple[str, ...]
     keep: Callable[[dict[str, Column]], NDArray[np.bool_]]
     key: Callable[..., str]
     operation: Callable[..., Operation]
@@ -121,7 +122,7 @@ def _columns(path: Path, table: _Table) -> dict[str, Column]:
         read = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as error:
         raise UserError("tables", str(path), f"is not readable as Parquet: {error}") from None
-    missing = {*table.shape, *table.sizes, "latency"} - {*read.column_names, "window_size"}
+    missing = {*table.shape, *table.sizes, *table.filters, "latency"} - {*read.column_names, "window_size"}
     if missing:
         raise UserError("tables", str(path), f"is another kind of table: no column {', '.join(sorted(missing))}")
     columns = {name: read[name].to_numpy() for name in read.column_names}
@@ -131,25 +132,17 @@ def _columns(path: Path, table: _Table) -> dict[str, Column]:
 
 
 def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
-    by = [columns[name] for name in (*table.shape, *table.sizes)]
-    order = np.lexsort([columns["latency"], *(np.unique(column, return_inverse=True)[1] for column in by[::-1])])
-    point = np.array([column[order].astype(str) for column in by]).T
-    first = np.ones(len(order), dtype=bool)  # of each point, the fastest
-    first[1:] = (point[1:] != point[:-1]).any(axis=1)
-    order, point = order[first], point[first]
-    starts = np.flatnonzero(np.r_[True, (point[1:, : len(table.shape)] != point[:-1, : len(table.shape)]).any(axis=1)])
-    for start, stop in zip(starts, np.r_[starts[1:], len(order)], strict=True):
-        rows = order[start:stop]
-        shape = [
-            columns[name][rows[0]].item() if hasattr(columns[name][rows[0]], "item") else columns[name][rows[0]]
-            for name in table.shape
-        ]
+    """One `Measured` for each shape, its points in the order of their sizes, each with its fastest time."""
+    codes = [np.unique(columns[name], return_inverse=True)[1] for name in (*table.shape, *table.sizes)]
+    order = np.lexsort([columns["latency"], *codes[::-1]])
+    points = np.stack([code[order] for code in codes])
+    new = np.r_[True, (points[:, 1:] != points[:, :-1]).any(axis=0)]
+    order, points = order[new], points[: len(table.shape), new]
+    starts = np.flatnonzero(np.r_[True, (points[:, 1:] != points[:, :-1]).any(axis=0)])
+    for rows in np.split(order, starts[1:]):
+        shape = [columns[name][rows[:1]].tolist()[0] for name in table.shape]
         sizes = [columns[name][rows].astype(np.float64) for name in table.sizes]
         yield Measured(table.key(*shape), table.operation(*shape, *sizes), 1e6 * columns["latency"][rows])
-
-
-def _all(columns: dict[str, Column]) -> NDArray[np.bool_]:
-    return np.ones(len(columns["latency"]), dtype=bool)
 
 
 def _prompts(heads: int, kv: int, dim: int, window: int, kv_type: str, rows: Column, length: Column) -> Operation:
@@ -168,19 +161,19 @@ def _decodes(heads: int, kv: int, dim: int, window: int, kv_type: str, rows: Col
 _ATTENTION = ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
 _TABLES = (
     _Table(
-        "gemm/vllm", "gemm", ("n", "k", "gemm_dtype"), ("m",),
+        "gemm/vllm", "gemm", ("n", "k", "gemm_dtype"), ("m",), (),
         lambda c: np.isin(c["gemm_dtype"], list(_GEMM_TYPES)),
         lambda n, k, dtype: f"gemm/{_GEMM_TYPES[dtype]}",
         lambda n, k, dtype, m: Gemm("", m, n, k, _GEMM_TYPES[dtype]),
     ),
     _Table(
-        "attention/vllm", "context_attention", _ATTENTION, ("batch_size", "isl"),
+        "attention/vllm", "context_attention", _ATTENTION, ("batch_size", "isl"), ("step",),
         lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES) & (c["step"] == 0),
         lambda heads, kv, dim, window, kv_type: f"prefill/{kv_type}",
         _prompts,
     ),
     _Table(
-        "attention/vllm", "generation_attention", _ATTENTION, ("batch_size", "step"),
+        "attention/vllm", "generation_attention", _ATTENTION, ("batch_size", "step"), (),
         lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES),
         lambda heads, kv, dim, window, kv_type: f"decode/{kv_type}",
         _decodes,
@@ -188,7 +181,7 @@ _TABLES = (
     _Table(
         "moe/vllm", "moe",
         ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "moe_dtype"),
-        ("num_tokens",),
+        ("num_tokens",), ("distribution",),
         lambda c: np.isin(c["moe_dtype"], list(_EXPERT_TYPES)) & (c["distribution"] == _ROUTING),
         lambda hidden, inter, topk, experts, tp, ep, dtype: f"experts/{_EXPERT_TYPES[dtype]}",
         lambda hidden, inter, topk, experts, tp, ep, dtype, tokens: Experts(
@@ -196,13 +189,13 @@ _TABLES = (
         ),
     ),
     _Table(
-        "comm/nccl", "nccl", ("op_name", "num_gpus"), ("message_size",),
+        "comm/nccl", "nccl", ("op_name", "num_gpus"), ("message_size",), ("nccl_dtype",),
         lambda c: (c["nccl_dtype"] == "half") & np.isin(c["op_name"], list(_COLLECTIVES)),
         lambda kind, gpus: f"nccl/{_COLLECTIVES[kind]}",
         lambda kind, gpus, elements: Collective("", _COLLECTIVES[kind], gpus, elements),
     ),
     _Table(
-        "comm/vllm", "custom_allreduce", ("num_gpus",), ("message_size",),
+        "comm/vllm", "custom_allreduce", ("num_gpus",), ("message_size",), ("kernel_source",),
         lambda c: c["kernel_source"] == "vLLM_custom_graph",
         lambda gpus: "custom/all_reduce",
         lambda gpus, elements: Collective("", "all_reduce", gpus, elements),

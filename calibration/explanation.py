@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, hypot, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,8 @@ from calibration.operations import Collective, StepSizes, step_operations
 if TYPE_CHECKING:
     from calibration.operation_cost import OperationCost
 
-_NEGLIGIBLE = 0.02  # of the step: below that, how a part was come by does not matter
+_REACH = 1.645  # standard deviations of a normal's 90 % interval
+_NEGLIGIBLE = 0.01  # of the step: a part whose standard error is less cannot change how far to trust it
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,23 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         )
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
     step_ns = sum(parts.values())
-    telling = [o for o in operations if o.ns >= _NEGLIGIBLE * step_ns]
-    worst = max(telling, key=lambda o: (o.mark, o.ns), default=None)
+    telling = [o for o in operations if o.sigma * o.ns >= _NEGLIGIBLE * step_ns]
+    worst = max(telling, key=lambda o: (o.mark, o.sigma * o.ns), default=None)
     rows = int(sizes.decode_rows + sizes.prefill_rows)
     return Explanation(
         operations=operations,
         parts_ns=parts,
         step_ns=step_ns,
         host_ns=cost.host.step_ns + cost.host.row_ns * rows,
-        interval=cost.interval,
+        interval=_widened(cost.known_interval, operations),
         mark=worst.mark if worst else Mark.VALIDATED,
         why=worst.name if worst else "",
     )
+
+
+def _widened(known: tuple[float, float], operations: Sequence[ExplainedOperation]) -> tuple[float, float]:
+    """`known` holds for kernels between measured ones; those beyond add their own error, all of them alike."""
+    beyond = sum(o.sigma * o.ns for o in operations if o.mark is Mark.EXTRAPOLATED)
+    extra = _REACH * beyond / max(sum(o.ns for o in operations), 1e-9)
+    low, high = (hypot(log(factor), extra) for factor in known)
+    return exp(-low), exp(high)

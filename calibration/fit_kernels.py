@@ -17,8 +17,8 @@ from calibration.surface_fit import fit_kernel
 from serving.errors import UserError
 from serving.gpu_spec import GpuSpec, find_gpu
 
-# Messages up to which vLLM 0.24 takes its own all-reduce, by number of GPUs; beyond two, only over NVLink
-# (vllm/distributed/device_communicators/all_reduce_utils.py; 8 MiB where it lists nothing).
+# Messages up to which vLLM takes its own all-reduce, by number of GPUs; beyond two, only over NVLink
+# (vllm/distributed/device_communicators/all_reduce_utils.py; 8 MiB for architectures that it does not list).
 _MIB = 2**20
 _HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
 _B200 = {2: 2 * _MIB, 4: 2 * _MIB, 8: _MIB}
@@ -35,10 +35,9 @@ _CUSTOM_BYTES = {
     "RTX-PRO-6000": _PCIE,
 }
 
-
-_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # never under 55 us (H100) to 300 us (L40S), whatever the shape
+_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
 _FEWEST_SHAPES = 20
-# Timed with a FlashInfer kernel that was not tuned: 2.6 times as long as the same in 16 bits, 4 times fp8_block.
+# A FlashInfer kernel that looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
 _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
 
@@ -75,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--gpu", required=True, help="name in the catalogue of GPUs")
     parser.add_argument("--out", type=Path, help="Parquet file to write; default: the bundled one")
-    parser.add_argument("--date", default="", help="date of the tables, to be kept in the file")
+    parser.add_argument("--date", default="", help="date of the fit, to be kept in the file")
     given = parser.parse_args(arguments)
     try:
         gpu = find_gpu(given.gpu)

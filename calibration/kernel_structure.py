@@ -25,6 +25,7 @@ from serving.gpu_spec import GpuSpec
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
 _SPLITS = (1, 2, 4, 8)  # of the k dimension, when tiles alone would leave the device idle
+_WIDEST = 65536  # columns; a wider GEMM, such as a head, is several side by side and no less efficient
 _STEP_K = 64  # a tile's shortest step along k
 _QUERY_TILE = 128  # queries of a thread block of prompt attention: tokens, and the heads that share a KV head
 _NO_WINDOW = 2**17  # tokens seen without a sliding window, as a feature
@@ -68,7 +69,7 @@ class GemmStructure:
         return f"gemm/{_sixteen_bits(operation.dtype)}"
 
     def shape(self, operation: Gemm) -> tuple[float, ...]:
-        return operation.n, operation.k
+        return min(operation.n, _WIDEST), operation.k
 
     def sizes(self, operation: Gemm) -> tuple[Any, ...]:
         return (operation.m,)
@@ -108,7 +109,8 @@ class PrefillStructure:
     def ns(self, gpu: GpuSpec, operation: PrefillAttention, efficiency: Efficiency) -> Any:
         length, _ = _equal_prompts(operation)
         group = operation.heads / operation.kv_heads
-        blocks = operation.tokens / length * np.ceil(length * group / _QUERY_TILE) * operation.kv_heads
+        tiles = operation.tokens / length * np.ceil(length * group / _QUERY_TILE)
+        blocks = np.maximum(tiles * operation.kv_heads, 1.0)
         waves = np.maximum(blocks / gpu.sm_count, 1.0)
         idle = waves * gpu.sm_count / blocks
         compute = 1e9 * operation.flops * idle / gpu.flop_per_s("bfloat16") / efficiency.compute

@@ -19,9 +19,9 @@ from serving.gpu_spec import GpuSpec, find_gpu
 
 _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
     Gemm: 0.25,
-    PrefillAttention: 0.45,
+    PrefillAttention: 0.55,
     DecodeAttention: 0.4,
-    Experts: 0.65,
+    Experts: 0.75,
     Collective: 0.6,
     Elementwise: 0.4,
 }

@@ -11,9 +11,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from math import exp, log, log2, sqrt
+from math import exp, log2, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ _GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padde
 _DECODE_PARTS = ("decode attention",)
 _PROMPT_PARTS = ("prompt attention", "past attention")
 _ADDED = "host and launch"
+_AT_ONCE = 64  # numbers of rows whose curves are made together
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HostTimes:
 class OperationCost:
     """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
 
-    interval    factors of the predicted time between which 9 of 10 runs lie
+    known_interval  factors of the predicted time between which 9 of 10 runs lie, where kernels were measured
     asked       steps priced
     """
 
@@ -65,7 +65,7 @@ class OperationCost:
         self.model, self.deployment, self.kernels = model, deployment, kernels
         self.correction = correction or Correction()
         self.host = host or HostTimes()
-        self.interval = interval
+        self.known_interval = interval
         self.asked = 0
         scheduler = deployment.scheduler
         self._most_rows = padded(scheduler.max_num_seqs)
@@ -81,6 +81,12 @@ class OperationCost:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
         raw = step_parts(self.model, self.deployment, self.kernels, sizes)
         return self.correction.apply(raw, sizes)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The same for what was asked so far, wider where kernels lie beyond the measured ones."""
+        found = [explain(self, corner).interval for corner in self._corners()] or [self.known_interval]
+        return min(low for low, _ in found), max(high for _, high in found)
 
     def ends(self) -> tuple[OperationCost, OperationCost]:
         """The same at the lower and the upper end of its 90 % interval."""
@@ -110,7 +116,7 @@ class OperationCost:
         """The largest steps that were asked for: of decode rows at their longest, of prompts on the longest past."""
         found = []
         if self._made:
-            rows = max(self._made)
+            rows = max((made.rows for made in self._made.values() if made.longest), default=1)
             longest = max(made.longest / made.rows for made in self._made.values())
             found.append(StepSizes(decode_rows=rows, decode_context=rows * longest, sampled_rows=rows))
         if largest := self._prompts.largest():
@@ -190,21 +196,27 @@ class OperationCost:
     def _rows(self, rows: int) -> _DecodeRows:
         made = self._made.get(rows)
         if made is None:
-            made = self._made[rows] = self._make_rows(rows)
+            first = (rows - 1) // _AT_ONCE * _AT_ONCE + 1
+            self._make_rows(range(first, first + _AT_ONCE))
+            made = self._made[rows]
         return made
 
-    def _make_rows(self, rows: int) -> _DecodeRows:
+    def _make_rows(self, many: range) -> None:
+        """Curves of several numbers of rows in one go, which is what numpy is fast at."""
         lengths = np.unique(np.round(np.geomspace(1, max(self._longest, 2), 48)).astype(np.int64))
-        contexts = np.concatenate(([0], lengths * rows))
+        rows = np.array(many)[:, None]
+        contexts = np.concatenate((np.zeros_like(rows), lengths[None, :] * rows), axis=1)
         sizes = StepSizes(
-            decode_rows=np.full(len(contexts), float(rows)),
+            decode_rows=np.broadcast_to(rows, contexts.shape).astype(np.float64),
             decode_context=contexts.astype(np.float64),
-            decode_spread=np.ones(len(contexts)),
+            decode_spread=np.ones(contexts.shape),
         )
         parts = self.parts(sizes)
-        attention = np.maximum.accumulate(parts["decode attention"])
-        values = [round(1000 * ns) + rows * self._added["decode row"] for ns in attention.tolist()]
-        return _DecodeRows(rows, contexts.tolist(), values, 1000.0 * float(parts["imbalance"][0]))
+        attention = np.maximum.accumulate(parts["decode attention"], axis=1)
+        for at, count in enumerate(many):
+            values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
+            per_spread = 1000.0 * float(parts["imbalance"][at, 0])
+            self._made[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
 
 
 class _DecodeRows:
@@ -259,7 +271,7 @@ class _PromptGrid:
 
     def __init__(self, cost: OperationCost) -> None:
         self._cost = cost
-        self._at = cache(self._log_ps)
+        self._corners: dict[tuple[int, int, int], float] = {}
         self._cells: dict[tuple[float, float, float], tuple[float, ...]] = {}
 
     def ps(self, rows: int, tokens: int, past: int, pairs: int) -> int:
@@ -289,14 +301,24 @@ class _PromptGrid:
         low, up, right, both = (self._at(i + di, j + dj, k) for di, dj in ((0, 0), (1, 0), (0, 1), (1, 1)))
         return low, up - low, right - low, both - up - right + low
 
-    def _log_ps(self, i: int, j: int, k: int) -> float:
-        """At a corner of the grid: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
-        rows, n, behind = 2.0**i, 2.0**j, 2.0**k - 1.0
+    def _at(self, i: int, j: int, k: int) -> float:
+        """Logarithm of the picoseconds at a corner: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
+        if (i, j, k) not in self._corners:
+            scheduler = self._cost.deployment.scheduler
+            most, longest = scheduler.max_num_batched_tokens.bit_length(), scheduler.max_model_len.bit_length()
+            self._tabulate(range(max(i, 3) + 1), range(max(j, most) + 1), range(max(k, longest) + 1))
+        return self._corners[i, j, k]
+
+    def _tabulate(self, prompts: range, lengths: range, pasts: range) -> None:
+        corners = [(i, j, k) for i in prompts for j in lengths for k in pasts]
+        exponents = np.array(corners, dtype=np.float64)
+        rows, n, behind = 2.0 ** exponents[:, 0], 2.0 ** exponents[:, 1], 2.0 ** exponents[:, 2] - 1.0
         sizes = StepSizes(
-            prefill_rows=np.array([rows]),
-            prefill_tokens=np.array([rows * n]),
-            prefill_context=np.array([rows * behind]),
-            prefill_pairs=np.array([rows * (n * behind + n * (n + 1) / 2)]),
+            prefill_rows=rows,
+            prefill_tokens=rows * n,
+            prefill_context=rows * behind,
+            prefill_pairs=rows * (n * behind + n * (n + 1) / 2),
         )
         found = self._cost.parts(sizes)
-        return log(1000.0 * sum(float(found[part][0]) for part in _PROMPT_PARTS))
+        ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS], axis=0)
+        self._corners.update(zip(corners, np.log(ps).tolist(), strict=True))

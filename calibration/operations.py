@@ -371,7 +371,7 @@ def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
     operations: list[Operation] = [
         Elementwise("norms", tokens * (8.0 * model.hidden_size), count=2 * model.num_layers),
         Elementwise(
-            "rotary and KV write", tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim), count=model.num_layers
+            "rotary, KV write", tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim), count=model.num_layers
         ),
     ]
     if dense:

@@ -63,8 +63,8 @@ def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -
         "custom_bytes": {str(gpus): limit for gpus, limit in kernels.custom_bytes.items()},
         "kernels": described,
         "about": about,
-        "sha256": _digest(table),
     }
+    metadata["sha256"] = _digest(table, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
         table.replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()}),
@@ -123,13 +123,13 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise UserError(
             "kernel surfaces", str(path), f"are not {FORMAT!r} but {kind}; make them with calibration.fit_kernels"
         )
-    if metadata.get("sha256") != _digest(table):
+    if metadata.pop("sha256", "") != _digest(table, metadata):
         raise UserError("kernel surfaces", str(path), "are damaged: their contents do not match their checksum")
     return table, metadata
 
 
-def _digest(table: pa.Table) -> str:
-    digest = hashlib.sha256()
+def _digest(table: pa.Table, metadata: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in ("shape", "log_ratio"):
         digest.update(table[name].combine_chunks().flatten().to_numpy().tobytes())
     return digest.hexdigest()

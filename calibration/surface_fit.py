@@ -187,8 +187,7 @@ def _differences(knots: tuple[Array, ...]) -> Array:
 
 def _at_knots(hats: Array, left: Array, smooth: Array) -> Array:
     normal = hats.T @ hats + _SMOOTH * smooth.T @ smooth
-    found: Array = np.linalg.solve(normal, hats.T @ left)
-    return found
+    return np.asarray(np.linalg.solve(normal, hats.T @ left), dtype=np.float64)
 
 
 def _shapes_held_out(

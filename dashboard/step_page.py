@@ -25,7 +25,9 @@ def show() -> None:
     left, right = st.columns([1, 3], gap="large")
     with left:
         model = choose("Model", list(models()), "model")
-        gpu = choose("GPU", list(gpus()), "gpu", help="Rates and prices: `tokentwin gpus`.")
+        gpu = choose(
+            "GPU", sorted(gpus(), key=lambda name: name != "H100"), "gpu", help="Rates and prices: `tokentwin gpus`."
+        )
         devices = int(choose("Tensor parallel", ["1", "2", "4", "8"], "tp"))
         rows = number("Decode rows", "rows", 0, 4096, 64)
         context = number("Tokens before each", "context", 0, 131_072, 1024)

@@ -29,9 +29,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--arrivals",
         "poisson:rate=4",
         "--prompt",
-        "fixed:value=300",
+        "300",
         "--output",
-        "fixed:value=40",
+        "40",
     ]
     run("trace", "synth", path, *arguments)
     return path

@@ -11,12 +11,12 @@ from serving.cost_model import CostModel
 
 
 class StandingCost(CostModel, Protocol):
-    """A cost model that knows how sure it is.
+    """A cost model that knows how sure it is."""
 
-    interval    factors of the predicted time between which 9 of 10 runs lie, one factor for all steps of a run
-    """
-
-    interval: tuple[float, float]
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Factors of the predicted time between which 9 of 10 runs lie, one factor for all steps of a run."""
+        ...
 
     def standing(self) -> tuple[Mark, str]:
         """How far to trust what it was asked so far, and why."""

@@ -70,26 +70,32 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
 
 
 def _print(found: Explanation, title: str) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
+    from calibration.kernel_times import Mark
+
     console = Console()
-    operations = Table(title=title, title_justify="left")
-    for heading in ("operation", "times", "GFLOP", "MB", "µs", "of roofline", "bound by", "known to", ""):
-        operations.add_column(heading, justify="left" if heading in ("operation", "bound by", "") else "right")
+    operations = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("operation", "times", "GFLOP", "MB", "µs", "roofline", "bound by", "±"):
+        operations.add_column(
+            heading, justify="left" if heading in ("operation", "bound by") else "right", no_wrap=True
+        )
     for o in found.operations:
         operations.add_row(
             o.name,
             str(o.count),
-            f"{o.flops / 1e9:,.1f}",
-            f"{o.bytes / 1e6:,.1f}",
-            f"{o.ns / 1e3:,.1f}",
+            _amount(o.flops / 1e9),
+            _amount(o.bytes / 1e6),
+            _amount(o.ns / 1e3),
             f"{100 * o.utilisation:.0f} %",
             o.bound,
-            f"±{100 * o.sigma:.0f} %",
-            o.mark.name.lower(),
+            f"{100 * o.sigma:.0f} %{'*' if o.mark is Mark.EXTRAPOLATED else ''}",
         )
     console.print(operations)
+    if any(o.mark is Mark.EXTRAPOLATED for o in found.operations):
+        console.print("* beyond measured shapes")
     parts = Table(title="the step, as engines run it", title_justify="left")
     for heading in ("part", "µs", "share"):
         parts.add_column(heading, justify="left" if heading == "part" else "right")
@@ -100,3 +106,7 @@ def _print(found: Explanation, title: str) -> None:
     console.print(parts)
     console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, which async scheduling hides")
     console.print(f"{found.mark.name.lower()}: because of {found.why}")
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
