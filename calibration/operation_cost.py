@@ -170,8 +170,9 @@ class OperationCost:
         return round(self.host.step_ns + self.host.row_ns * rows)
 
     def _by_size(self, tokens: int, sampled: int) -> int:
-        """Everything that the number of tokens and of sampled rows determines."""
-        return self._dense_ps[min(tokens, self._most_tokens)] + self._sampled_ps[min(sampled, self._most_rows)]
+        """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
+        dense = self._dense_ps[min(tokens, self._most_tokens)]
+        return dense + self._sampled_ps[min(sampled, self._most_rows)] + self._added["step"]
 
     def _tabulate_dense(self) -> list[int]:
         tokens = np.arange(self._most_tokens + 1)

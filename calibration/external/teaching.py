@@ -92,7 +92,7 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
             teaching = tuple(
                 name
                 for name in _FIGURES
-                if run.figures.get(name, 0) > (_LEAST_TTFT_MS if name.startswith("ttft") else 0)
+                if run.figures.get(name, 0) > 0 and not (name.startswith("ttft") and _is_the_clients(run))
             )
             source = source_of(case, deployment)
             if teaching and not run.caution:
@@ -102,6 +102,11 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
         step = max(len(found) / _RUNS, 1.0)
         chosen += [found[int(i * step)] for i in range(min(len(found), _RUNS))]
     return chosen
+
+
+def _is_the_clients(run: MeasuredRun) -> bool:
+    """Whether the TTFT of a run says more of its client than of its engine."""
+    return run.load_guessed or run.figures["ttft_ms.mean"] < _LEAST_TTFT_MS
 
 
 def calibration_of(logs: Floats, source: str, interval: tuple[float, float] = (1.0, 1.0)) -> EngineCalibration:

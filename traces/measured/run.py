@@ -35,6 +35,7 @@ class MeasuredRun:
     group       what to report it under, when a file holds many runs: the model, the concurrency, ...
     floor_pct   how far repeats of the very same run are apart, in percent, by figure; where there are repeats
     caution     what a reader should know before blaming the prediction; empty when nothing
+    load_guessed     how the client sent its requests is not known, so that its TTFT says little of the engine
     offered_per_s    requests per second the client meant to send, where it had a rate
     """
 
@@ -46,6 +47,7 @@ class MeasuredRun:
     group: Mapping[str, str] = field(default_factory=dict)
     floor_pct: Mapping[str, float] = field(default_factory=dict)
     caution: str = ""
+    load_guessed: bool = False
     offered_per_s: float | None = None
 
 

@@ -35,12 +35,14 @@ class Load(BaseModel):
 
     waves       requests in all, as a multiple of the concurrency
     lengths     shares of the nominal length that lengths are drawn evenly between
+    guessed     nobody says that it was so: queueing, and with it TTFT, may have been another
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     waves: int = Field(10, ge=1)
     lengths: tuple[Share, Share] = (1.0, 1.0)
+    guessed: bool = False
 
     @model_validator(mode="after")
     def _in_order(self) -> Load:
@@ -104,6 +106,7 @@ class SiliconTable(BaseModel):
             group={"model": row.text("model_path"), "concurrency": str(row.concurrency)},
             floor_pct=floor_pct,
             caution=caution,
+            load_guessed=row.load.guessed,
         )
 
 
@@ -153,8 +156,13 @@ class _Deployed:
             settings["enable_expert_parallel"] = True
         return {**settings, **({"scheduler": scheduler} if scheduler else {})}
 
+    @property
+    def load(self) -> Load:
+        """What the last rule that says so says of the client."""
+        return next((rule.load for rule in reversed(self.rules) if rule.load), Load())
+
     def workload(self, seed: int) -> Workload:
-        load = next((rule.load for rule in reversed(self.rules) if rule.load), Load())
+        load = self.load
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         requests = [
