@@ -1,4 +1,4 @@
-"""Both pages in a real browser against a real server on loopback, in both themes; screenshots stay in tmp."""
+"""Every page in a real browser against a real server on loopback, in both themes; screenshots stay in tmp."""
 
 import os
 import re
@@ -84,7 +84,7 @@ def browser():
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_pages_open(server, browser, tmp_path, scheme):
+def test_every_page_opens(server, browser, tmp_path, scheme):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     outside = []
@@ -106,6 +106,12 @@ def test_both_pages_open(server, browser, tmp_path, scheme):
     drawn(page, least=60)
     assert page.url.startswith(f"{server}/run?")
     shoot(page, tmp_path / f"run-{scheme}.png")
+
+    page.get_by_role("link", name="Step").click()
+    page.get_by_text("Where the time of one engine step goes").wait_for()
+    settle(page, plots=2)
+    drawn(page, least=10)
+    shoot(page, tmp_path / f"step-{scheme}.png")
 
     # The background is the theme's, so the themes beside app.py were found.
     background = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")

@@ -246,3 +246,42 @@ def test_help_does_not_import_streamlit():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "127.0.0.1" in done.stdout
+
+
+# The Step page
+
+
+def step(**url):
+    def script():
+        from dashboard import step_page
+
+        step_page.show()
+
+    app = AppTest.from_function(script, default_timeout=60)
+    for name, value in url.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def test_a_step_is_explained_by_its_parts():
+    app = step(model="Llama-3.1-70B", gpu="H200", tp="4", rows="32", prompts="1")
+    assert not app.exception and not app.error
+    headline = next(m.value for m in app.markdown if " ms " in m.value)
+    assert "badge" in headline
+    (table,) = app.dataframe
+    assert {"qkv", "decode attention", "prefill attention", "all-reduce"} <= set(table.value["operation"])
+    bars, roof = charts(app)
+    assert "prompt attention" in bars["data"][0]["y"]
+    assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}
+
+
+def test_an_empty_step_and_a_split_that_cannot_be_say_so():
+    empty = step(rows="0")
+    assert not empty.exception and "empty step" in empty.info[0].value
+    assert step(rows="-3", context="junk").query_params.get("rows") in (None, [])
+
+
+def test_an_unmeasured_gpu_is_marked_extrapolated():
+    app = step(gpu="A10G")
+    assert not app.exception
+    assert any("extrapolated" in m.value for m in app.markdown)
