@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
 
 from calibration.engine_calibration import EngineCalibration
-from calibration.kernel_surfaces import load_kernels
+from calibration.kernel_surfaces import bundled, bundled_names, load_kernels
 from calibration.kernel_times import KernelTimes
 from calibration.operation_cost import OperationCost
 from serving.config import Deployment
@@ -22,6 +23,15 @@ def predicted_cost(gpu: str, deployment: Deployment, calibration: EngineCalibrat
     """
     known = calibration or blind()
     return known.cost(find_model(deployment.model), deployment, kernels(gpu))
+
+
+def identity(gpu: str, calibration: EngineCalibration | None = None) -> str:
+    """Twelve hexadecimal digits that change when the calibration does, or the kernel tables behind it."""
+    told = blake2b((calibration or blind()).id.encode(), digest_size=6)
+    own = bundled(find_gpu(gpu).name)
+    for path in [own] if own else filter(None, map(bundled, bundled_names())):
+        told.update(path.read_bytes())
+    return told.hexdigest()
 
 
 @cache

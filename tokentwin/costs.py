@@ -7,6 +7,7 @@ whatever can be derived from them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,15 @@ class Priced(NamedTuple):
 def priced_deployment(
     calibration: str | None, gpu: str | None, deployment_file: str | None, flags: dict[str, Any]
 ) -> Priced:
-    """From `--calibration` (a directory), or `--gpu` alone. Raises UserError when they do not go together."""
+    """From the options of a command; see `priced`."""
+    return priced(calibration, gpu, lambda base: read_deployment(deployment_file, flags, base))
+
+
+def priced(calibration: str | None, gpu: str | None, settle: Callable[[Deployment], Deployment]) -> Priced:
+    """From a calibration (a directory), or a GPU alone; `settle` makes the deployment from the one it was learnt with.
+
+    Raises UserError when they do not go together.
+    """
     from calibration.engine_calibration import FILE, EngineCalibration
     from serving.errors import UserError
 
@@ -38,18 +47,17 @@ def priced_deployment(
             raise UserError(
                 "calibration", "none", "give --calibration, or --gpu to simulate a GPU that was not measured"
             )
-        return _on_gpu(gpu, None, read_deployment(deployment_file, flags, _served("Llama-3.1-8B")))
+        return _on_gpu(gpu, None, settle(_served("Llama-3.1-8B")))
     if (Path(calibration) / FILE).exists():
         learnt = EngineCalibration.load(Path(calibration) / FILE)
-        base = read_deployment(deployment_file, flags, _parsed(learnt.deployment))
-        return _on_gpu(gpu or learnt.gpu, learnt, base)
+        return _on_gpu(gpu or learnt.gpu, learnt, settle(_parsed(learnt.deployment)))
     if gpu is not None:
         raise UserError("gpu", gpu, "goes with kernel tables; this calibration is of our own engine, leave --gpu out")
-    return _of_our_engine(calibration, deployment_file, flags)
+    return _of_our_engine(calibration, settle)
 
 
 def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
-    from calibration.predict import blind, predicted_cost
+    from calibration.predict import identity, predicted_cost
     from serving.gpu_spec import find_gpu
     from serving.kv_capacity import kv_capacity
     from serving.model_catalogue import find_model
@@ -58,24 +66,26 @@ def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
         deployment = deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
-    return Priced(deployment, predicted_cost(gpu, deployment, learnt), (learnt or blind()).id)
+    return Priced(deployment, predicted_cost(gpu, deployment, learnt), identity(gpu, learnt))
 
 
-def _of_our_engine(calibration: str, deployment_file: str | None, flags: dict[str, Any]) -> Priced:
+def _of_our_engine(calibration: str, settle: Callable[[Deployment], Deployment]) -> Priced:
     from calibration.step_cost import Calibration, StepCost
     from serving.config import Deployment
     from serving.errors import UserError
 
     measured = Calibration.load(calibration)
     base = _parsed(measured.deployment)
-    deployment = read_deployment(deployment_file, flags, base)
+    deployment = settle(base)
     if deployment.gpu_memory_utilization is not None:
         raise UserError(
             "gpu_memory_utilization",
             deployment.gpu_memory_utilization,
             "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
         )
-    for name in Deployment.model_fields.keys() - {"policy", "scheduler"}:
+    for name in Deployment.model_fields:
+        if name in ("policy", "scheduler", "fleet"):
+            continue
         asked, known = getattr(deployment, name), getattr(base, name)
         if asked != known:
             raise UserError(name, asked, f"this calibration was measured with {known}; calibrate for the other first")

@@ -50,7 +50,7 @@ class RecordingWriter:
         overwrite: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._run = {"version": _code_version(), **run}
+        self._run = {"version": code_version(), **run}
         _known("runs", self._run)
         self._made_directory = _claim(self.path, overwrite)
         self._open = True
@@ -317,7 +317,8 @@ def _known(dataset: str, columns: Collection[str]) -> None:
         raise KeyError(f"{dataset} has no column {', '.join(unknown)}")
 
 
-def _code_version() -> str:
+def code_version() -> str:
+    """Of the installed package; `unknown` when it runs from nowhere."""
     try:
         return version("tokentwin")
     except PackageNotFoundError:
