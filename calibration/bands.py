@@ -7,12 +7,14 @@ percent in service what it makes of them: near saturation the band opens by itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from serving.config import Deployment
 from serving.cost_model import CostModel
+from serving.fleet import FleetConfig
 from serving.workload import Workload
 from sim.cluster import Cluster
+from sim.fleet import PricedPool
 from sim.router import Router
 from sim.run_log import TableSink
 from traces.run_metrics import RunMetrics
@@ -27,8 +29,10 @@ def run_metrics(
     cost: CostModel,
     replicas: int = 1,
     router: Callable[[], Router] | None = None,
+    fleet: FleetConfig | None = None,
+    pools: Sequence[PricedPool] | None = None,
 ) -> RunMetrics:
-    """The metrics of a simulated run of which nothing else is kept."""
+    """The metrics of a simulated run of which nothing else is kept; see `sim.cluster.Cluster` for what is simulated."""
     sink = TableSink()
     Cluster(
         deployment,
@@ -36,6 +40,8 @@ def run_metrics(
         sink,
         replicas=replicas,
         router=router() if router else None,
+        fleet=fleet,
+        pools=pools,
         shares_prefixes=workload.shares_prefixes,
         steps=False,
     ).run(workload)

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from serving.errors import UserError
+from serving.fleet import FleetConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -108,12 +109,18 @@ class Deployment(BaseModel):
     )
     policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
+    fleet: FleetConfig | None = Field(None, description="many engines instead of one; simulated only (docs/fleet.md)")
 
     def timing(self) -> Deployment:
         """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
         kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
         return self.model_copy(
-            update={"policy": "vllm", "gpu_memory_utilization": None, "scheduler": SchedulerConfig(**kept)}
+            update={
+                "policy": "vllm",
+                "gpu_memory_utilization": None,
+                "scheduler": SchedulerConfig(**kept),
+                "fleet": None,
+            }
         )
 
 

@@ -318,6 +318,22 @@ _METRICS = (
         "time in steps / measurement window, averaged over the replicas",
     ),
     Metric(
+        "replicas",
+        "replicas",
+        "",
+        "run",
+        None,
+        "replicas that could take requests or still had some, mean over the run",
+    ),
+    Metric(
+        "gpu_hours",
+        "GPU hours",
+        "h",
+        "run",
+        "lower",
+        "GPUs of each replica times the time from its start to its end, summed; cold starts and drains count",
+    ),
+    Metric(
         "kv_usage",
         "KV usage",
         "fraction",

@@ -21,7 +21,9 @@ class WorkloadRequest:
     """One request as it arrives. `arrival_ns` is the *intended* arrival, from the start of the workload.
 
     `output_len` is the number of tokens to generate (end-of-sequence is ignored), `priority` is smaller for
-    the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths.
+    the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths. `session` names the conversation it
+    is turn `turn` of, from 0; empty is none. A turn with a `think_ns` comes that long after the turn before it has
+    ended, and its `arrival_ns` is the earliest that could be; without one it comes at its arrival, answered or not.
     """
 
     id: int
@@ -31,6 +33,9 @@ class WorkloadRequest:
     priority: int = 0
     tenant: str = ""
     slo_class: str = ""
+    session: str = ""
+    turn: int = 0
+    think_ns: int | None = None
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """Order on the virtual clock.
 
-Events at one timestamp happen in a stated order: steps end, then requests arrive, then schedulers plan. SimPy
-orders equal times by priority, then by age, so the same input gives the same run on every machine.
+Events at one timestamp happen in a stated order: steps end (by replica), then the fleet changes, then requests arrive
+or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the same input gives the
+same run on every machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Callable
 
 import simpy
 
-STEP_ENDS, ARRIVAL, PLANNING = 0, 1, 2  # SimPy's own timeouts have priority 1
+STEP_ENDS = 0  # plus the index of the replica
+FLEET, ARRIVAL, PLANNING = range(1 << 40, (1 << 40) + 3)
+SECOND_NS = 1_000_000_000
 
 
 class VirtualClock(simpy.Environment):
@@ -31,3 +34,8 @@ class Alarm(simpy.Event):
         self._ok = True
         self._value = None
         clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]
+
+
+def from_seconds(seconds: float) -> int:
+    """Nanoseconds."""
+    return round(seconds * SECOND_NS)

@@ -1,18 +1,27 @@
-"""A simulated run: a workload, a router, and N replicas of one deployment on one virtual clock."""
+"""A simulated run: a workload, a fleet of replicas behind a router, and one virtual clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from simpy.core import EmptySchedule
 
 from serving.config import Deployment
 from serving.cost_model import CostModel
-from serving.request import Request
-from serving.scheduler import find_policy
+from serving.fleet import FleetConfig
 from serving.workload import Workload, WorkloadRequest
-from sim.clock import ARRIVAL, Alarm, VirtualClock
+from sim.autoscaler import Autoscaler
+from sim.clients import Clients
+from sim.clock import VirtualClock
+from sim.failures import Failures
+from sim.fleet import Fleet, PricedPool, alike_pools, plain_fleet
+from sim.gateway import Gateway
 from sim.replica import Replica
-from sim.router import RoundRobin, Router
+from sim.router import Router, find_router
 from sim.run_log import RunLog, RunSink
 
 
@@ -27,7 +36,11 @@ class Simulated:
 
 
 class Cluster:
-    """N replicas behind a router. `run` offers a workload to them and returns when all of it has ended."""
+    """Replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
+
+    The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
+    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own.
+    """
 
     def __init__(
         self,
@@ -37,59 +50,78 @@ class Cluster:
         *,
         replicas: int = 1,
         router: Router | None = None,
+        fleet: FleetConfig | None = None,
+        pools: Sequence[PricedPool] | None = None,
         shares_prefixes: bool = True,
         steps: bool = True,
         tokens: bool = False,
     ) -> None:
-        policy = find_policy(deployment.policy)
+        config = fleet or deployment.fleet or plain_fleet(replicas)
+        pools = pools or alike_pools(config, deployment, cost)
+        self._config = config
         self._clock = VirtualClock()
-        self._log = RunLog(sink, deployment.scheduler.block_size, steps, tokens)
-        self._router = RoundRobin() if router is None else router
-        self.replicas = [
-            Replica(
-                self._clock,
-                index,
-                policy(deployment.scheduler, shares_prefixes=shares_prefixes),
-                cost,
-                self._log,
-                self._ended,
-            )
-            for index in range(replicas)
-        ]
-        self._arrivals: Iterator[WorkloadRequest] = iter(())
-        self._offered_ns: Mapping[int, int] | None = None
-        self._closed_loop = False
+        self._log = RunLog(sink, steps, tokens)
+        self._gateway = gateway = Gateway(self._clock, self._log, config.admission, self._left)
+
+        def routers() -> Router:
+            return router or find_router(config.router.name, **config.router.settings)
+
+        self._fleet = Fleet(self._clock, self._log, pools, routers, shares_prefixes, gateway.ended, gateway.lost)
+        gateway.open(self._fleet)
+        self._clients: Clients | None = None
+        self._runs = True
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All there have been so far, by their index."""
+        return self._fleet.replicas
+
+    @property
+    def lives(self) -> list[dict[str, Any]]:
+        """The column `replica_lives` of a recording of this run."""
+        return self._fleet.record()
 
     def run(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> Simulated:
         """Simulate `workload` to its end. Raises RuntimeError if a policy leaves requests behind.
 
         `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
         """
-        self._arrivals = iter(workload.requests)
-        self._offered_ns = offered_ns
-        self._closed_loop = workload.concurrency is not None
-        for _ in range(workload.concurrency or 1):
-            self._release_next()
-        self._clock.run()
-        left = sum(len(replica.scheduler.requests) for replica in self.replicas)
-        if left:
-            raise RuntimeError(f"{left} requests never finished: the policy stopped scheduling them")
+        config = self._config
+        Failures(self._clock, self._fleet, config)
+        if config.autoscaler is not None:
+            pool = config.pool_number(config.autoscaler.pool)
+            Autoscaler(self._clock, self._log, self._fleet, pool, config.autoscaler)
+        self._clients = Clients(self._clock, workload, offered_ns, self._gateway.offer)
+        self._clients.start()
+        self._stop_when_all_have_left()
+        next_event = self._clock.step
+        try:
+            with _no_cycle_search():
+                while self._runs:
+                    next_event()
+        except EmptySchedule:
+            left = len(self._gateway)
+            raise RuntimeError(f"{left} requests never finished: the policy stopped scheduling them") from None
         self._log.close()
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
 
-    def _release_next(self) -> None:
-        """The next request in order arrives: at its time, or now if that has passed (in a closed loop)."""
-        request = next(self._arrivals, None)
-        if request is not None:
-            due_ns = request.arrival_ns if self._offered_ns is None else self._offered_ns[request.id]
-            at_ns = max(self._clock.now_ns, due_ns)
-            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._offer(request))
+    def _left(self, request: WorkloadRequest) -> None:
+        assert self._clients is not None
+        self._clients.ended(request)
+        self._stop_when_all_have_left()
 
-    def _offer(self, request: WorkloadRequest) -> None:
-        self._router.choose(request, self.replicas).offer(request, self._clock.now_ns)
-        if not self._closed_loop:
-            self._release_next()
+    def _stop_when_all_have_left(self) -> None:
+        if not self._gateway and self._clients is not None and self._clients.exhausted:
+            self._runs = False
 
-    def _ended(self, request: Request) -> None:
-        if self._closed_loop:
-            self._release_next()
+
+@contextmanager
+def _no_cycle_search() -> Iterator[None]:
+    """Requests leave no reference cycles behind, and looking for them takes a third of the time of a large fleet."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

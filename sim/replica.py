@@ -1,16 +1,18 @@
 """One engine on the virtual clock: the shared scheduler in the plain or the overlapped loop.
 
 The plain loop has one step in flight, the overlapped loop two: it plans step N+1 while step N runs, so that CPU time
-is hidden. Either way a step costs one event. In the plain loop a run of pure decode steps that nothing
-interrupts is taken in one leap; an arrival cuts the leap at the end of the step then running.
+is hidden. Either way a step costs one event. In the plain loop a run of pure decode steps that nothing interrupts
+is taken in one leap; whatever does interrupt it finds the replica as if it had been stepping all along.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
+from math import prod
+from typing import Protocol
 
 from serving.cost_model import CostModel
 from serving.request import Request, Status
@@ -18,14 +20,24 @@ from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.pace import paced
 from sim.run_log import RunLog
+
+
+class LoadListener(Protocol):
+    """Who is told that a replica has one request more, or one fewer."""
+
+    def loaded(self, replica: Replica) -> None: ...
+    def lightened(self, replica: Replica) -> None: ...
 
 
 class Replica:
     """A scheduler, a cost model, and at most `depth` steps in flight.
 
-    outstanding_tokens  prompt and output tokens of the requests it has and has not finished
-    on_end              called with each request that finishes or is rejected
+    outstanding_requests  requests it has accepted and not finished, queued and running
+    outstanding_tokens    prompt and output tokens of those
+    listeners             told of each change of its load
+    on_end                called with each request that finishes, or is rejected because it can never fit
     """
 
     def __init__(
@@ -41,8 +53,11 @@ class Replica:
         self.scheduler = scheduler
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
+        self.listeners: list[LoadListener] = []
+        self._known_tokens = 0  # when the last step to have returned had returned
         self._clock = clock
-        self._cost = cost
+        self._cost = self._own_cost = cost
+        self._slowed: list[float] = []  # factors of the slowdowns under way
         self._log = log
         self._on_end = on_end
         self._depth = 2 if scheduler.config.async_scheduling else 1
@@ -51,21 +66,97 @@ class Replica:
         self._last_end_ns = 0  # when the last launched step ends
         self._alarm: Alarm | None = None  # the next thing this replica does
         self._leap_ends: list[int] = []  # ends of the steps of the leap under way
+        self._withdrawals = False  # whether steps in flight may hold rows of withdrawn requests
 
-    def offer(self, arrived: WorkloadRequest, arrival_ns: int) -> None:
+    # What routers and autoscalers see
+
+    @property
+    def queued_requests(self) -> int:
+        """Requests that wait for a place in a step, preempted ones included."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt tokens and tokens generated so far of its requests, queued and running: what KV memory they need.
+
+        Only the end of a request ever lowers it. Tokens that requests share are counted for each.
+        """
+        ended = bisect_right(self._leap_ends, self._clock.now_ns) if self._leap_ends else 0
+        return self._known_tokens + ended * len(self.scheduler.decodes.members)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit into its KV blocks."""
+        return self.scheduler.pool.total * self.scheduler.config.block_size
+
+    @property
+    def used_blocks(self) -> int:
+        """KV blocks referenced, those of the step under way included."""
+        pool = self.scheduler.pool
+        ahead = 0
+        if self._leap_ends:
+            # The step that ends now has ended, and the next is not planned yet.
+            planned = bisect_right(self._leap_ends, self._clock.now_ns - 1) + 1
+            ahead = self.scheduler.decodes.crossings(planned)
+        return pool.total - pool.free + ahead
+
+    # What happens to it
+
+    def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1) -> Request:
         """A request is routed here, now."""
         if self._leap_ends:
-            self._cut_leap()
+            self._end_leap()
         request = self.scheduler.add(arrived)
-        self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns)
+        self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
         if request.status is Status.REJECTED:
             self._log.ended(request, self._clock.now_ns)
             self._on_end(request)
-            return
+            return request
         self.outstanding_requests += 1
         self.outstanding_tokens += request.max_len
+        self._known_tokens += request.prompt_len
+        for listener in self.listeners:
+            listener.loaded(self)
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
+        return request
+
+    def withdraw(self, request: Request) -> None:
+        """Drop a request that has not ended. The step it may be part of runs on without it."""
+        if self._leap_ends:
+            self._end_leap()
+        self.scheduler.abort(request.id)
+        self._withdrawals = bool(self._launched)
+        self._lighten(request)
+        if self._alarm is None:  # its place may be what others waited for
+            self._set(self._clock.now_ns, PLANNING, self._plan)
+
+    def crash(self) -> list[Request]:
+        """Stop for ever; the requests that were here, in the order in which they came."""
+        if self._leap_ends:
+            self._end_leap()  # its whole steps count
+        self._alarm = None
+        self._launched.clear()
+        lost = list(self.scheduler.requests.values())
+        for request in lost:
+            self.scheduler.abort(request.id)
+            self._lighten(request)
+        return lost
+
+    def slow_down(self, factor: float) -> None:
+        """Steps planned from now on take `factor` times as long as they would have."""
+        self._slowed.append(factor)
+        self._change_pace()
+
+    def speed_up(self, factor: float) -> None:
+        """The slowdown by `factor` is over."""
+        self._slowed.remove(factor)
+        self._change_pace()
+
+    def _change_pace(self) -> None:
+        if self._leap_ends:
+            self._end_leap()
+        self._cost = paced(self._own_cost, prod(sorted(self._slowed)))
 
     # Planning and launching
 
@@ -97,13 +188,19 @@ class Replica:
                     return
                 now += cpu_ns
         if self._launched:
-            self._set(max(self._launched[0][1], now), STEP_ENDS, self._commit)
+            self._set(max(self._launched[0][1], now), STEP_ENDS + self.index, self._commit)
         else:
             self._alarm = None
 
     def _commit(self, alarm: Alarm) -> None:
+        if alarm is not self._alarm:
+            return
         plan, _ = self._launched.popleft()
         now = self._clock.now_ns
+        self._known_tokens += plan.sampled_rows
+        if self._withdrawals:
+            self._known_tokens -= _in_vain(plan)
+            self._withdrawals = bool(self._launched)
         finished = self.scheduler.commit(plan)
         self._log.committed(self.index, plan, now)
         for request in finished:
@@ -118,10 +215,16 @@ class Replica:
             self._set(now, PLANNING, self._plan)
 
     def _end(self, request: Request, now: int) -> None:
-        self.outstanding_requests -= 1
-        self.outstanding_tokens -= request.max_len
+        self._lighten(request)
         self._log.ended(request, now)
         self._on_end(request)
+
+    def _lighten(self, request: Request) -> None:
+        self.outstanding_requests -= 1
+        self.outstanding_tokens -= request.max_len
+        self._known_tokens -= request.known
+        for listener in self.listeners:
+            listener.lightened(self)
 
     # Leaps
 
@@ -129,35 +232,39 @@ class Replica:
         decodes = self.scheduler.decodes
         durations = self._cost.decode_run_ns(len(decodes.members), decodes.context, decodes.squares, steps)
         self._leap_ends = list(accumulate(durations, initial=now))[1:]
-        self._set(self._leap_ends[-1], STEP_ENDS, self._land)
-
-    def _cut_leap(self) -> None:
-        """Something is about to arrive: the leap ends with the step that is running.
-
-        If that is somebody's last, it is planned now: at its end the arrival would get into the plan.
-        """
-        ends = self._leap_ends
-        running = bisect_left(ends, self._clock.now_ns)
-        if running + 1 < len(ends):
-            del ends[running + 1 :]
-            self._set(ends[running], STEP_ENDS, self._land)
-        elif len(ends) == self.scheduler.decodes.steps_to_exit():
-            self.scheduler.skip(running)
-            self._log.leapt(self.index, ends[:running])
-            plan = self.scheduler.schedule()
-            now, self._last_end_ns = self._clock.now_ns, ends[running]
-            self._leap_ends = []
-            self._launched.append((plan, self._last_end_ns))
-            self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
-            self._set(self._last_end_ns, STEP_ENDS, self._commit)
+        self._set(self._leap_ends[-1], STEP_ENDS + self.index, self._land)
 
     def _land(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return
-        finished = self.scheduler.skip(len(self._leap_ends))
-        self._log.leapt(self.index, self._leap_ends)
-        now = self._last_end_ns = self._leap_ends[-1]
-        self._leap_ends = []
+        ends, self._leap_ends = self._leap_ends, []
+        now = self._last_end_ns = ends[-1]
+        self._known_tokens += len(ends) * len(self.scheduler.decodes.members)
+        finished = self.scheduler.skip(len(ends))
+        self._log.leapt(self.index, ends)
         for request in finished:
             self._end(request, now)
         self._plan_after_arrivals(now)
+
+    def _end_leap(self) -> None:
+        """Something is about to happen: the steps that have ended are taken, and the one that runs is planned."""
+        ends, self._leap_ends = self._leap_ends, []
+        now = self._clock.now_ns
+        ended = bisect_right(ends, now)
+        self._known_tokens += ended * len(self.scheduler.decodes.members)
+        self.scheduler.skip(ended)
+        self._log.leapt(self.index, ends[:ended])
+        if ended and ends[ended - 1] == now:
+            self._last_end_ns = now
+            self._set(now, PLANNING, self._plan)
+            return
+        plan = self.scheduler.schedule()
+        self._last_end_ns = ends[ended]
+        self._launched.append((plan, self._last_end_ns))
+        self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
+        self._set(self._last_end_ns, STEP_ENDS + self.index, self._commit)
+
+
+def _in_vain(plan: StepPlan) -> int:
+    """Rows of the plan that sample for requests withdrawn since."""
+    return sum(samples and request.status is Status.ABORTED for request, _, samples in plan.named_rows())

@@ -2,57 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from serving.errors import UserError
-from serving.plugins import find
+from serving.plugins import find, make
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
+from sim.replica_set import ReplicaSet
 
 ROUTERS = {
-    "round-robin": "sim.router:RoundRobin",
-    "least-tokens": "sim.router:LeastOutstandingTokens",
+    "round-robin": "sim.routers.round_robin:RoundRobin",
+    "random": "sim.routers.at_random:AtRandom",
+    "power-of-two": "sim.routers.power_of_two:PowerOfTwoChoices",
+    "least-requests": "sim.routers.least:LeastOutstandingRequests",
+    "least-tokens": "sim.routers.least:LeastOutstandingTokens",
+    "kv-aware": "sim.routers.least:LeastKvUse",
+    "prefix-affinity": "sim.routers.prefix_affinity:PrefixAffinity",
+    "session-sticky": "sim.routers.session_sticky:SessionSticky",
 }
 
 
 class Router(Protocol):
-    """Chooses among replicas; sees everything they have accepted so far, running requests included."""
+    """Chooses among the replicas that are ready, of which there is at least one.
 
-    def choose(self, request: WorkloadRequest, replicas: Sequence[Replica]) -> Replica: ...
-
-
-class RoundRobin:
-    """Each replica in turn."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, request: WorkloadRequest, replicas: Sequence[Replica]) -> Replica:
-        replica = replicas[self._next % len(replicas)]
-        self._next += 1
-        return replica
-
-
-class LeastOutstandingTokens:
-    """The replica with the fewest prompt and output tokens of unfinished requests; the first among equals.
-
-    Queued and running requests both count: a router that counts only the queued ones sends a whole burst to
-    one replica.
+    It sees everything they have accepted so far, running requests included. A class of one's own may take keyword
+    arguments: the `settings` of `fleet.router`.
     """
 
-    def choose(self, request: WorkloadRequest, replicas: Sequence[Replica]) -> Replica:
-        return min(replicas, key=_outstanding)
+    def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica: ...
 
 
-def _outstanding(replica: Replica) -> int:
-    return replica.outstanding_tokens
-
-
-def find_router(name: str) -> Router:
-    """A new router called `name`, or of the class at `package.module:Class`."""
-    try:
-        router: Router = find("router", name, ROUTERS, ("choose",))()
-    except TypeError as error:
-        raise UserError("router", name, f"cannot be made without arguments: {error}") from None
+def find_router(name: str, **settings: int | float | str | bool) -> Router:
+    """A new router called `name`, or of the class at `package.module:Class`. Raises UserError if it cannot be made."""
+    router: Router = make("router", name, find("router", name, ROUTERS, ("choose",)), **settings)
     return router

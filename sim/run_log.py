@@ -7,7 +7,8 @@ disk, a `TableSink` keeps them as Arrow tables.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -16,9 +17,13 @@ from serving.kv_blocks import blocks_for
 from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
+from serving.workload import WorkloadRequest
 from traces.schema import REQUESTS, STEPS, arrow_schema
 
 _BLOCK = 4096  # rows handed to the sink at once
+
+# Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (-1: none) and its end
+Observer = Callable[[bool, int, int, int, int], None]
 
 
 class RunSink(Protocol):
@@ -60,10 +65,11 @@ class TableSink:
 
 
 class _Life:
-    """When things happened to one request; -1 is never."""
+    """When things happened to one attempt of a request; -1 is never."""
 
     __slots__ = (
         "arrival_ns",
+        "attempts",
         "demand",
         "first_token_ns",
         "preempted_at_ns",
@@ -71,13 +77,16 @@ class _Life:
         "queued_ns",
         "replica",
         "scheduled_ns",
+        "waits",
     )
 
-    def __init__(self, replica: int, arrival_ns: int, queued_ns: int, demand: int) -> None:
+    def __init__(self, replica: int, arrival_ns: int, queued_ns: int, demand: int, attempts: int) -> None:
         self.replica = replica
         self.arrival_ns = arrival_ns
         self.queued_ns = queued_ns
         self.demand = demand  # blocks counted while it waits
+        self.attempts = attempts
+        self.waits = False
         self.scheduled_ns = self.first_token_ns = self.preempted_at_ns = -1
         self.preempted_ns = 0
 
@@ -90,29 +99,41 @@ _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED
 class RunLog:
     """Collects one simulated run.
 
-    steps   also write a row for every step (then decode runs are not leapt over)
-    tokens  also write when each output token came, and with `steps` each step's rows
+    steps     also write a row for every step that ended (then decode runs are not leapt over)
+    tokens    also write when each output token came, and with `steps` each step's rows
+    queued    requests that wait for a place in a step, on all replicas
+    observer  called as each request ends
     """
 
-    def __init__(self, sink: RunSink, block_size: int, steps: bool = True, tokens: bool = False) -> None:
+    def __init__(self, sink: RunSink, steps: bool = True, tokens: bool = False) -> None:
         self.keeps_steps = steps
         self.keeps_tokens = tokens
         self.finished = 0
         self.steps = 0
         self.output_tokens = 0
+        self.queued = 0
+        self.observer: Observer | None = None
         self._sink = sink
-        self._block_size = block_size
         self._lives: dict[int, _Life] = {}
         self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
         self._waiting_blocks: dict[int, int] = {}
+        self._block_size: dict[int, int] = {}
+        self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
         self._request_rows: list[tuple[Any, ...]] = []
         self._step_rows: list[tuple[Any, ...]] = []
 
-    def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int) -> None:
-        demand = blocks_for(request.known, self._block_size)
-        self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand)
-        if request.status is not Status.REJECTED:
-            self._waiting_blocks[replica] = self._waiting_blocks.get(replica, 0) + demand
+    # Replicas
+
+    def started(self, replica: int, block_size: int) -> None:
+        self._block_size[replica] = block_size
+        self._waiting_blocks[replica] = 0
+        self._under_way[replica] = deque()
+
+    def crashed(self, replica: int) -> None:
+        """Its steps in flight never end."""
+        self._under_way[replica].clear()
+
+    # Steps
 
     def planned(
         self, replica: int, scheduler: Scheduler, plan: StepPlan, plan_ns: int, start_ns: int, end_ns: int
@@ -120,74 +141,94 @@ class RunLog:
         for request in plan.preempted:
             life = self._lives[request.id]
             life.preempted_at_ns = plan_ns
-            life.demand = blocks_for(request.known, self._block_size)
-            self._waiting_blocks[replica] += life.demand
+            life.demand = blocks_for(request.known, self._block_size[replica])
+            self._queue(life)
         for request in plan.admitted:
             life = self._lives[request.id]
-            self._waiting_blocks[replica] -= life.demand
+            self._unqueue(life)
             if life.scheduled_ns < 0:
                 life.scheduled_ns = start_ns
             if life.preempted_at_ns >= 0:
                 life.preempted_ns += start_ns - life.preempted_at_ns
                 life.preempted_at_ns = -1
-        self.steps += 1
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).append(end_ns)
         if self.keeps_steps:
-            self._add_step(replica, scheduler, plan, plan_ns, start_ns, end_ns)
+            self._under_way[replica].append(self._step_row(replica, scheduler, plan, plan_ns, start_ns, end_ns))
 
-    def _add_step(
+    def _step_row(
         self, replica: int, scheduler: Scheduler, plan: StepPlan, plan_ns: int, start_ns: int, end_ns: int
-    ) -> None:
+    ) -> tuple[Any, ...]:
         rows = plan.rows() if self.keeps_tokens else None
-        self._step_rows.append(
-            (
-                replica,
-                plan.seq,
-                plan_ns,
-                start_ns,
-                end_ns,
-                plan.prefill_rows,
-                plan.prefill_tokens,
-                plan.prefill_context,
-                plan.prefill_pairs,
-                plan.decode_rows,
-                plan.decode_context,
-                plan.sampled_rows,
-                len(scheduler.running),
-                len(scheduler.waiting),
-                scheduler.pool.total - scheduler.pool.free,
-                self._waiting_blocks.get(replica, 0),
-                len(plan.preempted),
-                plan.lag,
-                None if rows is None else [row.request.id for row in rows],
-                None if rows is None else [row.tokens for row in rows],
-                None if rows is None else [request.id for request in plan.preempted],
-                None if rows is None else [],
-            )
+        return (
+            replica,
+            plan.seq,
+            plan_ns,
+            start_ns,
+            end_ns,
+            plan.prefill_rows,
+            plan.prefill_tokens,
+            plan.prefill_context,
+            plan.prefill_pairs,
+            plan.decode_rows,
+            plan.decode_context,
+            plan.sampled_rows,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.pool.total - scheduler.pool.free,
+            self._waiting_blocks[replica],
+            len(plan.preempted),
+            plan.lag,
+            None if rows is None else [row.request.id for row in rows],
+            None if rows is None else [row.tokens for row in rows],
+            None if rows is None else [request.id for request in plan.preempted],
+            None if rows is None else [],
         )
-        if len(self._step_rows) >= _BLOCK:
-            self._flush_steps()
 
     def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:
-        """First tokens; only rows outside the decode set can have one."""
+        """A step has ended. First tokens: only rows outside the decode set can have one."""
+        self.steps += 1
         for request, _, _, samples in plan.listed:
-            if samples and request.outputs == 1:
+            if samples and request.outputs == 1 and request.status is not Status.ABORTED:
                 life = self._lives[request.id]
                 if life.first_token_ns < 0:
                     life.first_token_ns = now_ns
+        if self.keeps_steps:
+            self._step_rows.append(self._under_way[replica].popleft())
+            if len(self._step_rows) >= _BLOCK:
+                self._flush_steps()
 
     def leapt(self, replica: int, ends_ns: list[int]) -> None:
         self.steps += len(ends_ns)
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).extend(ends_ns)
 
-    def ended(self, request: Request, now_ns: int) -> None:
+    # Requests
+
+    def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int) -> None:
+        demand = blocks_for(request.known, self._block_size[replica])
+        life = self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand, attempts)
+        if request.status is not Status.REJECTED:
+            self._queue(life)
+
+    def withdrawn(self, request: Request) -> None:
+        """This attempt has come to nothing."""
+        self._unqueue(self._lives.pop(request.id))
+
+    def refused(self, arrived: WorkloadRequest, arrival_ns: int, now_ns: int, status: str, reason: str, n: int) -> None:
+        """It left after `n` attempts, and is on no replica."""
+        self._add_request(Request(arrived), _Life(-1, arrival_ns, -1, 0, n), now_ns, status, reason)
+
+    def ended(self, request: Request, now_ns: int, status: str = "", reason: str = "") -> None:
+        """It left its replica for good: finished or rejected, unless `status` says otherwise."""
         life = self._lives.pop(request.id)
-        finished = request.status is Status.FINISHED
-        if request.admitted >= 0 and life.preempted_at_ns >= 0:  # it ended while it waited
+        if life.preempted_at_ns >= 0:  # it ended while it waited
             life.preempted_ns += now_ns - life.preempted_at_ns
-            self._waiting_blocks[life.replica] -= life.demand
+        self._unqueue(life)
+        self._add_request(request, life, now_ns, status or request.status.value, reason or request.reason)
+
+    def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
+        finished = status == Status.FINISHED.value
         outputs = request.outputs
         self.finished += finished
         self.output_tokens += outputs
@@ -195,17 +236,17 @@ class RunLog:
         self._request_rows.append(
             (
                 request.id,
-                life.replica,
+                _or_null(life.replica),
                 arrived.tenant,
                 arrived.slo_class,
                 request.priority,
-                request.status.value,
-                request.reason,
+                status,
+                reason,
                 request.prompt_len,
                 outputs,
                 life.arrival_ns,
                 life.arrival_ns,
-                life.queued_ns,
+                _or_null(life.queued_ns),
                 _or_null(life.scheduled_ns),
                 _or_null(life.first_token_ns),
                 now_ns if finished else None,
@@ -214,10 +255,27 @@ class RunLog:
                 life.preempted_ns,
                 max(request.recomputed, 0),
                 self._token_times(request, life.replica) if self.keeps_tokens and finished else None,
+                life.attempts,
+                now_ns,
+                arrived.session,
+                arrived.turn,
             )
         )
         if len(self._request_rows) >= _BLOCK:
             self._flush_requests()
+        if self.observer:
+            self.observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
+
+    def _queue(self, life: _Life) -> None:
+        life.waits = True
+        self.queued += 1
+        self._waiting_blocks[life.replica] += life.demand
+
+    def _unqueue(self, life: _Life) -> None:
+        if life.waits:
+            life.waits = False
+            self.queued -= 1
+            self._waiting_blocks[life.replica] -= life.demand
 
     def _token_times(self, request: Request, replica: int) -> list[int]:
         ends = self._ends[replica]

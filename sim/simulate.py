@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.config import Deployment
 from serving.cost_model import CostModel
+from serving.fleet import FleetConfig
 from serving.workload import Workload
 from sim.cluster import Cluster, Simulated
+from sim.fleet import PricedPool, alike_pools, plain_fleet
 from sim.router import Router
 from traces.recording import RecordingWriter
 
@@ -20,6 +23,8 @@ def simulate_to(
     *,
     replicas: int = 1,
     router: Router | None = None,
+    fleet: FleetConfig | None = None,
+    pools: Sequence[PricedPool] | None = None,
     calibration: str = "",
     seed: int = 0,
     steps: bool = True,
@@ -28,20 +33,24 @@ def simulate_to(
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
-    Raises UserError if `out` exists and `overwrite` is not set.
+    See `Cluster` for `replicas`, `router`, `fleet` and `pools`. Raises UserError if `out` exists and `overwrite` is not
+    set.
     """
-    scheduler = deployment.scheduler
+    deployment = deployment.model_copy(update={"fleet": fleet}) if fleet else deployment
+    fleet = deployment.fleet or plain_fleet(replicas)
+    pools = pools or alike_pools(fleet, deployment, cost)
+    schedulers = [pool.deployment.scheduler for pool in pools]
     run = {
         "run_id": Path(out).name,
         "clock": "virtual",
         "workload": workload.name,
         "deployment": deployment.model_dump_json(),
-        "replicas": replicas,
+        "replicas": sum(pool.replicas for pool in fleet.pools),
         "seed": seed,
         "hardware": "",
         "calibration": calibration,
-        "num_blocks": scheduler.num_blocks - 1,
-        "block_size": scheduler.block_size,
+        "num_blocks": _common([scheduler.num_blocks - 1 for scheduler in schedulers]),
+        "block_size": _common([scheduler.block_size for scheduler in schedulers]),
         "notes": "{}",
     }
     with RecordingWriter(out, run, workload=workload, overwrite=overwrite) as writer:
@@ -49,12 +58,18 @@ def simulate_to(
             deployment,
             cost,
             writer,
-            replicas=replicas,
             router=router,
+            fleet=fleet,
+            pools=pools,
             shares_prefixes=workload.shares_prefixes,
             steps=steps,
             tokens=tokens,
         )
         done = cluster.run(workload)
-        writer.close(duration_ns=done.duration_ns)
+        writer.close(duration_ns=done.duration_ns, replica_lives=cluster.lives)
     return done
+
+
+def _common(values: list[int]) -> int | None:
+    """The value that all pools have; None where they differ."""
+    return values[0] if len(set(values)) == 1 else None

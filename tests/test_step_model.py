@@ -14,7 +14,7 @@ from calibration.iteration_log import read_iteration_log
 from calibration.kernel_times import floor_ns
 from calibration.operation_cost import HostTimes, OperationCost
 from calibration.operations import Collective, Experts, Gemm, StepSizes, step_operations
-from calibration.step_correction import ADDED, FACTORS, Correction, fit_correction, regimes
+from calibration.step_correction import FACTORS, Correction, fit_correction, regimes
 from calibration.step_parts import step_parts
 from serving.errors import UserError
 from serving.request import Request

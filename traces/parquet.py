@@ -46,8 +46,16 @@ SCHEMA = pa.schema(
         _field("priority", pa.int64(), "", "smaller is more urgent"),
         _field("tenant", pa.string(), "", "tenant, or empty"),
         _field("slo_class", pa.string(), "", "SLO class, or empty"),
+        _field("session", pa.string(), "", "conversation it is a turn of, or empty"),
+        _field("turn", pa.int64(), "", "which turn, from 0"),
+        pa.field(
+            "think_ns",
+            pa.int64(),
+            metadata={"unit": "ns", "definition": "from the end of the turn before; null: it comes at arrival_ns"},
+        ),
     ]
 )
+_LATER = {"session": "", "turn": 0, "think_ns": None}  # columns that older traces lack, and what they mean by it
 
 
 class ParquetReader:
@@ -135,6 +143,9 @@ def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
         pa.array([row.priority for row in rows], pa.int64()),
         pa.array([row.tenant for row in rows], pa.string()),
         pa.array([row.slo_class for row in rows], pa.string()),
+        pa.array([row.session for row in rows], pa.string()),
+        pa.array([row.turn for row in rows], pa.int64()),
+        pa.array([row.think_ns for row in rows], pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -147,16 +158,10 @@ def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
     fields = [
         batch.column(name).to_pylist() for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
     ]
-    for row, (id_, arrival, output, priority, tenant, slo_class) in enumerate(zip(*fields, strict=True)):
-        yield WorkloadRequest(
-            id_,
-            arrival,
-            tuple(segments[offsets[row] : offsets[row + 1]]),
-            output,
-            priority,
-            tenant,
-            slo_class,
-        )
+    for name, absent in _LATER.items():
+        fields.append(batch.column(name).to_pylist() if name in batch.schema.names else [absent] * batch.num_rows)
+    for row, (id_, arrival, output, *more) in enumerate(zip(*fields, strict=True)):
+        yield WorkloadRequest(id_, arrival, tuple(segments[offsets[row] : offsets[row + 1]]), output, *more)
 
 
 def _about(path: Path, schema: pa.Schema) -> dict:
@@ -167,6 +172,8 @@ def _about(path: Path, schema: pa.Schema) -> dict:
         raise UserError("trace", str(path), remedy)
     for field in SCHEMA:
         index = schema.get_field_index(field.name)
+        if index < 0 and field.name in _LATER:
+            continue
         if index < 0:
             raise UserError(f"{path}: {field.name}", "missing", "is a column of every tokentwin trace")
         if schema.field(index).type != field.type:
@@ -190,6 +197,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
         id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
         outputs.append(rows.numbers("output_len", least=1))
         rows.refuse_nulls("priority", "tenant", "slo_class")
+        rows.refuse_nulls(*(name for name in ("session", "turn") if name in batch.schema.names))
         rows.check_prompts()
         used.append(rows.outputs_used())
         before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])

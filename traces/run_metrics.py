@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from serving.errors import UserError
 from serving.metrics import metric
+from traces.replica_lives import gpu_hours, serving_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -327,6 +328,8 @@ class RunMetrics:
             "concurrency": self.concurrency()[0],
             "concurrency_peak": self.concurrency()[1],
             "busy": self.busy(),
+            "replicas": self._replicas if self._lives else None,
+            "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "kv_usage": self.step_mean("kv_usage"),
             "kv_usage_peak": self._peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
@@ -357,10 +360,9 @@ class RunMetrics:
 
     def busy(self) -> float | None:
         """Share of the measurement window that steps take, averaged over the replicas."""
-        replicas = int(self._run.get("replicas") or 1)
         if not len(self.values("step_ms")) or self.window_s is None:
             return None
-        return float(np.nansum(self.values("step_ms")) / 1e3 / self.window_s / replicas)
+        return float(np.nansum(self.values("step_ms")) / 1e3 / self.window_s / self._replicas)
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
@@ -376,10 +378,12 @@ class RunMetrics:
     def _outstanding(self) -> tuple[Floats, Floats]:
         """Arrivals and ends, each in order, of every request that was in the system.
 
-        An unfinished request stays to the end of the window; one rejected or aborted with no last token is not
-        counted, since when it left is not recorded.
+        An unfinished request stays to the end of the window; one that left without its last token counts up to when it
+        left, if that is recorded.
         """
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
+        if "end_ns" in self._requests.column_names:
+            ends = np.where(np.isnan(ends), self._request("end_ns"), ends)
         unfinished = np.asarray(pc.fill_null(pc.equal(self._requests.column("status"), "unfinished"), False))
         if self.window_ns is not None:
             last = float(self.window_ns[1])
@@ -428,8 +432,24 @@ class RunMetrics:
         start, duration = self._step("start_ns"), self.values("step_ms") * 1e6
         inside = (start >= begin) & (start < end) & np.isfinite(duration)
         waits = inside & (self.values("waiting") > 0)
-        replicas = int(self._run.get("replicas") or 1)
-        return float(duration[waits].sum() / (end - begin) / replicas) if end > begin else 0.0
+        return float(duration[waits].sum() / (end - begin) / self._replicas) if end > begin else 0.0
+
+    # The fleet
+
+    @property
+    def _lives(self) -> list[dict[str, Any]]:
+        return self._run.get("replica_lives") or []
+
+    @property
+    def _duration_ns(self) -> int:
+        return int(self._run.get("duration_ns") or 0)
+
+    @cached_property
+    def _replicas(self) -> float:
+        """How many there were: the mean over the run where it is known when each was there."""
+        if self._lives and self._duration_ns:
+            return serving_ns(self._lives, self._duration_ns) / self._duration_ns
+        return float(self._run.get("replicas") or 1)
 
 
 def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
@@ -525,6 +545,7 @@ _REQUEST_COLUMNS = [
     "preemptions",
     "preempted_ns",
     "recomputed_tokens",
+    "end_ns",
 ]
 _STEP_COLUMNS = [
     "start_ns",

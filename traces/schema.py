@@ -22,6 +22,19 @@ class Column(NamedTuple):
 
 
 _I64, _I32, _TEXT = pa.int64(), pa.int32(), pa.string()
+# A replica: its number and pool, the GPUs it occupies from `started_ns` to `ended_ns` (null: to the end of the run),
+# when it began to take requests (null: never), and what ended it: `crash`, `scale-in`, or nothing.
+_LIFE = pa.struct(
+    [
+        ("replica", _I32),
+        ("pool", _TEXT),
+        ("gpus", _I32),
+        ("started_ns", _I64),
+        ("ready_ns", _I64),
+        ("ended_ns", _I64),
+        ("ended_by", _TEXT),
+    ]
+)
 
 RUNS = (
     Column("run_id", _TEXT, "", "name of the run, unique within a comparison"),
@@ -38,16 +51,17 @@ RUNS = (
     Column("num_blocks", _I64, "blocks", "KV blocks of one replica, without the null block"),
     Column("block_size", _I32, "tokens", "tokens in one KV block"),
     Column("notes", _TEXT, "", "anything else a reader should know, as JSON (canary times, backend, ...)"),
+    Column("replica_lives", pa.list_(_LIFE), "", "every replica there was and when, by number; null if not kept"),
 )
 
 REQUESTS = (
     Column("request_id", _I64, "", "id in the workload"),
-    Column("replica", _I32, "", "replica that served it"),
+    Column("replica", _I32, "", "replica that served it, or had it last; null if none ever had it"),
     Column("tenant", _TEXT, "", "tenant, or empty"),
     Column("slo_class", _TEXT, "", "SLO class, or empty"),
     Column("priority", _I32, "", "smaller is more urgent"),
-    Column("status", _TEXT, "", "`finished`, `rejected`, `aborted` or `unfinished`"),
-    Column("reason", _TEXT, "", "why it was rejected or aborted, or empty"),
+    Column("status", _TEXT, "", "`finished`, `rejected`, `timed_out`, `cancelled`, `aborted` or `unfinished`"),
+    Column("reason", _TEXT, "", "why it did not finish, or empty"),
     Column("prompt_tokens", _I32, "tokens", "length of the prompt"),
     Column("output_tokens", _I32, "tokens", "tokens generated"),
     Column("arrival_ns", _I64, "ns", "intended arrival"),
@@ -61,6 +75,10 @@ REQUESTS = (
     Column("preempted_ns", _I64, "ns", "time spent preempted, inside the phase it interrupted"),
     Column("recomputed_tokens", _I32, "tokens", "tokens computed again after preemptions"),
     Column("token_times_ns", pa.list_(_I64), "ns", "when each output token came; null if not kept"),
+    Column("attempts", _I32, "", "times it was offered to the fleet; times of scheduling and tokens are of the last"),
+    Column("end_ns", _I64, "ns", "when it left, finished or not"),
+    Column("session", _TEXT, "", "conversation it belongs to, or empty"),
+    Column("turn", _I32, "", "which turn of the conversation, from 0"),
 )
 
 STEPS = (

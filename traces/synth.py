@@ -40,14 +40,17 @@ class SystemPrompts(BaseModel):
 class Sessions(BaseModel):
     """Conversations: each turn's prompt is the whole conversation so far and a new user message.
 
-    A turn arrives `think_ms` after the arrival of the one before. An open-loop trace cannot know when
-    that was answered, so think times should be longer than answers take.
+    A turn arrives `think_ms` after the arrival of the one before, or after its end. An open-loop trace cannot know when
+    that was, so think times from the arrival should be longer than answers take.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: Lengths = Field(description="turns of a session")
-    think_ms: Lengths = Field(description="arrival of a turn to arrival of the next, in milliseconds")
+    think_ms: Lengths = Field(description="from a turn to the arrival of the next, in milliseconds")
+    think_from: Literal["arrival", "answer"] = Field(
+        "arrival", description="whether thinking starts when a turn arrives or when it has ended (simulated only)"
+    )
     max_prompt_tokens: int | None = Field(None, ge=1, description="end a session before a longer prompt")
 
 
@@ -208,6 +211,7 @@ class _Synthetic:
     ) -> Iterator[WorkloadRequest]:
         """Sessions merged by arrival. Only those between two turns are held."""
         spec = self._spec
+        answers = spec.sessions is not None and spec.sessions.think_from == "answer"
         ids = count()
         # Ordered by (arrival, session); a session has one entry, so no comparison goes further.
         pending: list[tuple[int, int, int, tuple[Segment, ...], list[_Turn]]] = []
@@ -217,7 +221,9 @@ class _Synthetic:
                 id_ = next(ids)
                 _, user, output = turns[number]
                 prompt = (*history, (f"u{speaker}.{number}", user))
-                yield WorkloadRequest(id_, arrival, prompt, output, spec.priority, spec.tenant, spec.slo_class)
+                think_ns = arrival - turns[number - 1].arrival_ns if number and answers else None
+                labels = spec.priority, spec.tenant, spec.slo_class
+                yield WorkloadRequest(id_, arrival, prompt, output, *labels, f"s{speaker}", number, think_ns)
                 if number + 1 < len(turns) and self._fits(prompt, output, turns[number + 1]):
                     history = (*prompt, (f"out:{id_}", output))
                     next_arrival = turns[number + 1].arrival_ns

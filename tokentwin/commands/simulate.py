@@ -16,8 +16,10 @@ from tokentwin.finite import Finite
 @click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
 @click.option("--gpu", help="Simulate this GPU from kernel tables; with a calibration of another engine, on this one.")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(min=1), help="Engines behind the router.")
-@click.option("--router", default="round-robin", show_default=True, help="round-robin, least-tokens, or module:Class.")
+@click.option(
+    "--replicas", type=click.IntRange(min=1), help="Engines behind the router (of a fleet: in its first pool)."
+)
+@click.option("--router", help="round-robin (default), random, least-requests, ... (docs/fleet.md), or module:Class.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times: much faster and smaller.")
@@ -35,8 +37,8 @@ def simulate(
     calibration: str | None,
     gpu: str | None,
     out: str,
-    replicas: int,
-    router: str,
+    replicas: int | None,
+    router: str | None,
     limit: int | None,
     rate_scale: float | None,
     summary_only: bool,
@@ -52,23 +54,26 @@ def simulate(
     fields of it. On a --gpu, KV blocks follow from its memory unless the deployment states them.
     """
     from calibration.bands import bands, run_metrics
-    from sim.router import find_router
     from sim.simulate import simulate_to
+    from tokentwin.fleets import asked_fleet, ends, priced_pools
     from tokentwin.run_table import print_metrics, print_rejections
     from traces.reader import read_workload
     from traces.recording import Recording
     from traces.reshape import reshaped
     from traces.run_metrics import RunMetrics
 
-    deployment, cost, identity = priced_deployment(calibration, gpu, deployment_file, flags)
+    own = priced_deployment(calibration, gpu, deployment_file, flags)
+    deployment, cost, identity = own
+    fleet = asked_fleet(deployment.fleet, replicas, router)
+    pools = priced_pools(fleet, own, calibration, gpu, deployment_file, flags)
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
     simulate_to(
         out,
         workload,
         deployment,
         cost,
-        replicas=replicas,
-        router=find_router(router),
+        fleet=fleet,
+        pools=pools,
         calibration=identity,
         steps=not summary_only,
         tokens=not summary_only,
@@ -77,9 +82,9 @@ def simulate(
     recording = Recording.load(out)
     metrics, around = RunMetrics.of(recording), None
     if band:
-        ends = (run_metrics(workload, deployment, end, replicas, lambda: find_router(router)) for end in cost.ends())
-        around = bands(metrics, *ends)
-    mark, why = cost.standing()
+        others = (run_metrics(workload, deployment, cost, fleet=fleet, pools=end) for end in ends(pools))
+        around = bands(metrics, *others)
+    mark, why = max(pool.cost.standing() for pool in pools)
     standing = {"mark": mark.name.lower(), "reason": why}
     print_metrics(metrics, style, bands=around, standing=standing)
     if style == "table":

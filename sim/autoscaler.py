@@ -1,0 +1,92 @@
+"""The autoscaler: looks at a pool at regular times, and starts or drains replicas.
+
+Scaling out is proportional, as Kubernetes' HorizontalPodAutoscaler does it: ceil(ready replicas * value / target). It
+scales in by one replica at a time, not before a cooldown has passed since anything changed, and drains it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+
+from serving.fleet import AutoscalerConfig
+from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
+from sim.fleet import Fleet, Life
+from sim.run_log import RunLog
+
+
+class Autoscaler:
+    """Scales pool number `pool` of a fleet for as long as anything happens on the clock."""
+
+    def __init__(self, clock: VirtualClock, log: RunLog, fleet: Fleet, pool: int, config: AutoscalerConfig) -> None:
+        self._clock = clock
+        self._fleet = fleet
+        self._pool = pool
+        self._config = config
+        self._interval_ns = from_seconds(config.interval_s)
+        self._changed_ns = 0
+        self._attainment = _Attainment(config.slo_ms.items())
+        fleet.scaled_pools.add(pool)
+        if config.metric == "attainment":
+            log.observer = self._attainment.note
+        self._look()
+
+    def _look(self, alarm: Alarm | None = None) -> None:
+        staying = [life for life in self._fleet.living(self._pool) if not life.drains]
+        wanted = min(max(self._wanted(staying), self._config.min_replicas), self._config.max_replicas)
+        for _ in range(wanted - len(staying)):
+            self._fleet.start(self._pool, from_seconds(self._config.cold_start_s))
+        if wanted < len(staying):
+            self._fleet.drain(_dispensable(staying))
+        if wanted != len(staying):
+            self._changed_ns = self._clock.now_ns
+        if self._clock.peek() < float("inf") or not self._clock.now_ns:
+            Alarm(self._clock, self._clock.now_ns + self._interval_ns, FLEET, self._look)
+
+    def _wanted(self, staying: list[Life]) -> int:
+        config, count = self._config, len(staying)
+        serving = [life.replica for life in staying if life.serves]
+        rested = self._clock.now_ns - self._changed_ns >= from_seconds(config.cooldown_s)
+        if config.metric == "attainment":
+            share = self._attainment.take()
+            if share is None or len(serving) < count:  # nothing to go by, or the last change has yet to show
+                return count
+            return count + (share < config.target) - (rested and share >= max(config.scale_in_at, config.target))
+        if not serving:
+            return count
+        if config.metric == "queue":
+            value = sum(replica.queued_requests for replica in serving) / len(serving)
+        else:
+            value = sum(replica.used_blocks / replica.scheduler.pool.total for replica in serving) / len(serving)
+        if value > config.target:
+            return max(count, ceil(len(serving) * value / config.target))
+        return count - (rested and value < config.scale_in_below * config.target)
+
+
+class _Attainment:
+    """The share of requests ended since it was last taken that finished within every bound."""
+
+    def __init__(self, slo_ms: Iterable[tuple[str, float]]) -> None:
+        self._bounds_ns = {name: bound * 1e6 for name, bound in slo_ms}
+        self._ended = self._met = 0
+
+    def note(self, finished: bool, outputs: int, arrival_ns: int, first_token_ns: int, end_ns: int) -> None:
+        self._ended += 1
+        if finished:
+            values_ns = {
+                "ttft": first_token_ns - arrival_ns,
+                "tpot": (end_ns - first_token_ns) / max(outputs - 1, 1),
+                "e2e": end_ns - arrival_ns,
+            }
+            self._met += all(values_ns[name] <= bound for name, bound in self._bounds_ns.items())
+
+    def take(self) -> float | None:
+        """None if no request ended."""
+        share = self._met / self._ended if self._ended else None
+        self._ended = self._met = 0
+        return share
+
+
+def _dispensable(staying: list[Life]) -> Life:
+    """One that is not ready yet, or else the one with the fewest requests; the youngest of them."""
+    return min(staying, key=lambda life: (life.serves, life.replica.outstanding_requests, -life.replica.index))

@@ -1,0 +1,55 @@
+"""Accidents that befall a fleet: crashes and slow replicas, at given times or drawn from a seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from serving.fleet import Crash, FailuresConfig, FleetConfig, Slowdown
+from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
+from sim.fleet import Fleet, Life
+
+
+class Failures:
+    """Brings the failures of a fleet about. What should befall a replica that is not there then befalls nobody."""
+
+    def __init__(self, clock: VirtualClock, fleet: Fleet, config: FleetConfig) -> None:
+        self._clock = clock
+        self._fleet = fleet
+        self._config = config
+        self._failures: FailuresConfig = config.failures
+        for crash in self._failures.crashes:
+            self._at(crash)
+        for slowdown in self._failures.slowdowns:
+            self._at(slowdown)
+        if self._failures.mtbf_s is not None:
+            fleet.on_ready.append(self._runs)
+            for pool in range(len(config.pools)):
+                for life in fleet.living(pool):
+                    self._runs(life)
+
+    def _runs(self, life: Life) -> None:
+        """A replica is ready; how long it will run is drawn."""
+        assert self._failures.mtbf_s is not None
+        runs_s = Random(f"{self._failures.seed}:{life.replica.index}").expovariate(1 / self._failures.mtbf_s)
+        Alarm(self._clock, self._clock.now_ns + from_seconds(runs_s), FLEET, lambda _: self._wear_out(life))
+
+    def _wear_out(self, life: Life) -> None:
+        if not life.ended_by:
+            self._fleet.crash(life, from_seconds(self._failures.recovery_s))
+
+    def _at(self, accident: Crash | Slowdown) -> None:
+        Alarm(self._clock, from_seconds(accident.at_s), FLEET, lambda _: self._happen(accident))
+
+    def _happen(self, accident: Crash | Slowdown) -> None:
+        serving = [life for life in self._fleet.living(self._config.pool_number(accident.pool)) if life.serves]
+        if accident.replica >= len(serving):
+            return
+        life = serving[accident.replica]
+        if isinstance(accident, Crash):
+            recovery_s = accident.recovery_s
+            self._fleet.crash(life, None if recovery_s is None else from_seconds(recovery_s))
+            return
+        replica, factor = life.replica, accident.factor
+        replica.slow_down(factor)
+        over_ns = self._clock.now_ns + from_seconds(accident.for_s)
+        Alarm(self._clock, over_ns, FLEET, lambda _: replica.speed_up(factor))

@@ -1,0 +1,251 @@
+"""The replicas there are: which were started, which take requests, and for how long each was paid for.
+
+A replica is one life of one engine: it starts, becomes ready, serves, and drains or crashes. What recovers from a crash
+is a new replica. Requests of an SLO class that pools are reserved for go to those pools, all others to the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serving.config import Deployment, parse
+from serving.cost_model import CostModel
+from serving.errors import UserError
+from serving.fleet import FleetConfig, PoolConfig
+from serving.request import Request
+from serving.scheduler import find_policy
+from serving.workload import WorkloadRequest
+from sim.clock import FLEET, Alarm, VirtualClock
+from sim.pace import paced
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+from sim.router import Router
+from sim.run_log import RunLog
+
+
+@dataclass(frozen=True)
+class PricedPool:
+    """A pool, the deployment its replicas run, and what times their steps."""
+
+    config: PoolConfig
+    deployment: Deployment
+    cost: CostModel
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.deployment.tensor_parallel_size * self.deployment.data_parallel_size
+
+
+def plain_fleet(replicas: int) -> FleetConfig:
+    """One pool, behind round robin."""
+    return FleetConfig(pools=(PoolConfig(replicas=replicas),))
+
+
+def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
+    """The pools of `fleet`, their steps all timed by `cost`."""
+    return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
+
+
+def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
+    """`deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
+    alone = deployment.model_copy(update={"fleet": None})
+    if not pool.deployment:
+        return alone
+    where = f"fleet.pools.{pool.name}.deployment"
+    if "fleet" in pool.deployment:
+        raise UserError(f"{where}.fleet", pool.deployment["fleet"], "a pool has no fleet of its own; leave it out")
+    return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
+        merged[name] = _merged(base[name], value) if nested else value
+    return merged
+
+
+class Life:
+    """When a replica was started, became ready (None: not yet) and ended (None: not yet), and by what."""
+
+    def __init__(self, replica: Replica, pool: int, started_ns: int) -> None:
+        self.replica = replica
+        self.pool = pool
+        self.started_ns = started_ns
+        self.ready_ns: int | None = None
+        self.ended_ns: int | None = None
+        self.ended_by = ""
+        self.drains = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests."""
+        return self.ready_ns is not None and not self.drains and not self.ended_by
+
+
+class Fleet:
+    """Pools of replicas on one clock.
+
+    replicas      all there ever were, by their index
+    scaled_pools  those to which an autoscaler may add
+    on_ready      each called with a replica that takes requests from now on
+    on_end        called with each request that finishes, or that can never fit
+    on_lost       called with the requests of a replica that has crashed
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        log: RunLog,
+        pools: Sequence[PricedPool],
+        routers: Callable[[], Router],
+        shares_prefixes: bool,
+        on_end: Callable[[Request], None],
+        on_lost: Callable[[list[Request]], None],
+    ) -> None:
+        self.pools = pools
+        self.replicas: list[Replica] = []
+        self.scaled_pools: set[int] = set()
+        self._on_end = on_end
+        self._on_lost = on_lost
+        self.on_ready: list[Callable[[Life], None]] = []
+        self._clock = clock
+        self._log = log
+        self._shares_prefixes = shares_prefixes
+        self._policies = [find_policy(pool.deployment.policy) for pool in pools]
+        self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
+        self._lives: list[Life] = []
+        self._living: list[dict[int, Life]] = [{} for _ in pools]  # by pool and index
+        self._routes = _routes(pools, routers)
+        self._rest = self._routes[None]
+        self._routes_of = [
+            [route for route in dict.fromkeys(self._routes.values()) if pool in route.pools]
+            for pool in range(len(pools))
+        ]
+        for number, pool in enumerate(pools):
+            for _ in range(pool.config.replicas):
+                self._ready(self._new(number))
+
+    # What the gateway asks
+
+    def route(self, request: WorkloadRequest) -> Replica | None:
+        """The replica for `request`; None when none is ready."""
+        route = self._routes.get(request.slo_class, self._rest)
+        return route.router.choose(request, route.replicas) if route.replicas else None
+
+    def awaits(self, request: WorkloadRequest) -> bool:
+        """Whether a replica for `request` is on its way."""
+        route = self._routes.get(request.slo_class, self._rest)
+        return any(
+            pool in self.scaled_pools or any(life.ready_ns is None for life in self._living[pool].values())
+            for pool in route.pools
+        )
+
+    # What failures and autoscalers do
+
+    def living(self, pool: int) -> list[Life]:
+        """The replicas of a pool, oldest first: those that start, serve or drain."""
+        return list(self._living[pool].values())
+
+    def start(self, pool: int, cold_start_ns: int) -> None:
+        """One replica more in `pool`, ready after `cold_start_ns`."""
+        life = self._new(pool)
+        Alarm(self._clock, self._clock.now_ns + cold_start_ns, FLEET, lambda _: self._ready(life))
+
+    def drain(self, life: Life) -> None:
+        """The replica takes no more requests, and ends when it has none. One that still starts ends now."""
+        self._leave(life)
+        life.drains = True
+        life.replica.listeners.append(self)
+        if not life.replica.outstanding_requests:
+            self._end(life, "scale-in")
+
+    def crash(self, life: Life, recovery_ns: int | None) -> None:
+        """The replica is lost. Unless it was on its way out, a successor is ready after `recovery_ns` (None: never)."""
+        self._leave(life)
+        self._end(life, "crash")
+        requests = life.replica.crash()
+        self._log.crashed(life.replica.index)
+        if recovery_ns is not None and not life.drains:
+            self.start(life.pool, recovery_ns)
+        self._on_lost(requests)
+
+    # Lives
+
+    def record(self) -> list[dict[str, Any]]:
+        """The column `replica_lives` of a recording."""
+        return [
+            {
+                "replica": life.replica.index,
+                "pool": self.pools[life.pool].config.name,
+                "gpus": self.pools[life.pool].gpus,
+                "started_ns": life.started_ns,
+                "ready_ns": life.ready_ns,
+                "ended_ns": life.ended_ns,
+                "ended_by": life.ended_by,
+            }
+            for life in self._lives
+        ]
+
+    def _new(self, pool: int) -> Life:
+        deployment, index = self.pools[pool].deployment, len(self.replicas)
+        scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=self._shares_prefixes)
+        self._log.started(index, deployment.scheduler.block_size)
+        replica = Replica(self._clock, index, scheduler, self._costs[pool], self._log, self._on_end)
+        life = Life(replica, pool, self._clock.now_ns)
+        self.replicas.append(replica)
+        self._lives.append(life)
+        self._living[pool][index] = life
+        return life
+
+    def _ready(self, life: Life) -> None:
+        if life.ended_by:
+            return
+        life.ready_ns = self._clock.now_ns
+        for route in self._routes_of[life.pool]:
+            route.replicas.join(life.replica)
+        for call in self.on_ready:
+            call(life)
+
+    def _leave(self, life: Life) -> None:
+        if life.serves:
+            for route in self._routes_of[life.pool]:
+                route.replicas.leave(life.replica)
+
+    def _end(self, life: Life, ended_by: str) -> None:
+        life.ended_ns, life.ended_by = self._clock.now_ns, ended_by
+        del self._living[life.pool][life.replica.index]
+
+    # Of a replica that drains
+
+    def loaded(self, replica: Replica) -> None:
+        """Nobody routes to it any more."""
+
+    def lightened(self, replica: Replica) -> None:
+        life = self._lives[replica.index]
+        if not replica.outstanding_requests and not life.ended_by:
+            self._end(life, "scale-in")
+
+
+@dataclass(frozen=True, eq=False)
+class _Route:
+    """Where requests of some SLO classes go."""
+
+    pools: tuple[int, ...]
+    router: Router
+    replicas: ReplicaSet
+
+
+def _routes(pools: Sequence[PricedPool], routers: Callable[[], Router]) -> dict[str | None, _Route]:
+    """By SLO class; None is of every class that no pool is reserved for. Classes of the same pools share a route."""
+    classes = dict.fromkeys(name for pool in pools for name in pool.config.slo_classes)
+    wanted: dict[str | None, tuple[int, ...]] = {
+        name: tuple(number for number, pool in enumerate(pools) if name in pool.config.slo_classes) for name in classes
+    }
+    rest = tuple(number for number, pool in enumerate(pools) if not pool.config.slo_classes)
+    wanted[None] = rest or tuple(range(len(pools)))
+    made = {numbers: _Route(numbers, routers(), ReplicaSet()) for numbers in dict.fromkeys(wanted.values())}
+    return {name: made[numbers] for name, numbers in wanted.items()}

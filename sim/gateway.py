@@ -1,0 +1,199 @@
+"""What becomes of a request between its arrival and its end: routing, refusals, second attempts, and users who give up.
+
+A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. None ever disappears. A
+replica that crashes gives its requests back, and they start again at once elsewhere. While no replica is ready,
+requests wait here for one that is on its way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+from serving.fleet import AdmissionConfig, Patience, Retry
+from serving.request import Request
+from serving.workload import WorkloadRequest
+from sim.clock import ARRIVAL, Alarm, VirtualClock, from_seconds
+from sim.fleet import Fleet, Life
+from sim.replica import Replica
+from sim.run_log import RunLog
+
+
+class _Visit:
+    """A request that has not left: `replica` and `live` are None while it is on none."""
+
+    __slots__ = ("arrival_ns", "attempts", "live", "replica", "request")
+
+    def __init__(self, request: WorkloadRequest, arrival_ns: int) -> None:
+        self.request = request
+        self.arrival_ns = arrival_ns
+        self.attempts = 0
+        self.replica: Replica | None = None
+        self.live: Request | None = None
+
+
+class Gateway:
+    """Takes requests for a fleet. `on_end` is called with each that has left."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        log: RunLog,
+        admission: AdmissionConfig,
+        on_end: Callable[[WorkloadRequest], None],
+    ) -> None:
+        self._clock = clock
+        self._log = log
+        self._on_end = on_end
+        self._visits: dict[int, _Visit] = {}
+        self._held: deque[_Visit] = deque()  # no replica is ready for them
+        self._most_at_replica = admission.max_queued_per_replica
+        self._most = admission.max_queued
+        self._limited = self._most_at_replica is not None or self._most is not None
+        self._timeout_ns = None if admission.queue_timeout_s is None else from_seconds(admission.queue_timeout_s)
+        self._patience = admission.patience
+        self._retry = admission.retry
+
+    def open(self, fleet: Fleet) -> None:
+        """Requests go to `fleet`, which tells `ended` and `lost` what becomes of them."""
+        self._fleet = fleet
+        fleet.on_ready.append(self._ready)
+
+    def __len__(self) -> int:
+        """Requests that have not left: queued, running, or between two attempts."""
+        return len(self._visits)
+
+    def offer(self, request: WorkloadRequest) -> None:
+        """`request` arrives now."""
+        visit = self._visits[request.id] = _Visit(request, self._clock.now_ns)
+        if self._patience is not None:
+            waits_ns = from_seconds(patience_s(self._patience, request.id))
+            Alarm(self._clock, self._clock.now_ns + waits_ns, ARRIVAL, lambda _: self._impatient(visit))
+        self._attempt(visit)
+
+    # What the fleet tells
+
+    def ended(self, request: Request) -> None:
+        """It finished, or can never fit."""
+        self._left(request.arrived)
+
+    def lost(self, requests: Sequence[Request]) -> None:
+        """They were on a replica that crashed."""
+        for request in requests:
+            visit = self._visits[request.id]
+            self._take_off(visit)
+            self._attempt(visit)
+
+    def _ready(self, life: Life) -> None:
+        held, self._held = self._held, deque()
+        for visit in held:
+            self._place(visit)
+
+    # Attempts
+
+    def _attempt(self, visit: _Visit) -> None:
+        visit.attempts += 1
+        if self._timeout_ns is not None:
+            attempt = visit.attempts
+            at_ns = self._clock.now_ns + self._timeout_ns
+            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._waited_long(visit, attempt))
+        self._place(visit)
+
+    def _place(self, visit: _Visit) -> None:
+        replica = self._fleet.route(visit.request)
+        refusal = self._refusal(replica) if self._limited else ""
+        if replica is None and not refusal:
+            if self._fleet.awaits(visit.request):
+                self._held.append(visit)
+                return
+            refusal = "no replica is left"
+        if refusal:
+            self._failed(visit, "rejected", refusal)
+        elif replica is not None:
+            visit.replica = replica
+            visit.live = replica.offer(visit.request, visit.arrival_ns, visit.attempts)
+
+    def _refusal(self, replica: Replica | None) -> str:
+        """Why nobody can be queued now; empty if somebody can."""
+        if self._most is not None and self._log.queued + len(self._held) >= self._most:
+            return f"{self._most} requests were queued in the fleet"
+        if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:
+            return f"{self._most_at_replica} requests were queued at its replica"
+        return ""
+
+    def _failed(self, visit: _Visit, status: str, reason: str) -> None:
+        """This attempt came to nothing; perhaps there is another."""
+        request = visit.request
+        if visit.attempts < self._retry.max_attempts:
+            again_ns = self._clock.now_ns + from_seconds(backoff_s(self._retry, request.id, visit.attempts))
+            Alarm(self._clock, again_ns, ARRIVAL, lambda _: self._again(visit))
+        else:
+            self._leave(visit, status, reason)
+
+    def _again(self, visit: _Visit) -> None:
+        if self._visits.get(visit.request.id) is visit:
+            self._attempt(visit)
+
+    # Giving up
+
+    def _waited_long(self, visit: _Visit, attempt: int) -> None:
+        if self._visits.get(visit.request.id) is not visit or visit.attempts != attempt:
+            return
+        if visit.live is not None:
+            if visit.live.admitted >= 0:
+                return
+            self._take_off(visit)
+        elif visit in self._held:
+            self._held.remove(visit)
+        else:
+            return  # refused, and not back yet
+        self._failed(visit, "timed_out", f"waited {(self._timeout_ns or 0) / 1e9:g} s in the queue")
+
+    def _impatient(self, visit: _Visit) -> None:
+        assert self._patience is not None
+        if self._visits.get(visit.request.id) is not visit:
+            return
+        live, now = visit.live, self._clock.now_ns
+        if live is not None and live.outputs and self._patience.until == "first-token":
+            return
+        reason = f"its user gave up after {(now - visit.arrival_ns) / 1e9:.3g} s"
+        if visit in self._held:
+            self._held.remove(visit)
+        self._leave(visit, "cancelled", reason)
+
+    # Leaving
+
+    def _take_off(self, visit: _Visit) -> None:
+        """From its replica, which will have no more to do with it."""
+        assert visit.replica is not None and visit.live is not None
+        if not visit.live.ended:
+            visit.replica.withdraw(visit.live)
+        self._log.withdrawn(visit.live)
+        visit.replica = visit.live = None
+
+    def _leave(self, visit: _Visit, status: str, reason: str) -> None:
+        now = self._clock.now_ns
+        if visit.replica is not None and visit.live is not None:
+            visit.replica.withdraw(visit.live)
+            self._log.ended(visit.live, now, status, reason)
+        else:
+            self._log.refused(visit.request, visit.arrival_ns, now, status, reason, visit.attempts)
+        self._left(visit.request)
+
+    def _left(self, request: WorkloadRequest) -> None:
+        del self._visits[request.id]
+        self._on_end(request)
+
+
+def patience_s(patience: Patience, id: int) -> float:
+    """How long the user of request `id` waits."""
+    if patience.distribution == "constant":
+        return patience.mean_s
+    return Random(f"{patience.seed}:{id}").expovariate(1 / patience.mean_s)
+
+
+def backoff_s(retry: Retry, id: int, attempts: int) -> float:
+    """How long the client of request `id` waits after its attempt number `attempts`, from 1."""
+    whole = min(retry.backoff_s * retry.factor ** (attempts - 1), retry.max_backoff_s)
+    return whole * (1 - retry.jitter * Random(f"{retry.seed}:{id}:{attempts}").random())

@@ -1,0 +1,1 @@
+"""Routers: how requests are spread over replicas, one idea a file."""

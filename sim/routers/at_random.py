@@ -1,0 +1,19 @@
+"""A random replica: what a load balancer without any state comes to."""
+
+from __future__ import annotations
+
+from random import Random
+
+from serving.workload import WorkloadRequest
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+
+
+class AtRandom:
+    """Every replica with the same probability."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = Random(seed)
+
+    def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
+        return replicas[self._random.randrange(len(replicas))]

@@ -1,0 +1,29 @@
+"""Power of two choices: the better of two random replicas, nearly as good as the best of all.
+
+The longest queues shrink from geometric to doubly exponential tails (Mitzenmacher 2001; Vvedenskaya et al. 1996).
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from serving.workload import WorkloadRequest
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+
+
+class PowerOfTwoChoices:
+    """Of two different replicas drawn at random, the one with fewer outstanding requests; the first drawn if equal."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = Random(seed)
+
+    def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
+        count = len(replicas)
+        first = self._random.randrange(count)
+        if count == 1:
+            return replicas[first]
+        second = (first + 1 + self._random.randrange(count - 1)) % count
+        if replicas[second].outstanding_requests < replicas[first].outstanding_requests:
+            return replicas[second]
+        return replicas[first]

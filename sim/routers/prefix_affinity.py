@@ -1,0 +1,49 @@
+"""Prefix affinity: requests that begin alike meet in one prefix cache, unless that replica has too much to do.
+
+Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): no replica gets beyond `load_bound`
+times the mean of outstanding requests; what would exceed it goes on to the next replica on the ring.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from serving.errors import UserError
+from serving.workload import PRIVATE, WorkloadRequest
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+from sim.routers.hash_ring import HashRing
+from sim.routers.least import outstanding_requests
+
+
+class PrefixAffinity:
+    """By the segments that hold the first `prefix_tokens` tokens; a private prompt goes where fewest requests are.
+
+    With more tokens than a conversation begins with, its second turn has another key than its first.
+    """
+
+    def __init__(self, prefix_tokens: int = 16, load_bound: float = 1.25) -> None:
+        if prefix_tokens < 1:
+            raise UserError("fleet.router.settings.prefix_tokens", prefix_tokens, "must be at least 1")
+        if not load_bound > 1:
+            raise UserError("fleet.router.settings.load_bound", load_bound, "must be above 1")
+        self._prefix_tokens = prefix_tokens
+        self._load_bound = load_bound
+        self._ring = HashRing()
+
+    def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
+        key = self._key(request)
+        if not key:
+            return replicas.least(outstanding_requests)
+        most = ceil(self._load_bound * (replicas.outstanding_requests + 1) / len(replicas))
+        return next(r for r in self._ring.successors(key, replicas) if r.outstanding_requests < most)
+
+    def _key(self, request: WorkloadRequest) -> str:
+        names = []
+        left = self._prefix_tokens
+        for name, tokens in request.prompt:
+            if name == PRIVATE or left <= 0:
+                break
+            names.append(name)
+            left -= tokens
+        return "\n".join(names)

@@ -1,0 +1,19 @@
+"""Round robin: blind to load, exact in shares."""
+
+from __future__ import annotations
+
+from serving.workload import WorkloadRequest
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+
+
+class RoundRobin:
+    """Each replica in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
+        replica = replicas[self._next % len(replicas)]
+        self._next += 1
+        return replica

@@ -1,0 +1,21 @@
+"""Session stickiness: all turns of a conversation on one replica, whatever its load."""
+
+from __future__ import annotations
+
+from serving.workload import WorkloadRequest
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+from sim.routers.hash_ring import HashRing
+from sim.routers.least import outstanding_requests
+
+
+class SessionSticky:
+    """By consistent hashing of the session. A request without one goes where fewest requests are."""
+
+    def __init__(self) -> None:
+        self._ring = HashRing()
+
+    def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
+        if not request.session:
+            return replicas.least(outstanding_requests)
+        return next(self._ring.successors(request.session, replicas))

@@ -1,0 +1,56 @@
+"""Runs as Ray tasks: on the cluster that is there (`RAY_ADDRESS`, or one started on this machine), or a local one.
+
+Other nodes need the same tokentwin, and the files that a sweep names at the same paths.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+
+from serving.errors import UserError
+from tokentwin.sweeps.executors import DIED
+from tokentwin.sweeps.one_run import Outcome, failed
+from tokentwin.sweeps.points import Point
+
+
+class RayTasks:
+    """At most `jobs` tasks at once, by default one for each CPU of the cluster. Raises UserError without Ray."""
+
+    def __init__(self, jobs: int | None = None) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise UserError("executor", "ray", "needs Ray: pip install 'tokentwin[ray]'") from None
+        self._ray = ray
+        self._jobs = jobs
+
+    def run(self, measure: Callable[[Point], Outcome], points: Sequence[Point]) -> Generator[Outcome, None, None]:
+        """See `Executor`."""
+        ray = self._ray
+        joined = ray.is_initialized()
+        if not joined:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster tells nobody
+            ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        try:
+            task = ray.remote(num_cpus=1, max_retries=0)(_measured)
+            jobs = self._jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
+            left = iter(points)
+            under_way = {task.remote(measure, point): point for _, point in zip(range(jobs), left, strict=False)}
+            while under_way:
+                (done, *_), _ = ray.wait(list(under_way))
+                point = under_way.pop(done)
+                try:
+                    yield ray.get(done)
+                except ray.exceptions.RayError:
+                    yield failed(point, DIED)
+                following = next(left, None)
+                if following is not None:
+                    under_way[task.remote(measure, following)] = following
+        finally:
+            if not joined:
+                ray.shutdown()
+
+
+def _measured(measure: Callable[[Point], Outcome], point: Point) -> Outcome:
+    return measure(point)

@@ -1,0 +1,96 @@
+"""A sweep as a whole: the runs that are wanted, those that are there, and making the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tokentwin.progress import counting
+from tokentwin.sweeps.columns import parameter_fields, parameter_values, partition_keys, run_schema
+from tokentwin.sweeps.dataset import SweepDataset
+from tokentwin.sweeps.executors import Executor
+from tokentwin.sweeps.one_run import Measure, Outcome
+from tokentwin.sweeps.points import Point, canonical, input_digests, points
+from tokentwin.sweeps.settings import SweepSettings
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Swept:
+    """How many runs were made now, how many were there before, and how many of all that FILE asks for failed."""
+
+    made: int
+    kept: int
+    failed: int
+    first_error: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a file of settings comes to: its runs, and the columns of their rows."""
+
+    settings: SweepSettings
+    points: Sequence[Point]
+    schema: pa.Schema
+    partition: Sequence[str]
+
+    @classmethod
+    def of(cls, settings: SweepSettings) -> Sweep:
+        """The sweep of `settings`. Raises UserError when it cannot be made."""
+        runs = points(settings)
+        schema = run_schema(runs)
+        return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
+
+    def run(self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False) -> Swept:
+        """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed."""
+        measure = Measure(full=self.settings.full_metrics, requests=self.settings.per_request)
+        with closing(SweepDataset(out, self._about(), self.schema, self.partition, resume=resume)) as dataset:
+            there = {run for run, error in dataset.errors().items() if error is None or not retry_failed}
+            missing = [point for point in self.points if point.id not in there]
+            try:
+                with (
+                    counting("runs", len(self.points)) as advance,
+                    closing(executor.run(measure, missing)) as outcomes,
+                ):
+                    kept = len(self.points) - len(missing)
+                    advance(kept)
+                    for count, outcome in enumerate(outcomes, 1):
+                        dataset.add(self._row(outcome), outcome.requests)
+                        advance(kept + count)
+            finally:
+                dataset.fold()
+            return self._result(dataset, len(missing))
+
+    def _about(self) -> dict[str, Any]:
+        """What all rows of a dataset have in common."""
+        from traces.recording import code_version
+
+        return {
+            "format": _FORMAT,
+            "version": code_version(),
+            "base": self.settings.base,
+            "varied": {path: field.name for path, field in parameter_fields(self.schema).items()},
+            "columns": {field.name: str(field.type) for field in self.schema},
+            "partition": list(self.partition),
+            "per_request": self.settings.per_request,
+            "full_metrics": self.settings.full_metrics,
+            "inputs": input_digests(list(self.points)),
+        }
+
+    def _row(self, outcome: Outcome) -> dict[str, Any]:
+        from traces.recording import code_version
+
+        point = outcome.point
+        origin = {"run_id": point.id, "config": canonical(point.config), "version": code_version()}
+        return {**parameter_values(point, self.schema), **origin, **outcome.values}
+
+    def _result(self, dataset: SweepDataset, made: int) -> Swept:
+        known = dataset.errors()
+        errors = [error for point in self.points if (error := known[point.id]) is not None]
+        return Swept(made, len(self.points) - made, len(errors), errors[0] if errors else "")

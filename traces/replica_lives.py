@@ -1,0 +1,52 @@
+"""Which replicas a recorded run had and when: replica counts over time, and the GPU time that was paid for.
+
+A replica occupies its GPUs from its start to its end, so cold starts, drains and recoveries are paid for; it takes
+requests from the time it is ready. Works on the column `replica_lives` of the dataset `runs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Lives = Sequence[Mapping[str, Any]]
+
+
+def gpu_hours(lives: Lives, duration_ns: int) -> float:
+    """GPU hours paid for, of all replicas, up to the end of the run."""
+    return sum(_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in lives) / 3.6e12
+
+
+def serving_ns(lives: Lives, duration_ns: int) -> int:
+    """Nanoseconds for which replicas could serve, summed over them."""
+    return sum(_end(life, duration_ns, life["ready_ns"]) for life in lives if life["ready_ns"] is not None)
+
+
+def replica_counts(lives: Lives) -> list[dict[str, Any]]:
+    """The timeline: at each change `time_ns`, `pool`, and from then on its replicas `paid` for and those `ready`."""
+    changes: dict[tuple[int, str], list[int]] = {}
+    for life in lives:
+        for name, paid, ready in (("started_ns", 1, 0), ("ready_ns", 0, 1)):
+            if life[name] is not None:
+                _change(changes, life[name], life["pool"], paid, ready)
+        if life["ended_ns"] is not None:
+            _change(changes, life["ended_ns"], life["pool"], -1, -(life["ready_ns"] is not None))
+    counts: dict[str, list[int]] = {}
+    timeline = []
+    for (time_ns, pool), (paid, ready) in sorted(changes.items()):
+        count = counts.setdefault(pool, [0, 0])
+        count[0] += paid
+        count[1] += ready
+        timeline.append({"time_ns": time_ns, "pool": pool, "paid": count[0], "ready": count[1]})
+    return timeline
+
+
+def _change(changes: dict[tuple[int, str], list[int]], time_ns: int, pool: str, paid: int, ready: int) -> None:
+    change = changes.setdefault((time_ns, pool), [0, 0])
+    change[0] += paid
+    change[1] += ready
+
+
+def _end(life: Mapping[str, Any], duration_ns: int, from_ns: int) -> int:
+    """How long from `from_ns` to the end of the replica or of the run."""
+    return int((duration_ns if life["ended_ns"] is None else life["ended_ns"]) - from_ns)
