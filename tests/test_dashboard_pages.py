@@ -17,6 +17,14 @@ from tests.dashboard_samples import report, write_report, write_samples
 from tokentwin.commands.dashboard import dashboard
 
 
+@pytest.fixture(autouse=True)
+def main_module():
+    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     return write_samples(tmp_path_factory.mktemp("samples") / "runs")
