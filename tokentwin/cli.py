@@ -12,14 +12,18 @@ from serving.errors import UserError
 VERBS = {
     "bench": "Replay a trace on the real engine and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
+    "compare": "Two deployments, policies or runs on the same requests.",
     "conformance": "Hold our scheduler against recordings of vLLM's own.",
     "dashboard": "Open the dashboard.",
     "demo": "The whole loop: record, calibrate, simulate, validate.",
+    "diagnose": "Why a run is slow, and what would help.",
     "explain": "Where the time of a step goes, operation by operation.",
     "generate": "Answer a prompt with the real engine.",
     "gpus": "List the GPUs known by name.",
     "model": "Fetch a model, or see what one needs of a GPU.",
+    "plan": "Find the cheapest fleet that meets its SLOs.",
     "simulate": "Run a trace through the simulator and record it.",
+    "sweep": "Simulate many configurations, into a Parquet dataset.",
     "trace": "Inspect, convert or synthesise a workload.",
     "validate": "Hold the simulator against real runs, rung by rung.",
 }

@@ -1,0 +1,44 @@
+"""How long `tokentwin plan` takes for a typical query, and what it answers.
+
+    python benchmarks/plan.py AzureLLMInferenceTrace_conv.csv [--rate-scale 4] [--jobs 2]
+
+The query: Llama-3.1-8B, an hour of conversation traffic, three GPU types by three tensor-parallel sizes, one policy.
+Times are of the whole command in a fresh process, imports and the reading of the trace included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+
+ROOT = Path(__file__).parents[1]
+QUERY = ("--gpu", "H100,A100-80G,L40S", "--tp", "1,2,4", "--slo", "ttft_ms p99<=500", "--slo", "tpot_ms p95<=50")
+
+
+def main() -> None:
+    """Run the query once and print wall time, CPU time of all processes, and the answer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--rate-scale", type=float, default=1.0)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "tokentwin", "plan", str(arguments.trace.resolve()), *QUERY, "--format", "json"]
+    command += ["--rate-scale", str(arguments.rate_scale), "--jobs", str(arguments.jobs)]
+    began = perf_counter()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    wall_s = perf_counter() - began
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(done.stdout)
+    print(f"{wall_s:.1f} s wall, {used.ru_utime + used.ru_stime:.1f} s CPU, {arguments.jobs} jobs")
+    print(f"{found['requests']} requests, {found['trials']} fleets tried in the search")
+    print(found["answer"])
+
+
+if __name__ == "__main__":
+    main()

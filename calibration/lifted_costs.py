@@ -1,0 +1,113 @@
+"""Cost models with one constraint lifted: a wrapper each, exact in leaps as their originals are.
+
+They answer what a step would take if prompts were free, if the CPU took no time, or if memory were twice as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from calibration.kernel_times import Estimate, KernelTimes, floor_ns
+from calibration.operation_cost import OperationCost
+from calibration.operations import Operation
+from calibration.step_cost import StepCost
+from serving.config import Deployment
+from serving.cost_model import CostModel
+from serving.decode_set import DecodeSet
+from serving.step_plan import StepPlan
+
+_NOBODY = DecodeSet(1)  # cost models read the aggregates of a plan, never its members
+_KV_PRICES = ("decode_context", "prefill_context")
+
+
+class FreePrefill:
+    """A step costs what its decode rows alone would; one that only has prompts takes no time."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return self._cost.cpu_ns(_without_prompts(plan)) if plan.decode_rows else 0
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return self._cost.step_ns(_without_prompts(plan)) if plan.decode_rows else 0
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        return self._cost.decode_run_ns(rows, context, squares, steps)
+
+
+class NoCpuTime:
+    """Planning, and whatever else the CPU does between steps, takes no time."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return 0
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return self._cost.step_ns(plan)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        whole = self._cost.decode_run_ns(rows, context, squares, steps)
+        plan = StepPlan(0, _NOBODY, 0)
+        plan.add_decodes(rows, context, squares)
+        times = []
+        for ns in whole:
+            times.append(ns - self._cost.cpu_ns(plan))
+            plan.decode_squares += 2 * plan.decode_context + rows
+            plan.decode_context += rows
+        return times
+
+
+class TwiceTheBandwidth:
+    """`KernelTimes` of a GPU with twice the memory bandwidth: every kernel stays as far from its roofline as it was."""
+
+    def __init__(self, kernels: KernelTimes) -> None:
+        self._kernels = kernels
+        rate = 2 * kernels.gpu.memory_bytes_per_s
+        self.gpu = kernels.gpu.model_copy(update={"memory_bytes_per_s": rate})
+
+    def time(self, operation: Operation) -> Estimate:
+        estimate = self._kernels.time(operation)
+        before: Any = floor_ns(self._kernels.gpu, operation)
+        return estimate._replace(ns=estimate.ns * _ratio(floor_ns(self.gpu, operation), before))
+
+
+def twice_the_bandwidth(cost: CostModel) -> CostModel | None:
+    """`cost` with twice the memory bandwidth; None where a cost model cannot tell what memory has to do with it.
+
+    A calibration of our own engine tells what reading KV costs and not what reading weights does, so that there only
+    KV is read twice as fast.
+    """
+    if isinstance(cost, OperationCost):
+        return _operations(cost, cost.deployment, TwiceTheBandwidth(cost.kernels))
+    if isinstance(cost, StepCost):
+        prices = dict(cost.calibration.step_prices_ps)
+        prices.update({name: prices[name] // 2 for name in _KV_PRICES})
+        return StepCost(replace(cost.calibration, step_prices_ps=prices))
+    return None
+
+
+def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
+    """`cost` for other scheduler settings, whose sizes the tables of a model of operations must reach."""
+    return _operations(cost, deployment, cost.kernels) if isinstance(cost, OperationCost) else cost
+
+
+def _operations(cost: OperationCost, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
+    return OperationCost(cost.model, deployment, kernels, cost.correction, cost.host, cost.known_interval)
+
+
+def _without_prompts(plan: StepPlan) -> StepPlan:
+    left = StepPlan(plan.seq, plan.decodes, plan.lag)
+    left.add_decodes(plan.decode_rows, plan.decode_context, plan.decode_squares)
+    return left
+
+
+def _ratio(after: Any, before: Any) -> Any:
+    """1 where there is nothing to do."""
+    return np.divide(after, before, out=np.ones_like(np.asarray(before, dtype=np.float64)), where=before > 0)

@@ -1,0 +1,116 @@
+"""Simulated runs whose cause of slowness is known by construction, for the tests of diagnosis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from calibration.diagnosis import Diagnosis, diagnose
+from calibration.scenario import Scenario
+from calibration.symptoms import Evidence, symptoms
+from serving.config import Deployment, SchedulerConfig
+from serving.cost_model import TokenCost
+from serving.workload import Workload, WorkloadRequest
+from sim.simulate import simulate_to
+from traces.recording import Recording
+
+MS, S = 1_000_000, 1_000_000_000
+ROOMY = {"num_blocks": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 4096}
+
+
+def arrivals(count: int, rate: float, seed: int = 1) -> list[int]:
+    """Poisson."""
+    return np.cumsum(np.random.default_rng(seed).exponential(S / rate, count)).astype(int).tolist()
+
+
+def requests(at: list[int], prompt: int, output: int, seed: int = 2) -> Workload:
+    """Prompts and outputs uniform within half of their mean."""
+    rng = np.random.default_rng(seed)
+    sizes = [rng.integers(n - n // 2, n + n // 2 + 1, len(at)).tolist() for n in (prompt, output)]
+    made = [WorkloadRequest(i, t, (("", p),), o) for i, (t, p, o) in enumerate(zip(at, *sizes, strict=True))]
+    return Workload(made, "made", shares_prefixes=False)
+
+
+def kv_starved() -> Scenario:
+    """Memory for about four requests, where 16 run at once."""
+    scheduler = SchedulerConfig(**ROOMY | {"num_blocks": 70, "scheduler_reserve_full_isl": False})
+    return Scenario(
+        requests(arrivals(300, 6), 100, 150), Deployment(scheduler=scheduler), TokenCost(15 * MS, 10_000, 0)
+    )
+
+
+def prefill_bound() -> Scenario:
+    """Long prompts, ten tokens of answer."""
+    cost = TokenCost(2 * MS, 200_000, 0)
+    return Scenario(requests(arrivals(400, 4), 1000, 10), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
+
+
+def cpu_bound() -> Scenario:
+    """The CPU takes longer than the step."""
+    cost = TokenCost(4 * MS, 10_000, 0, plan_ns=12 * MS)
+    return Scenario(requests(arrivals(300, 5), 60, 80), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
+
+
+def overloaded() -> Scenario:
+    """Half as many again as it can serve, most of it decoding."""
+    scheduler = SchedulerConfig(**ROOMY | {"max_num_seqs": 256})
+    cost = TokenCost(1 * MS, 1_000_000, 0)
+    return Scenario(requests(arrivals(500, 13), 20, 100), Deployment(scheduler=scheduler), cost)
+
+
+def bursty() -> Scenario:
+    """Forty at once every ten seconds, at a tenth of what it could serve."""
+    at = [10 * S * burst + 1000 * i for burst in range(12) for i in range(40)]
+    cost = TokenCost(2 * MS, 400_000, 0)
+    return Scenario(requests(at, 100, 20), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
+
+
+def few_places() -> Scenario:
+    """Two requests may run, and a step costs the same whatever is in it."""
+    scheduler = SchedulerConfig(**ROOMY | {"max_num_seqs": 2})
+    return Scenario(requests(arrivals(300, 2.2), 60, 80), Deployment(scheduler=scheduler), TokenCost(10 * MS, 1000, 0))
+
+
+def evicted_prefixes() -> Scenario:
+    """Long system prompts in turn, more than memory keeps."""
+    made = [WorkloadRequest(i, t, ((f"sys{i % 12}", 960), ("", 20)), 10) for i, t in enumerate(arrivals(1500, 6.5))]
+    scheduler = SchedulerConfig(**ROOMY | {"num_blocks": 400})
+    cost = TokenCost(2 * MS, 120_000, 0)
+    return Scenario(Workload(made, "prefixes"), Deployment(scheduler=scheduler), cost)
+
+
+def uneven_routing() -> Scenario:
+    """Every other request is long, and round robin sends all of those to the same of two replicas."""
+    sizes = [(10, 120), (10, 4)]
+    made = [WorkloadRequest(i, t, (("", sizes[i % 2][0]),), sizes[i % 2][1]) for i, t in enumerate(arrivals(400, 17))]
+    cost = TokenCost(2 * MS, 1_000_000, 0)
+    deployment = Deployment(scheduler=SchedulerConfig(**ROOMY))
+    return Scenario(Workload(made, "uneven", shares_prefixes=False), deployment, cost, replicas=2)
+
+
+def long_prompts_block() -> Scenario:
+    """Unchunked prompts of 3,000 tokens hold up everybody's decoding."""
+    sizes = [(3000, 5) if i % 6 == 0 else (30, 60) for i in range(300)]
+    made = [
+        WorkloadRequest(i, t, (("", p),), o) for i, (t, (p, o)) in enumerate(zip(arrivals(300, 5), sizes, strict=True))
+    ]
+    scheduler = SchedulerConfig(**ROOMY | {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096})
+    cost = TokenCost(8 * MS, 200_000, 0)
+    return Scenario(Workload(made, "long", shares_prefixes=False), Deployment(scheduler=scheduler), cost)
+
+
+def calm() -> Scenario:
+    """Nothing is wrong."""
+    cost = TokenCost(5 * MS, 10_000, 0)
+    return Scenario(requests(arrivals(200, 0.5), 100, 20), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
+
+
+def recorded(scenario: Scenario, out: Path) -> Recording:
+    simulate_to(out, scenario.workload, scenario.deployment, scenario.cost, replicas=scenario.replicas, tokens=True)
+    return Recording.load(out)
+
+
+def diagnosed(scenario: Scenario, out: Path, explain: bool = True, judged: str | None = None) -> Diagnosis:
+    evidence = Evidence(recorded(scenario, out))
+    return diagnose(symptoms(evidence), evidence.metrics, scenario if explain else None, judged)

@@ -1,0 +1,308 @@
+"""Diagnosis: runs whose cause is known get the right one named first, and counterfactuals are exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.constraint_lifts import dispersion, double_bandwidth, infinite_kv, more_places, one_more_replica
+from calibration.lifted_costs import FreePrefill, NoCpuTime, TwiceTheBandwidth, repriced, twice_the_bandwidth
+from calibration.operation_cost import HostTimes, OperationCost
+from calibration.operations import DecodeAttention, Elementwise, Gemm
+from calibration.scenario import Scenario
+from calibration.step_cost import Calibration, StepCost
+from calibration.symptoms import Evidence, attainable_hit_rate, symptoms
+from serving.config import Deployment, SchedulerConfig
+from serving.cost_model import CostModel, TokenCost
+from serving.decode_set import DecodeSet
+from serving.errors import UserError
+from serving.fleet import FleetConfig
+from serving.step_plan import StepPlan
+from serving.workload import Workload, WorkloadRequest
+from sim.fleet import alike_pools
+from sim.simulate import simulate_to
+from tests import diagnosed_runs as runs
+from tests.diagnosed_runs import MS, S, arrivals, diagnosed, requests
+from tests.step_model_samples import LLAMA, Roofline, deployment
+from tests.sweep_samples import calibrated
+from tokentwin.cli import cli
+from traces.recording import Recording
+
+CAUSES = {
+    runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
+    runs.prefill_bound: ("free prefill", "capacity", "prompts take the device"),
+    runs.cpu_bound: ("no CPU time between steps", "policy", "time between steps"),
+    runs.overloaded: ("one more replica", "capacity", "overload"),
+    runs.bursty: ("even arrivals", "capacity", "bursty arrivals"),
+    runs.few_places: ("more running requests", "policy", "no place to run"),
+    runs.evicted_prefixes: ("perfect prefix reuse", "capacity", "missed prefixes"),
+    runs.uneven_routing: ("routing by load", "policy", None),
+    runs.long_prompts_block: ("smaller chunks", "policy", "high ITL"),
+}
+
+
+@pytest.mark.parametrize("made", CAUSES, ids=lambda made: made.__name__)
+def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
+    cause, kind, symptom = CAUSES[made]
+    judged = "itl_ms" if made is runs.long_prompts_block else None
+    found = diagnosed(made(), tmp_path / "run", judged=judged)
+    assert found.cause is not None and (found.cause.name, found.kind) == (cause, kind)
+    assert found.verdict().startswith(f"a {kind} problem: {found.cause.cause}")
+    assert found.twin_error == pytest.approx(0, abs=1e-9)  # it is the twin's own run
+    names = [symptom.name for symptom in found.symptoms]
+    assert symptom is None or symptom in names[:3]
+
+
+@pytest.mark.parametrize("made", [runs.kv_starved, runs.prefill_bound, runs.cpu_bound, runs.overloaded, runs.bursty])
+def test_without_a_cost_model_the_evidence_points_the_same_way(made, tmp_path: Path) -> None:
+    found = diagnosed(made(), tmp_path / "run", explain=False)
+    assert found.symptoms[0].name == CAUSES[made][2] and not found.counterfactuals and found.kind is None
+    assert found.verdict().startswith("evidence only, no cost model")
+    assert all(s.evidence and s.proof and 0 <= s.severity <= 1 for s in found.symptoms)
+
+
+def test_nothing_is_wrong_with_a_calm_run(tmp_path: Path) -> None:
+    found = diagnosed(runs.calm(), tmp_path / "run")
+    assert found.cause is None and [s.name for s in found.symptoms] == ["low utilisation"]
+    assert found.verdict().startswith("neither a capacity nor a policy problem")
+
+
+def test_more_gpus_that_do_not_help_are_a_symptom(tmp_path: Path) -> None:
+    """One more replica does nothing for steps that wait for the CPU."""
+    found = diagnosed(runs.cpu_bound(), tmp_path / "run")
+    assert "more GPUs do not help" in [s.name for s in found.symptoms]
+
+
+def test_a_bound_decides_what_is_high(tmp_path: Path) -> None:
+    recording = runs.recorded(runs.calm(), tmp_path / "run")
+    assert not {"high TTFT", "high ITL"} & {s.name for s in symptoms(Evidence(recording))}
+    strict = symptoms(Evidence(recording, {"ttft_ms": 6, "tpot_ms": 5}))
+    assert {"high TTFT", "high ITL"} <= {s.name for s in strict}
+
+
+def test_a_recording_without_steps_still_shows_its_queue(tmp_path: Path) -> None:
+    s = runs.few_places()
+    simulate_to(tmp_path / "run", s.workload, s.deployment, s.cost, steps=False)
+    evidence = Evidence(Recording.load(tmp_path / "run"))
+    assert not evidence.has_steps and "high TTFT" in [symptom.name for symptom in symptoms(evidence)]
+
+
+# Lifted costs
+
+
+def decodes(contexts: list[int]) -> StepPlan:
+    plan = StepPlan(0, DecodeSet(16), 0)
+    plan.add_decodes(len(contexts), sum(contexts), sum(c * c for c in contexts))
+    return plan
+
+
+def step_cost(**changes: int) -> StepCost:
+    prices = {"launch": 3_000_001, "decode_rows_padded": 7_003, "decode_context": 1_009, "prefill_rows": 17}
+    prices |= {"prefill_tokens": 99_991, "prefill_context": 333, "prefill_pairs": 11, "sampling": 5, "sampled_rows": 13}
+    cpu = {"plan": 2_000_003, "rows": 10_007, "prefill_tokens": 31}
+    return StepCost(Calibration("id", "", {}, "", "", prices | changes, cpu, {}, {}, {}, 1))
+
+
+def operation_cost() -> OperationCost:
+    return OperationCost(LLAMA, deployment(), Roofline(), host=HostTimes(1e6, 3e3))
+
+
+COSTS = {
+    "token": TokenCost(5 * MS, 1001, 457, plan_ns=3 * MS),
+    "step": step_cost(),
+    "operation": operation_cost(),
+}
+LIFTED = {
+    "free prefill": FreePrefill,
+    "no CPU": NoCpuTime,
+    "both": lambda cost: NoCpuTime(FreePrefill(cost)),
+    "bandwidth": lambda cost: twice_the_bandwidth(cost) or cost,
+}
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("lifted", LIFTED.values(), ids=LIFTED)
+@settings(max_examples=20)
+@given(contexts=st.lists(st.integers(1, 2000), min_size=1, max_size=8), steps=st.integers(1, 40))
+def test_a_leap_costs_what_stepping_does(cost: CostModel, lifted, contexts: list[int], steps: int) -> None:
+    model = lifted(cost)
+    plan = decodes(contexts)
+    leap = list(model.decode_run_ns(len(contexts), plan.decode_context, plan.decode_squares, steps))
+    stepped = [decodes([c + k for c in contexts]) for k in range(steps)]
+    assert leap == [model.cpu_ns(p) + model.step_ns(p) for p in stepped]
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_what_is_lifted_is_gone_and_the_rest_is_as_before(cost: CostModel) -> None:
+    mixed, alone = decodes([100, 200]), decodes([100, 200])
+    mixed.prefill_rows, mixed.prefill_tokens, mixed.prefill_pairs = 1, 500, 125_250
+    mixed.sampled_rows += 1
+    free = FreePrefill(cost)
+    assert (free.cpu_ns(mixed), free.step_ns(mixed)) == (cost.cpu_ns(alone), cost.step_ns(alone))
+    only = StepPlan(0, DecodeSet(16), 0)
+    only.prefill_rows, only.prefill_tokens = 1, 500
+    assert free.cpu_ns(only) == free.step_ns(only) == 0
+    assert NoCpuTime(cost).cpu_ns(mixed) == 0 and NoCpuTime(cost).step_ns(mixed) == cost.step_ns(mixed)
+
+
+def test_twice_the_bandwidth_halves_what_memory_bounds_and_nothing_else() -> None:
+    slow, fast = Roofline(), TwiceTheBandwidth(Roofline())
+    attention = DecodeAttention("a", np.array([64.0]), np.array([64 * 4000.0]), 32, 8, 128)
+    large = Gemm("g", np.array([8192.0]), 4096, 4096, "bfloat16", 1)
+    one = Gemm("g", np.array([1.0]), 4096, 4096, "bfloat16", 1)
+    for operation, factor in ((attention, 0.5), (one, 0.5), (large, 1.0)):
+        assert fast.time(operation).ns / slow.time(operation).ns == pytest.approx(factor)
+    nothing = Elementwise("e", np.array([0.0]))
+    assert fast.time(nothing).ns == slow.time(nothing).ns
+
+
+def test_each_cost_model_says_what_memory_has_to_do_with_it() -> None:
+    plan = decodes([4000] * 64)
+    for cost in (COSTS["step"], COSTS["operation"]):
+        faster = twice_the_bandwidth(cost)
+        assert faster is not None and 0.499 < faster.step_ns(plan) / cost.step_ns(plan) < 1
+        assert faster.cpu_ns(plan) == cost.cpu_ns(plan)
+    assert twice_the_bandwidth(COSTS["token"]) is None
+    scenario = runs.calm()
+    assert isinstance(double_bandwidth(scenario), str)
+
+
+def test_a_model_of_operations_is_priced_for_as_many_rows_as_may_run() -> None:
+    wide = more_places(Scenario(Workload([]), deployment(), operation_cost()))
+    rows = wide.deployment.scheduler.max_num_seqs
+    assert rows == 512
+    exact = OperationCost(LLAMA, wide.deployment, Roofline(), host=HostTimes(1e6, 3e3))
+    assert wide.cost.step_ns(decodes([10] * rows)) == exact.step_ns(decodes([10] * rows))
+    assert repriced(COSTS["token"], wide.deployment) is COSTS["token"]
+
+
+# Lifts
+
+
+def test_infinite_kv_never_preempts() -> None:
+    before = runs.kv_starved()
+    assert sum(before.requests()["preemptions"].to_pylist()) > 100
+    assert sum(infinite_kv(before).requests()["preemptions"].to_pylist()) == 0
+
+
+def test_a_fleet_grows_by_one_in_its_first_pool() -> None:
+    base = runs.calm()
+    fleet = FleetConfig.model_validate({"pools": [{"name": "a", "replicas": 2}, {"name": "b"}]})
+    dep = base.deployment.model_copy(update={"fleet": fleet})
+    scenario = Scenario(base.workload, dep, base.cost, pools=tuple(alike_pools(fleet, dep, base.cost)))
+    grown = one_more_replica(scenario)
+    assert isinstance(grown, Scenario) and (scenario.engines, grown.engines) == (3, 4)
+    assert grown.pools is not None and grown.pools[0].config.replicas == 3
+    assert len(set(grown.requests()["replica"].to_pylist())) == 4
+
+
+def test_dispersion_is_that_of_the_process() -> None:
+    def index(at: list[int]) -> float:
+        return dispersion([WorkloadRequest(i, t, (("", 1),), 1) for i, t in enumerate(at)])
+
+    assert index(list(range(0, 10**6, 100))) == pytest.approx(0, abs=0.01)
+    assert index(arrivals(20_000, 10)) == pytest.approx(1, abs=0.15)
+    assert index([S * (i // 40) for i in range(4000)]) > 5
+    assert index([5]) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(1, 4)), max_size=3), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_attainable_hits_are_those_of_an_endless_trie_of_tokens(made) -> None:
+    """Against the tokens themselves: prompts of segments, some followed by the answer of the request before."""
+    offered = []
+    for i, (segments, follows) in enumerate(made):
+        history = (*offered[-1].prompt, (f"out:{i - 1}", 2)) if follows and offered else ()
+        offered.append(WorkloadRequest(i, i, (*history, *segments, (f"own{i}", 1)), 2))
+    seen: set[tuple] = set()
+    hits = tokens = 0
+    for request in offered:
+        parts = [
+            (name, j) if name else ("private", request.id, at, j)
+            for at, (name, count) in enumerate(request.prompt)
+            for j in range(count)
+        ]
+        tokens += len(parts)
+        prefixes = [tuple(parts[:n]) for n in range(1, len(parts) + 1)]
+        public = next((at for at, part in enumerate(parts) if part[0] == "private"), len(parts))
+        hits += sum(prefix in seen for prefix in prefixes[:public])
+        answer = [(f"out:{request.id}", j) for j in range(2)]
+        seen |= {tuple((parts + answer)[:n]) for n in range(1, len(parts) + 3)}
+    assert attainable_hit_rate(offered) == pytest.approx(hits / tokens)
+
+
+# The command
+
+
+def run(*arguments: object) -> Result:
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def slow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two places, by an invented calibration."""
+    folder = tmp_path_factory.mktemp("diagnose")
+    calibrated(folder / "calibration")
+    from traces.parquet import write_parquet
+
+    write_parquet(requests(arrivals(120, 4), 60, 80), folder / "t.parquet")
+    run(
+        "simulate",
+        folder / "t.parquet",
+        "-c",
+        folder / "calibration",
+        "--max-num-seqs",
+        2,
+        "-o",
+        folder / "run",
+        "--no-band",
+    )
+    return folder
+
+
+def test_the_command_explains_a_recording(slow_run: Path) -> None:
+    told = json.loads(run("diagnose", slow_run / "run", "-c", slow_run / "calibration", "--format", "json").output)
+    assert told["cause"] == "more running requests" and told["kind"] == "policy"
+    assert told["twin_error"] == pytest.approx(0) and told["metric"] == "ttft_ms"
+    tried = {c["name"]: c for c in told["counterfactuals"]}
+    assert tried["more running requests"]["bought"]["ttft_ms"] > 0.9 and tried["routing by load"]["skipped"]
+    shown = run("diagnose", slow_run / "run", "-c", slow_run / "calibration", "--metric", "e2e").output
+    assert "p99 of E2E" in shown and "more running requests" in shown
+
+
+def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:
+    shown = " ".join(run("diagnose", slow_run / "run").output.split())
+    assert "evidence only" in shown and "no place to run" in shown
+
+
+def test_bad_input_is_one_line(slow_run: Path, tmp_path: Path) -> None:
+    for arguments, says in (
+        ([tmp_path / "none"], "not a directory"),
+        ([slow_run / "run", "--gpu", "H100"], "smollm2"),
+        ([slow_run / "run", "-c", tmp_path], "calibration.json"),
+        ([slow_run / "run", "--slo", "soon"], "METRIC:MILLISECONDS"),
+        ([slow_run / "run", "-c", slow_run / "calibration", "--router", "nearest"], "nearest"),
+    ):
+        with pytest.raises(UserError, match=says) as caught:
+            run("diagnose", *arguments)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_which_nothing_finished_cannot_be_explained(tmp_path: Path) -> None:
+    scheduler = SchedulerConfig(max_num_seqs=1, max_model_len=32, max_num_batched_tokens=32, num_blocks=16)
+    offered = Workload([WorkloadRequest(0, 0, (("", 100),), 5)], shares_prefixes=False)
+    simulate_to(tmp_path / "run", offered, Deployment(scheduler=scheduler), TokenCost(1, 1, 1))
+    with pytest.raises(UserError, match="nothing to explain"):
+        run("diagnose", tmp_path / "run")

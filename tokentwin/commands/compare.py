@@ -1,0 +1,271 @@
+"""`tokentwin compare`: two deployments, policies or recorded runs on the same requests."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tokentwin.finite import Finite
+
+if TYPE_CHECKING:
+    from calibration.comparison import Comparison, Ranked
+    from calibration.scenario import Scenario
+    from serving.workload import Workload
+    from tokentwin.sides import Overrides
+
+NO_DIFFERENCE = 3
+REVERSED = 4
+
+
+@click.command()
+@click.argument("sides", nargs=-1, type=click.Path(), metavar="[A B]")
+@click.option("--trace", type=click.Path(), help="What both sides are offered: a trace, or a YAML specification.")
+@click.option("--deployment", "-d", type=click.Path(), help="The deployment of both sides, in YAML.")
+@click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
+@click.option("--gpu", help="Time steps by the kernel tables of this GPU.")
+@click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="What A has of its own, e.g. policy=vllm.")
+@click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="What B has of its own, e.g. policy=fair.")
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="Seeds of a specification.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
+@click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
+@click.option("--slo", help="Bounds in ms whose attainment is compared, e.g. 'ttft:200 tpot:50'.")
+@click.option("--threshold", default=5.0, show_default=True, type=Finite(min=0), help="Percent that make a winner.")
+@click.option("--engine", is_flag=True, help="Run both sides on the real engine, too.")
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="Real runs of each side.")
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="Directory of the real recordings.")
+@click.option("--force", is_flag=True, help="Replace recordings in OUT.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def compare(
+    sides: tuple[str, ...],
+    trace: str | None,
+    deployment: str | None,
+    calibration: str | None,
+    gpu: str | None,
+    own_a: tuple[str, ...],
+    own_b: tuple[str, ...],
+    seeds: int,
+    limit: int | None,
+    rate_scale: float | None,
+    slo: str | None,
+    threshold: float,
+    engine: bool,
+    repeats: int,
+    out: Path | None,
+    force: bool,
+    style: str,
+) -> None:
+    """Compare B with A, request by request.
+
+    A and B are deployments in YAML, simulated on --trace; or directories, each a recording or several of them, of the
+    same workload. Without them both are --deployment, or the calibrated one, and differ in --a and --b: NAME is a
+    setting (policy, scheduler.max_num_seqs, fleet.router), or replicas, router, gpu, calibration.
+
+    Exit status: 0 a difference can be claimed, 3 none can, 4 the real engine (--engine) reverses what was claimed.
+    """
+    from serving.errors import UserError
+    from tokentwin.sides import Overrides, is_recording
+    from traces.run_metrics import parse_slo
+
+    bounds = parse_slo(slo) if slo else {}
+    if len(sides) not in (0, 2):
+        raise UserError("A B", list(sides), "give both, or neither and --a, --b")
+    recorded = [is_recording(side) for side in sides]
+    if any(recorded):
+        simulation_only = (trace, deployment, calibration, gpu, own_a, own_b, limit, rate_scale, engine, out)
+        if not all(recorded) or any(simulation_only) or seeds > 1:
+            raise UserError("A B", list(sides), "a recording is compared with a recording, with nothing to simulate")
+        comparison = _of_recordings(sides, bounds, threshold / 100)
+        _finish(comparison, [], {"a": sides[0], "b": sides[1]}, style)
+        return
+    if trace is None:
+        raise UserError("trace", "none", "give --trace, which both sides are offered")
+    if engine and out is None:
+        raise UserError("out", "none", "give --out, where --engine records its runs")
+    if not engine and (out is not None or repeats > 1):
+        raise UserError("out/repeats", str(out or repeats), "goes with --engine")
+    if sides and deployment:
+        raise UserError("deployment", deployment, "goes with --a and --b; A and B are deployments already")
+    files = sides or (deployment, deployment)
+    own = [Overrides.read(f"--{s}", file, pairs) for s, file, pairs in zip("ab", files, (own_a, own_b), strict=True)]
+    scenarios, calibrations = _scenarios(own, trace, seeds, limit, rate_scale, calibration, gpu)
+    comparison = _of_scenarios(scenarios, bounds, threshold / 100)
+    real = None
+    if engine and out is not None:
+        real = _on_engine([side[0] for side in scenarios], out, repeats, force, bounds, threshold / 100)
+    about = {"a": str(own[0]), "b": str(own[1]), "calibrations": calibrations}
+    _finish(comparison, [] if real is None else [real], about, style)
+
+
+def _of_recordings(sides: Sequence[str], bounds: dict[str, float], threshold: float) -> Comparison:
+    from calibration.comparison import compare
+    from calibration.paired_runs import COLUMNS, PairedRuns
+    from serving.errors import UserError
+    from tokentwin.sides import recordings
+
+    a, b = (recordings(name, path) for name, path in zip("AB", sides, strict=True))
+    try:
+        closed = any(_closed(recording.workload()) for recording in a)
+    except UserError:
+        closed = False  # it does not say what was offered
+    tables = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
+    return compare(PairedRuns(*tables, bounds, closed), threshold)
+
+
+def _closed(workload: Workload) -> bool:
+    return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+
+
+def _scenarios(
+    own: Sequence[Overrides],
+    trace: str,
+    seeds: int,
+    limit: int | None,
+    rate_scale: float | None,
+    calibration: str | None,
+    gpu: str | None,
+) -> tuple[list[list[Scenario]], dict[str, Any]]:
+    """The scenarios of each side, one a seed; and the id of what times its steps, by side."""
+    from dataclasses import replace
+
+    from tokentwin.scenarios import offered_workloads, priced_scenario
+
+    workloads = offered_workloads(trace, seeds, limit, rate_scale)
+    sides, ids = [], {}
+    for name, side in zip("ab", own, strict=True):
+        timed = {"calibration": calibration, "gpu": gpu}
+        if "gpu" in side.run or "calibration" in side.run:
+            timed |= {key: side.run.get(key, timed[key]) for key in timed}
+        first = priced_scenario(
+            workloads[0],
+            timed["calibration"],
+            timed["gpu"],
+            side.settle,
+            side.run.get("replicas"),
+            side.run.get("router", ""),
+        )
+        sides.append([replace(first.scenario, workload=workload) for workload in workloads])
+        ids[name] = first.price.calibration
+    return sides, ids
+
+
+def _of_scenarios(sides: Sequence[Sequence[Scenario]], bounds: dict[str, float], threshold: float) -> Comparison:
+    from calibration.comparison import compare
+    from calibration.paired_runs import PairedRuns
+    from tokentwin.progress import counting
+
+    tables: list[list[Any]] = []
+    with counting("simulating", sum(map(len, sides))) as advance:
+        for scenarios in sides:
+            tables.append([])
+            for scenario in scenarios:
+                tables[-1].append(scenario.requests())
+                advance(sum(map(len, tables)))
+    return compare(PairedRuns(*tables, bounds, sides[0][0].closed), threshold)
+
+
+def _on_engine(
+    sides: Sequence[Scenario], out: Path, repeats: int, force: bool, bounds: dict[str, float], threshold: float
+) -> Comparison:
+    """Both sides on the real engine, in turns (A B, B A, ...), so that a drift of the machine hits both."""
+    from serving.errors import UserError
+    from tokentwin.engines import load_engine
+    from tokentwin.whole_run import record_whole
+
+    for scenario in sides:
+        if scenario.engines != 1 or scenario.deployment.fleet is not None:
+            raise UserError("engine", scenario.engines, "is one engine; compare fleets without --engine")
+    for number in range(1, repeats + 1):
+        for name, scenario in sorted(zip("ab", sides, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
+            click.echo(f"real run {number} of {repeats} of {name.upper()}", err=True)
+            with closing(load_engine(scenario.deployment)) as engine:
+                record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=force)
+    return _of_recordings([str(out / name) for name in "ab"], bounds, threshold)
+
+
+def _finish(comparison: Comparison, real: Sequence[Comparison], about: dict[str, Any], style: str) -> None:
+    """Print it, and leave with its exit status."""
+    from calibration.comparison import ranking
+
+    ranked = ranking(comparison, real[0]) if real else []
+    if style == "json":
+        told: dict[str, Any] = {**about, **comparison.as_dict()}
+        if real:
+            told["engine"] = {**real[0].as_dict(), "ranking": [asdict(row) for row in ranked]}
+        click.echo(json.dumps(told))
+    else:
+        click.echo(f"A: {about['a']}\nB: {about['b']}")
+        print_comparison(comparison)
+        if real:
+            click.echo("\non the real engine")
+            print_comparison(real[0])
+            print_ranking(ranked)
+    if any(row.outcome == "reversed" for row in ranked):
+        raise SystemExit(REVERSED)
+    if not comparison.claims:
+        raise SystemExit(NO_DIFFERENCE)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The differences, winners and losers, and the verdict last."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from serving.metrics import METRICS
+
+    console = Console()
+    rows = Table("metric", "unit", "stat", "A", "B", "B - A", "%", "95 % interval", "better")
+    for row in comparison.rows:
+        unit = METRICS[row.metric].unit if row.metric in METRICS else "fraction"
+        interval = "-" if math.isnan(row.low) else f"{_shown(row.low)} to {_shown(row.high)}"
+        numbers = (_shown(row.a), _shown(row.b), _shown(row.b - row.a), _percent(row.percent))
+        rows.add_row(row.metric, unit, row.stat, *numbers, interval, row.better)
+    console.print(rows)
+    tallies = Table("metric", "of", "B gains", "B loses", "same", "mean A", "mean B")
+    for tally in comparison.tallies:
+        of = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
+        counts = (str(n) for n in (tally.gain, tally.lose, tally.same))
+        tallies.add_row(tally.metric, of, *counts, _shown(tally.mean_a), _shown(tally.mean_b))
+    console.print(tallies)
+    unit = f"{comparison.units} {comparison.unit_is}" + (" of arrivals" if comparison.unit_is == "blocks" else "")
+    console.print(
+        f"[dim]{comparison.requests} requests, resampled by {unit}; the intervals hold for all rows together. "
+        f"A request gains or loses from {100 * comparison.threshold:g} % on.[/]",
+        soft_wrap=True,
+    )
+    if comparison.carry_over:
+        console.print(
+            "[yellow]neighbouring blocks go together: the intervals are too narrow; compare several seeds[/]",
+            soft_wrap=True,
+        )
+    console.print(f"[bold]{comparison.verdict()}[/]", soft_wrap=True)
+
+
+def print_ranking(ranked: Sequence[Ranked]) -> None:
+    """Row by row, whether the engine agrees; then in a sentence."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("metric", "stat", "simulated", "real", "outcome")
+    for row in ranked:
+        table.add_row(row.metric, row.stat, _percent(row.simulated_percent), _percent(row.real_percent), row.outcome)
+    console.print(table)
+    counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing was claimed"
+    verdict = "the ranking DOES NOT HOLD on the engine" if counts["reversed"] else "the engine does not contradict it"
+    console.print(f"[bold]{verdict}[/]: {told}")
+
+
+def _shown(value: float) -> str:
+    return "-" if not math.isfinite(value) else f"{value:,.4g}"
+
+
+def _percent(value: float) -> str:
+    return "-" if not math.isfinite(value) else f"{value:+.1f}"

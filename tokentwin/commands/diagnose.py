@@ -1,0 +1,108 @@
+"""`tokentwin diagnose`: why a recorded run is as slow as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from calibration.diagnosis import Diagnosis
+
+_JUDGED = {"ttft": "ttft_ms", "itl": "itl_ms", "tpot": "tpot_ms", "e2e": "e2e_ms"}
+_TWIN_ERROR = 0.25  # of the p99: beyond, counterfactuals are about another run
+
+
+@click.command()
+@click.argument("run", type=click.Path())
+@click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
+@click.option("--gpu", help="Time steps by the kernel tables of this GPU.")
+@click.option("--router", default="", help="The router of the run; a recording does not say.")
+@click.option("--metric", "judged", type=click.Choice(list(_JUDGED)), help="Explain the p99 of this one.")
+@click.option("--slo", help="Bounds in ms that say what is high, e.g. 'ttft:200 tpot:50'.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def diagnose(
+    run: str, calibration: str | None, gpu: str | None, router: str, judged: str | None, slo: str | None, style: str
+) -> None:
+    """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and what would prove them.
+
+    With a cost model (-c or --gpu) the run is simulated again with one constraint lifted at a time, and its p99 is
+    attributed to them: a capacity problem, or a policy problem. Without one only evidence is given.
+    """
+    from calibration.diagnosis import diagnose as diagnosed
+    from calibration.symptoms import Evidence, symptoms
+    from serving.errors import UserError
+    from tokentwin.scenarios import priced_scenario
+    from traces.recording import Recording
+    from traces.run_metrics import parse_slo
+
+    recording = Recording.load(run)
+    evidence = Evidence(recording, parse_slo(slo) if slo else {})
+    scenario = None
+    if calibration is not None or gpu is not None:
+        if recording.run["status"] != "complete":
+            raise UserError("run", run, f"is {recording.run['status']} and cannot be simulated; leave -c and --gpu out")
+        deployment = evidence.as_run()
+        replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
+        workload = recording.workload()
+        scenario, _ = priced_scenario(workload, calibration, gpu, lambda _: deployment, replicas, router)
+    found = diagnosed(symptoms(evidence), evidence.metrics, scenario, _JUDGED.get(judged or ""))
+    if style == "json":
+        click.echo(json.dumps({"steps": evidence.has_steps, **found.as_dict()}))
+    else:
+        print_diagnosis(found, evidence.has_steps)
+
+
+def print_diagnosis(found: Diagnosis, has_steps: bool) -> None:
+    """Symptoms with their evidence, counterfactuals, and the verdict last."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if found.symptoms:
+        table = Table("symptom", "lifecycle", "evidence", "what would prove it", show_lines=True)
+        for symptom in found.symptoms:
+            table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
+        console.print(table)
+    if not has_steps:
+        console.print("[dim]the recording holds no steps, so that compute and memory were not looked at[/]")
+    if found.counterfactuals:
+        _print_counterfactuals(console, found)
+    else:
+        console.print("[dim]evidence only: with -c or --gpu the run is simulated without each constraint[/]")
+    console.print(f"[bold]{found.verdict()}[/]", soft_wrap=True)
+
+
+def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
+    from rich.table import Table
+
+    from serving.metrics import metric
+
+    headings = [f"{metric(name).label} p99, ms" for name in found.simulated]
+    table = Table("with", "kind", *headings, title="what lifting one constraint would buy", title_justify="left")
+    table.add_row("the run as it was", "", *map(_ms, found.simulated.values()))
+    for c in found.counterfactuals:
+        if not c.skipped:
+            cells = (f"{_ms(c.p99[name])} ({_percent(-c.bought[name])})" for name in found.simulated)
+            table.add_row(c.name, c.kind, *cells)
+    console.print(table)
+    for c in found.counterfactuals:
+        if c.skipped:
+            console.print(f"[dim]{c.name}: not tried, {c.skipped}[/]")
+    error = found.twin_error
+    if error is not None and abs(error) > _TWIN_ERROR:
+        console.print(
+            f"[yellow]the simulated p99 is {100 * error:+.0f} % off the recorded one: these are causes in the twin[/]"
+        )
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.4g}" if math.isfinite(value) else "never"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.0f} %" if math.isfinite(share) else "-"

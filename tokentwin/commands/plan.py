@@ -1,0 +1,228 @@
+"""`tokentwin plan`: the cheapest fleet that meets the objectives on given traffic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tokentwin.finite import Finite
+
+if TYPE_CHECKING:
+    from serving.workload import Workload
+    from tokentwin.planning.engines import Engine, RuledOut
+    from tokentwin.planning.trial import Pricing
+
+INFEASIBLE = 4  # exit status
+
+
+@click.command()
+@click.argument("traffic", type=click.Path())
+@click.option("--slo", "slos", multiple=True, required=True, help="'ttft_ms p99<=500', 'attainment>=0.99'; repeat it.")
+@click.option("--model", help="Model to serve; by default the deployment's, else Llama-3.1-8B.")
+@click.option("--gpu", "gpus", multiple=True, help="A candidate GPU; repeat it, or separate names by commas.")
+@click.option("--tp", "tensor_parallel_sizes", multiple=True, help="Candidate tensor-parallel sizes, likewise.")
+@click.option("--policy", "policies", multiple=True, help="Candidate scheduling policies, likewise.")
+@click.option("--price", "prices", multiple=True, help="Dollars per GPU-hour, H100=2.9; by default the catalogue's.")
+@click.option("--spares", default=0, show_default=True, type=click.IntRange(0, 10_000), help="Replicas that may fail.")
+@click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
+@click.option("--limit", type=click.IntRange(min=2), help="Only the first N requests.")
+@click.option(
+    "--window-s",
+    default=3600.0,
+    show_default=True,
+    type=Finite(min=0, min_open=True, max=1e9),
+    help="Plan for the busiest stretch of so many seconds.",
+)
+@click.option("--router", default="least-requests", show_default=True, help="A router, or module:Class.")
+@click.option("--max-replicas", default=1024, show_default=True, type=click.IntRange(1, 100_000), help="Most to try.")
+@click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
+@click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="All other settings, in YAML.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Simulations at once; by default one for each CPU.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def plan(
+    traffic: str,
+    slos: tuple[str, ...],
+    model: str | None,
+    gpus: tuple[str, ...],
+    tensor_parallel_sizes: tuple[str, ...],
+    policies: tuple[str, ...],
+    prices: tuple[str, ...],
+    spares: int,
+    rate_scale: float | None,
+    limit: int | None,
+    window_s: float,
+    router: str,
+    max_replicas: int,
+    calibration: str | None,
+    deployment_file: str | None,
+    jobs: int | None,
+    style: str,
+) -> None:
+    """The cheapest fleet that meets every SLO on TRAFFIC: a trace, or a YAML specification for `trace synth`.
+
+    Every fleet gets the same arrivals. The exit status is 4 if no fleet meets the SLOs.
+    """
+    from sim.router import find_router
+    from tokentwin.planning.objectives import parse_objectives
+    from tokentwin.planning.plan import Limits, make_plan
+    from tokentwin.planning.report import as_json, print_plan
+    from tokentwin.planning.traffic import planned_traffic
+    from tokentwin.planning.trial import Question
+    from tokentwin.planning.workers import Workers
+    from tokentwin.progress import counting
+
+    objectives = parse_objectives(slos)
+    find_router(router)
+    workload = planned_traffic(_read(traffic, limit), window_s, rate_scale)
+    requests = sum(1 for _ in workload.requests)
+    engines, ruled_out, pricing = _candidates(
+        workload,
+        calibration,
+        deployment_file,
+        model,
+        _listed(gpus),
+        [_size(text) for text in _listed(tensor_parallel_sizes)],
+        _listed(policies),
+        _prices(_listed(prices)),
+    )
+    question = Question(workload, requests, objectives, pricing, router)
+    with Workers(question, jobs) as workers, counting("candidates", len(engines)) as progress:
+        found = make_plan(workers, engines, ruled_out, Limits(max_replicas, spares), progress)
+    if style == "json":
+        click.echo(json.dumps(as_json(found)))
+    else:
+        print_plan(found)
+    if found.recommendation is None:
+        sys.exit(INFEASIBLE)
+
+
+def _read(traffic: str, limit: int | None) -> Workload:
+    """A trace, or the workload that a YAML file specifies."""
+    from traces.reader import read_workload
+    from traces.reshape import reshaped
+
+    if Path(traffic).suffix in (".yaml", ".yml"):
+        return reshaped(_synthetic(Path(traffic)), limit=limit)
+    return reshaped(read_workload(traffic), limit=limit)
+
+
+def _synthetic(path: Path) -> Workload:
+    import yaml
+
+    from serving.errors import UserError
+    from traces.synth import parse_spec, synthesise
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("traffic", str(path), f"cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError("traffic", str(path), f"is not YAML: {error}") from None
+    return synthesise(parse_spec(data, where=str(path)))
+
+
+def _candidates(
+    workload: Workload,
+    calibration: str | None,
+    deployment_file: str | None,
+    model: str | None,
+    gpus: list[str],
+    sizes: list[int],
+    policies: list[str],
+    prices: dict[str, float],
+) -> tuple[list[Engine], list[RuledOut], Pricing]:
+    """What may serve, what cannot, and what times the steps."""
+    from calibration.engine_calibration import FILE, EngineCalibration
+    from serving.config import Deployment, load_deployment, parse
+    from serving.errors import UserError
+    from serving.gpu_spec import find_gpu
+    from serving.scheduler import find_policy
+    from tokentwin.planning.engines import candidate_engines, long_enough
+    from tokentwin.planning.pricing import KernelPricing
+
+    for policy in policies:
+        find_policy(policy)
+    learnt = None
+    if calibration is not None:
+        if not (Path(calibration) / FILE).exists():
+            if gpus or sizes or model:
+                remedy = "is of our own engine, which fixes the model, the GPU and its size; leave those out"
+                raise UserError("calibration", calibration, remedy)
+            return _of_our_engine(calibration, deployment_file, policies, prices)
+        learnt = EngineCalibration.load(Path(calibration) / FILE)
+    base = Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
+    if learnt is not None:
+        base = parse(Deployment, json.loads(learnt.deployment), where="calibration.deployment")
+    if deployment_file:
+        base = load_deployment(deployment_file)
+    if model:
+        base = base.model_copy(update={"model": model})
+    if base.fleet is not None:
+        raise UserError("deployment", deployment_file or "", "has a fleet; a plan finds one, leave the section out")
+    if not deployment_file:
+        base = long_enough(base, workload)
+    named = gpus or ([learnt.gpu] if learnt is not None else [])
+    if not named:
+        raise UserError("gpu", "none", "give at least one candidate, e.g. --gpu H100,H200")
+    engines, ruled_out = candidate_engines(
+        base,
+        {name: find_gpu(name) for name in named},
+        sizes or [base.tensor_parallel_size],
+        policies or [base.policy],
+        prices,
+    )
+    return engines, ruled_out, KernelPricing(learnt)
+
+
+def _of_our_engine(
+    calibration: str, deployment_file: str | None, policies: list[str], prices: dict[str, float]
+) -> tuple[list[Engine], list[RuledOut], Pricing]:
+    """The one that was calibrated, under each policy; its device is priced by the name `cpu` or `cuda`."""
+    from calibration.step_cost import Calibration
+    from serving.errors import UserError
+    from tokentwin.costs import priced_deployment
+    from tokentwin.planning.engines import Engine
+    from tokentwin.planning.pricing import MeasuredPricing
+
+    deployment = priced_deployment(calibration, None, deployment_file, {}).deployment
+    if prices.keys() != {deployment.device}:
+        raise UserError("price", ", ".join(prices) or "none", f"give --price {deployment.device}=DOLLARS, and no other")
+    engines = [
+        Engine(deployment.device, prices[deployment.device], deployment.model_copy(update={"policy": policy}))
+        for policy in policies or [deployment.policy]
+    ]
+    return engines, [], MeasuredPricing(Calibration.load(calibration))
+
+
+def _listed(texts: tuple[str, ...]) -> list[str]:
+    """Names given one by one or separated by commas, each once."""
+    return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
+
+
+def _size(text: str) -> int:
+    from serving.errors import UserError
+
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise UserError("tp", text, "must be a number of GPUs from 1 to 64")
+    return int(text)
+
+
+def _prices(pairs: list[str]) -> dict[str, float]:
+    import math
+
+    from serving.errors import UserError
+
+    prices: dict[str, float] = {}
+    for pair in pairs:
+        name, _, text = pair.rpartition("=")
+        try:
+            prices[name] = float(text)
+        except ValueError:
+            prices[name] = math.nan
+        if not name or not 0 <= prices[name] < 1e9:
+            raise UserError("price", pair, "should be GPU=DOLLARS an hour, e.g. H100=2.9")
+    return prices

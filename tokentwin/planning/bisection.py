@@ -1,0 +1,42 @@
+"""Bisection over whole numbers, one question at a time, for a property that holds from some number on.
+
+It keeps its state and nothing else, so that many can be asked in step: `ask` is the next number to try, `told` the
+state after the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The least number above `low` and at most `most` for which the property holds.
+
+    low     it does not hold here, nor below
+    high    the least number for which it is known to hold; None: not yet any
+    start   tried first; from there the distance is doubled until it holds
+    """
+
+    low: int
+    most: int
+    start: int
+    high: int | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is known: `high`, or that there is none."""
+        return self.low + 1 == self.high if self.high is not None else self.low >= self.most
+
+    def ask(self, within: int | None = None) -> int:
+        """The number to try next; no more than `within` while none is known to hold."""
+        if self.high is not None:
+            return (self.low + self.high) // 2
+        guess = self.start if self.start > self.low else 2 * self.low
+        return max(min(guess, self.most if within is None else min(within, self.most)), self.low + 1)
+
+    def told(self, number: int, holds: bool) -> Bisection:
+        """What is known after the answer for `number`."""
+        if holds:
+            return replace(self, high=number if self.high is None else min(number, self.high))
+        return replace(self, low=max(number, self.low))

@@ -1,0 +1,68 @@
+"""The fleets that no other beats: more tokens per second for a user, or more for a GPU, never both.
+
+Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tokentwin.planning.engines import Engine
+from tokentwin.planning.trial import Trial
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulated fleet: output tokens per second of the median user and of a GPU, dollars per million of each kind.
+
+    Spares are paid for but carry nothing; dollars per million tokens of a kind are of all dollars.
+    """
+
+    engine: str
+    replicas: int
+    gpus: int
+    usd_per_hour: float
+    tok_s_user: float
+    tok_s_gpu: float
+    usd_per_mtok_out: float
+    usd_per_mtok_total: float
+    attainment: float
+    met: bool
+
+
+def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
+    """The point of a trial that ran to its end. Raises ValueError for one that was stopped."""
+    figures = trial.figures
+    if figures is None:
+        raise ValueError("a trial that was stopped early has no figures")
+    bought = trial.replicas + spares
+    usd = bought * engine.usd_per_hour
+    total = figures.output_throughput + figures.input_throughput
+    return Point(
+        engine=engine.name,
+        replicas=trial.replicas,
+        gpus=bought * engine.gpus,
+        usd_per_hour=usd,
+        tok_s_user=figures.tok_s_user,
+        tok_s_gpu=figures.output_throughput / (bought * engine.gpus),
+        usd_per_mtok_out=_per_million(usd, figures.output_throughput),
+        usd_per_mtok_total=_per_million(usd, total),
+        attainment=figures.attainment,
+        met=trial.met,
+    )
+
+
+def pareto(points: Iterable[Point]) -> list[Point]:
+    """Those that no other point equals or beats on both axes, fastest for a user first."""
+    kept: list[Point] = []
+    best = float("-inf")
+    for candidate in sorted(points, key=lambda p: (-p.tok_s_user, -p.tok_s_gpu, p.usd_per_hour, p.engine)):
+        if candidate.tok_s_gpu > best:
+            kept.append(candidate)
+            best = candidate.tok_s_gpu
+    return kept
+
+
+def _per_million(usd_per_hour: float, tokens_per_s: float) -> float:
+    return usd_per_hour / (tokens_per_s * 3600) * 1e6 if tokens_per_s else float("inf")

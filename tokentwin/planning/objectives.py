@@ -1,0 +1,134 @@
+"""What a fleet must do for its users: bounds on request metrics, and the share of the requests that must keep them.
+
+A percentile and an attainment are one idea: `ttft_ms p99<=500` holds when 99 of 100 requests have their first token
+within 500 ms. A request that does not finish breaks every bound, so rejecting traffic never helps.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from traces.run_metrics import RunMetrics
+
+_FORM = "should be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
+_BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")
+_ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """At least `share` of the requests keep every one of `bounds`, in milliseconds by metric.
+
+    A percentile is of the requests that have the metric (TPOT needs a second token), attainment of all.
+    """
+
+    text: str
+    bounds: tuple[tuple[str, float], ...]
+    share: Fraction
+    attainment: bool = False
+
+    def allowed(self, requests: int) -> int:
+        """How many of so many may break a bound: a percentile is number ceil(share * n) of n, by nearest rank."""
+        return requests - math.ceil(self.share * requests)
+
+    def misses(self, metrics: RunMetrics) -> tuple[int, int]:
+        """How many requests break a bound, of how many that count."""
+        if self.attainment:
+            good = _keeping(metrics, self.bounds)
+            return int((~good).sum()), len(good)
+        ((metric, bound),) = self.bounds
+        values = metrics.values(metric)
+        unfinished = ~metrics.finished
+        return int((unfinished | (values > bound)).sum()), int((unfinished | (values == values)).sum())
+
+    def observed(self, metrics: RunMetrics) -> float:
+        """The percentile in milliseconds, infinite if it falls on a request that did not finish; or the attainment."""
+        if self.attainment:
+            misses, counted = self.misses(metrics)
+            return 1.0 - misses / counted
+        import numpy as np
+
+        values = metrics.values(self.bounds[0][0])
+        values = np.where(metrics.finished, values, np.inf)
+        ordered = np.sort(values[~np.isnan(values)])
+        return float(ordered[max(math.ceil(self.share * len(ordered)), 1) - 1]) if len(ordered) else math.nan
+
+    def excess(self, observed: float) -> float:
+        """By what factor `observed` is beyond the bound; of attainment, how many times too many requests break it."""
+        if self.attainment:
+            missed = 1.0 - observed
+            return missed / float(1 - self.share) if self.share < 1 else math.inf if missed else 0.0
+        return observed / self.bounds[0][1]
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """All that must hold, and the bounds by metric that attainment is counted against (the loosest of each)."""
+
+    each: tuple[Objective, ...]
+    bounds: tuple[tuple[str, float], ...]
+
+    def attainment(self, metrics: RunMetrics) -> float:
+        """Share of all requests that keep every bound."""
+        good = _keeping(metrics, self.bounds)
+        return float(good.mean())
+
+
+def parse_objectives(texts: Sequence[str]) -> Objectives:
+    """Objectives as written on the command line. Raises UserError that says what is wrong with which."""
+    from traces.run_metrics import check_slo
+
+    percentiles: list[Objective] = []
+    shares: list[tuple[str, Fraction]] = []
+    bounds: dict[str, float] = {}
+    bare = False
+    for text in (" ".join(text.split()) for text in texts):
+        if match := _ATTAINMENT.fullmatch(text):
+            shares.append((text, _fraction(text, match["share"], most=1)))
+            continue
+        match = _BOUND.fullmatch(text)
+        if match is None:
+            raise UserError("slo", text, _FORM)
+        metric = match["metric"] if match["metric"].endswith("_ms") else f"{match['metric']}_ms"
+        bound = check_slo({metric: float(_fraction(text, match["bound"]))})[metric]
+        bounds[metric] = max(bound, bounds.get(metric, bound))
+        if match["percentile"] is None:
+            bare = True
+        else:
+            share = _fraction(text, match["percentile"], most=100) / 100
+            percentiles.append(Objective(text, ((metric, bound),), share))
+    if not bounds:
+        raise UserError("slo", "; ".join(texts) or "none", f"bounds no latency; an objective {_FORM}")
+    if bare and not shares:
+        raise UserError("slo", "; ".join(texts), "bounds requests, but not how many of them: add 'attainment>=0.99'")
+    kept = tuple(sorted(bounds.items()))
+    attainments = [Objective(text, kept, share, attainment=True) for text, share in shares]
+    return Objectives((*percentiles, *attainments), kept)
+
+
+def _keeping(metrics: RunMetrics, bounds: tuple[tuple[str, float], ...]) -> np.ndarray:
+    good = metrics.finished.copy()
+    for metric, bound in bounds:
+        values = metrics.values(metric)
+        good &= ~(values > bound)  # NaN where a finished request has no such value, and so cannot break the bound
+    return good
+
+
+def _fraction(text: str, number: str, most: int | None = None) -> Fraction:
+    try:
+        value = Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        raise UserError("slo", text, f"{number!r} is no number; {_FORM}") from None
+    if value <= 0 or (most is not None and value > most):
+        raise UserError("slo", text, f"{number} must be above 0" + (f" and at most {most}" if most else ""))
+    return value

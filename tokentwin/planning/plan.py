@@ -1,0 +1,168 @@
+"""From a question to an answer: search, rank, and ask of the winner what a planner would ask next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tokentwin.planning.engines import Engine, RuledOut
+from tokentwin.planning.frontier import Point, pareto, point
+from tokentwin.planning.search import Searched, search
+from tokentwin.planning.sensitivity import End, Knee, knee, replicas_at
+from tokentwin.planning.trial import Question, Trial, try_fleet
+from tokentwin.planning.workers import Task, Workers
+
+RUNNERS_UP = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may buy: at most so many replicas to carry the traffic, and so many spares besides."""
+
+    most: int = 1024
+    spares: int = 0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A fleet that meets all objectives, the fewest replicas of its engine that do."""
+
+    engine: Engine
+    point: Point
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The cheapest offer and what stands behind it.
+
+    fewer       one replica fewer, run to the end; None if that is none
+    fast, slow  the fewest replicas at the ends of the cost model's 90 % interval
+    knee        how much more traffic it takes
+    """
+
+    offer: Offer
+    fewer: Trial | None
+    fast: End
+    slow: End
+    knee: Knee
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why no fleet of an engine will do: which objective, and what was observed at best (None: no fleet was tried)."""
+
+    name: str
+    reason: str
+    excess: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer. Without a recommendation it is infeasible, and the first of `failures` came closest.
+
+    runners_up  the next cheapest, of other engines
+    dearer      given up: name, and what it costs at least, in dollars per hour
+    failures    engines of which no number of replicas will do, the closest first; then what fits on no GPU
+    frontier    the fleets simulated that none beats
+    trials      how many fleets were simulated in the search
+    """
+
+    question: Question
+    limits: Limits
+    recommendation: Recommendation | None
+    runners_up: tuple[Offer, ...]
+    dearer: tuple[tuple[str, float], ...]
+    failures: tuple[Failure, ...]
+    frontier: tuple[Point, ...]
+    trials: int
+
+
+def make_plan(
+    workers: Workers,
+    engines: Sequence[Engine],
+    ruled_out: Sequence[RuledOut],
+    limits: Limits,
+    progress: Callable[[int], None] = lambda settled: None,
+) -> Plan:
+    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then the first given."""
+    question = workers.question
+    found = search(workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, progress)
+    offers = sorted(
+        (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
+        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus),
+    )
+    trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
+    recommendation = None
+    if offers:
+        recommendation, more = _recommended(workers, offers, limits)
+        trials += more
+    dearer = [(e.engine.name, e.usd_per_hour(e.least, limits.spares)) for e in found if e.pruned]
+    failures = [
+        _failure(question, entry, limits.most) for entry in found if entry.replicas is None and not entry.pruned
+    ]
+    points = {
+        (engine.name, trial.replicas): point(engine, trial, limits.spares) for engine, trial in trials if trial.figures
+    }
+    return Plan(
+        question,
+        limits,
+        recommendation,
+        tuple(offers[1:]),
+        tuple(sorted(dearer, key=lambda entry: entry[1])),
+        (
+            *sorted(failures, key=lambda failure: failure.excess),
+            *(Failure(name, reason, float("inf")) for name, reason in ruled_out),
+        ),
+        tuple(pareto(points.values())),
+        sum(len(entry.trials) for entry in found),
+    )
+
+
+def _offer(entry: Searched, spares: int) -> Offer:
+    trial = next(trial for trial in entry.trials if trial.replicas == entry.replicas)
+    return Offer(entry.engine, point(entry.engine, trial, spares), trial)
+
+
+def _recommended(
+    workers: Workers, offers: Sequence[Offer], limits: Limits
+) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
+    """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer."""
+    best = offers[0]
+    engine, replicas = best.engine, best.trial.replicas
+    at = partial(replicas_at, engine=engine, replicas=replicas, most=limits.most)
+    around = [
+        (offer.engine, number)
+        for offer in offers[: RUNNERS_UP + 1]
+        for number in _around(offer.trial.replicas, limits.most)
+    ]
+    tasks: list[Task[Knee | End | Trial]] = [partial(knee, engine=engine, replicas=replicas)]
+    tasks += [partial(at, end="slow"), partial(at, end="fast")]
+    tasks += [partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around]
+    answers = workers.run(tasks)
+    more = [(of, trial) for (of, _), trial in zip(around, answers[3:], strict=True) if isinstance(trial, Trial)]
+    fewer = next((trial for of, trial in more if of is engine and trial.replicas == replicas - 1), None)
+    found_knee, slow, fast = answers[:3]
+    assert isinstance(found_knee, Knee) and isinstance(slow, End) and isinstance(fast, End)
+    return Recommendation(best, fewer, fast, slow, found_knee), more
+
+
+def _around(replicas: int, most: int) -> list[int]:
+    """Neighbours on the frontier, closer together near where the objective breaks."""
+    near = (replicas - 1, replicas + 1, replicas + max(replicas // 4, 2))
+    return [number for number in near if 1 <= number <= most]
+
+
+def _failure(question: Question, entry: Searched, most: int) -> Failure:
+    assert entry.alone is not None and entry.alone.figures is not None
+    alone = entry.alone.figures
+    objective, observed = question.objectives.each[alone.worst], alone.observed[alone.worst]
+    excess = objective.excess(observed)
+    if entry.alone.met:
+        return Failure(entry.engine.name, f"{most} replicas are too few; see --max-replicas", excess)
+    seen = f"attainment {observed:.4f}" if objective.attainment else f"{observed:,.4g} ms"
+    turned_away = f" ({alone.unfinished} requests fit in no replica)" if alone.unfinished else ""
+    return Failure(
+        entry.engine.name, f"{objective.text}: {seen} with every request alone on a replica{turned_away}", excess
+    )

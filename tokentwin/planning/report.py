@@ -1,0 +1,193 @@
+"""A plan for people: the sentence that answers, why not fewer, what else there is, and the command to serve it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from serving.errors import UserError
+from tokentwin.planning.frontier import Point
+from tokentwin.planning.objectives import Objective
+from tokentwin.planning.plan import RUNNERS_UP, Offer, Plan, Recommendation
+from tokentwin.planning.sensitivity import Knee
+from tokentwin.planning.trial import Figures
+from tokentwin.planning.vllm_command import vllm_command
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attained", "SLOs")
+
+
+def answer(plan: Plan) -> str:
+    """The answer in a sentence."""
+    best = plan.recommendation
+    if best is None:
+        if not plan.failures:
+            return "Infeasible: there is no candidate."
+        first = plan.failures[0]
+        return f"Infeasible: no fleet meets the SLOs. Closest is {first.name}: {first.reason}."
+    point, spares = best.offer.point, plan.limits.spares
+    spare = f" ({point.replicas} and {_count(spares, 'spare')})" if spares else ""
+    return (
+        f"{_count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {_count(point.gpus, 'GPU')}, "
+        f"${point.usd_per_hour:,.2f}/h, {100 * point.attainment:.1f} % attainment, {_headroom(best.knee)}; "
+        f"plausible {_plausible(plan, best)}"
+    )
+
+
+def why_not_fewer(plan: Plan, best: Recommendation) -> str:
+    """What breaks with one replica fewer, and by how much."""
+    if best.fewer is None or best.fewer.figures is None:
+        return "one replica is the least there is"
+    figures = best.fewer.figures
+    each = plan.question.objectives.each
+    broken = [
+        f"{objective.text} ({_observed(objective, value)})"
+        for objective, value in zip(each, figures.observed, strict=True)
+        if _breaks(objective, value)
+    ]
+    attained = f"attainment {100 * figures.attainment:.1f} %"
+    return f"{_count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}; {attained}"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Everything above and below, for scripts; infinities are null."""
+    best = plan.recommendation
+    objectives = plan.question.objectives.each
+    document: dict[str, Any] = {
+        "feasible": best is not None,
+        "answer": answer(plan),
+        "objectives": [objective.text for objective in objectives],
+        "requests": plan.question.requests,
+        "spares": plan.limits.spares,
+        "recommendation": None,
+        "runners_up": [_offered(offer, objectives) for offer in plan.runners_up],
+        "dearer": [{"engine": name, "usd_per_hour_at_least": usd} for name, usd in plan.dearer],
+        "infeasible": [{"engine": failure.name, "reason": failure.reason} for failure in plan.failures],
+        "frontier": [_point(point) for point in plan.frontier],
+        "trials": plan.trials,
+    }
+    if best is not None:
+        fewer = best.fewer.figures if best.fewer else None
+        gpus = best.offer.engine.gpus
+        document["recommendation"] = {
+            **_offered(best.offer, objectives),
+            "deployment": best.offer.engine.deployment.model_dump(mode="json"),
+            "vllm_serve": _command(best),
+            "one_fewer": fewer and {**_seen(fewer, objectives), "attainment": fewer.attainment},
+            "headroom_percent": best.knee.headroom_percent,
+            "breaks_first": best.knee.breaks,
+            "plausible_gpus": [
+                end.replicas and (end.replicas + plan.limits.spares) * gpus for end in (best.fast, best.slow)
+            ],
+            "standing": {"mark": best.fast.standing, "reason": best.fast.reason},
+        }
+    return document
+
+
+def print_plan(plan: Plan) -> None:
+    """The whole report, on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(answer(plan), markup=False, style="bold")
+    for line in _details(plan):
+        console.print(line, markup=False)
+    if plan.runners_up:
+        console.print(_table("Runners-up", [offer.point for offer in plan.runners_up[:RUNNERS_UP]]))
+    if plan.frontier:
+        console.print(_table("Frontier: no simulated fleet is faster for users and for GPUs", plan.frontier))
+    best = plan.recommendation
+    if best is not None:
+        console.print(_command(best) or "", markup=False)
+
+
+def _details(plan: Plan) -> Iterator[str]:
+    best = plan.recommendation
+    if best is not None:
+        figures = best.offer.trial.figures
+        assert figures is not None
+        seen = zip(plan.question.objectives.each, figures.observed, strict=True)
+        yield "observed: " + ", ".join(f"{objective.text} ({_observed(objective, value)})" for objective, value in seen)
+        yield f"why not one fewer: {why_not_fewer(plan, best)}"
+        if best.knee.breaks:
+            yield f"beyond {best.knee.headroom_percent} % more rate, {best.knee.breaks} breaks first"
+        yield f"step times: {best.fast.standing}: {best.fast.reason}"
+    for name, usd in plan.dearer:
+        yield f"dearer: {name}, at least ${usd:,.2f}/h"
+    for failure in plan.failures if best is not None else plan.failures[1:]:
+        yield f"will not do: {failure.name}: {failure.reason}"
+
+
+def _table(title: str, points: Sequence[Point]) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
+    table.add_column("fleet", no_wrap=True)
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for p in points:
+        figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
+        shown = [f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in figures]
+        met = "met" if p.met else "broken"
+        table.add_row(f"{p.replicas} x {p.engine}", str(p.gpus), *shown, f"{100 * p.attainment:.1f} %", met)
+    return table
+
+
+def _headroom(knee: Knee) -> str:
+    return f"{'' if knee.breaks else 'more than '}{knee.headroom_percent} % headroom"
+
+
+def _plausible(plan: Plan, best: Recommendation) -> str:
+    def gpus(replicas: int) -> int:
+        return (replicas + plan.limits.spares) * best.offer.engine.gpus
+
+    assert best.fast.replicas is not None
+    low = gpus(best.fast.replicas)
+    if best.slow.replicas is None:
+        return f"{low} or more; if steps take as long as they may, no fleet of it meets the SLOs"
+    high = gpus(best.slow.replicas)
+    return f"{low}" if low == high else f"{low}-{high}"
+
+
+def _observed(objective: Objective, value: float) -> str:
+    if objective.attainment:
+        return f"{value:.4f}"
+    return f"{value:,.4g} ms" if math.isfinite(value) else "never: requests are turned away"
+
+
+def _breaks(objective: Objective, value: float) -> bool:
+    return value < objective.share if objective.attainment else value > objective.bounds[0][1]
+
+
+def _offered(offer: Offer, objectives: Sequence[Objective]) -> dict[str, Any]:
+    assert offer.trial.figures is not None
+    return {**_point(offer.point), **_seen(offer.trial.figures, objectives)}
+
+
+def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:
+    observed = zip(objectives, figures.observed, strict=True)
+    return {"observed": {objective.text: _finite(value) for objective, value in observed}}
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {name: _finite(getattr(point, name)) for name in Point.__dataclass_fields__}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _command(best: Recommendation) -> str | None:
+    """None for what vLLM cannot serve."""
+    try:
+        return vllm_command(best.offer.engine.deployment)
+    except UserError:
+        return None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

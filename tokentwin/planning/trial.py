@@ -1,0 +1,178 @@
+"""One fleet on the traffic, simulated: which objectives it meets, and what it does per user and per GPU.
+
+A trial stops as soon as an objective is broken whatever the requests still to come do, unless it is asked to go on:
+most fleets that a search looks at are too small, and those are the slowest to simulate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from serving.cost_model import CostModel
+from serving.workload import Workload
+from tokentwin.planning.engines import Engine
+from tokentwin.planning.objectives import Objectives
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from traces.run_metrics import RunMetrics
+
+
+class Pricing(Protocol):
+    """Times the steps of an engine. Called anew for each trial, since cost models note what they were asked."""
+
+    def __call__(self, engine: Engine) -> PricedSteps: ...
+
+
+class PricedSteps(CostModel, Protocol):
+    """A cost model that knows how sure it is."""
+
+    def ends(self) -> tuple[PricedSteps, PricedSteps]:
+        """The same at the fast and the slow end of its 90 % interval."""
+        ...
+
+    def standing(self) -> tuple[Any, str]:
+        """How far to trust what was asked so far, and why."""
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router."""
+
+    workload: Workload
+    requests: int
+    objectives: Objectives
+    pricing: Pricing
+    router: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a whole run gives: attainment, output tokens/s in all, median tokens/s of a user, prompt tokens/s.
+
+    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound.
+    """
+
+    attainment: float
+    output_throughput: float
+    input_throughput: float
+    tok_s_user: float
+    observed: tuple[float, ...]
+    worst: int
+    unfinished: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Whether so many replicas meet all objectives; `figures` is None if the run was stopped before its end."""
+
+    replicas: int
+    met: bool
+    figures: Figures | None
+
+
+class _Broken(Exception):
+    """An objective cannot be met any more."""
+
+
+class _Watch:
+    """A sink that keeps the requests, and stops the run when it has seen enough of them to know."""
+
+    def __init__(self, question: Question, to_the_end: bool) -> None:
+        self._objectives = () if to_the_end else question.objectives.each
+        self._allowed = [objective.allowed(question.requests) for objective in self._objectives]
+        self._misses = [0] * len(self._objectives)
+        self._tables: list[pa.Table] = []
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        from sim.run_log import TableSink
+        from traces.run_metrics import RunMetrics
+
+        block = TableSink()
+        block.add_requests(columns)
+        self._tables.append(block.requests)
+        seen = RunMetrics(block.requests)
+        for at, objective in enumerate(self._objectives):
+            self._misses[at] += objective.misses(seen)[0]
+            if self._misses[at] > self._allowed[at]:
+                raise _Broken
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Steps are not asked for."""
+
+    def metrics(self) -> RunMetrics:
+        import pyarrow as pa
+
+        from traces.run_metrics import RunMetrics
+
+        return RunMetrics(pa.concat_tables(self._tables))
+
+
+def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
+    """So many replicas of `engine`, at the centre of the cost model's interval."""
+    return simulated(question, engine, question.pricing(engine), replicas, to_the_end)
+
+
+def try_alone(question: Question, engine: Engine) -> Trial:
+    """Every request with a replica to itself: the best that any number of replicas can do.
+
+    One replica serves one request after another. It never forgets a prefix, as many replicas might not.
+    """
+    workload = question.workload
+    if workload.shares_prefixes:
+        engine = _never_forgetting(engine, workload)
+    alone = replace(question, workload=replace(workload, concurrency=1))
+    return simulated(alone, engine, question.pricing(engine), 1, to_the_end=True)
+
+
+def simulated(question: Question, engine: Engine, cost: CostModel, replicas: int, to_the_end: bool = False) -> Trial:
+    """So many replicas of `engine`, their steps timed by `cost`."""
+    from sim.cluster import Cluster
+    from sim.router import find_router
+
+    watch = _Watch(question, to_the_end)
+    cluster = Cluster(
+        engine.deployment,
+        cost,
+        watch,
+        replicas=replicas,
+        router=find_router(question.router),
+        shares_prefixes=question.workload.shares_prefixes,
+        steps=False,
+    )
+    try:
+        cluster.run(question.workload)
+    except _Broken:
+        return Trial(replicas, False, None)
+    metrics = watch.metrics()
+    objectives = question.objectives.each
+    verdicts = [objective.misses(metrics) for objective in objectives]
+    met = all(o.allowed(counted) >= misses for o, (misses, counted) in zip(objectives, verdicts, strict=True))
+    return Trial(replicas, met, _figures(metrics, question.objectives))
+
+
+def _figures(metrics: RunMetrics, objectives: Objectives) -> Figures:
+    scalars = metrics.scalars()
+    observed = tuple(objective.observed(metrics) for objective in objectives.each)
+    excess = [objective.excess(value) for objective, value in zip(objectives.each, observed, strict=True)]
+    return Figures(
+        attainment=objectives.attainment(metrics),
+        output_throughput=scalars["output_throughput"] or 0.0,
+        input_throughput=scalars["input_throughput"] or 0.0,
+        tok_s_user=metrics.distribution("tok_s_user").p50,
+        observed=observed,
+        worst=max(range(len(excess)), key=excess.__getitem__),
+        unfinished=int((~metrics.finished).sum()),
+    )
+
+
+def _never_forgetting(engine: Engine, workload: Workload) -> Engine:
+    scheduler = engine.deployment.scheduler
+    tokens = sum(request.prompt_len + request.output_len + scheduler.block_size for request in workload.requests)
+    blocks = min(max(tokens // scheduler.block_size + 2, scheduler.num_blocks), 10_000_000)
+    roomy = scheduler.model_copy(update={"num_blocks": blocks})
+    return replace(engine, deployment=engine.deployment.model_copy(update={"scheduler": roomy}))

@@ -1,0 +1,49 @@
+"""The `vllm serve` command of a deployment, with every setting that the answer depends on spelt out."""
+
+from __future__ import annotations
+
+import shlex
+
+from serving.config import Deployment
+from serving.errors import UserError
+
+_QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  # None: as the checkpoint has it
+
+
+def vllm_command(deployment: Deployment) -> str:
+    """One line for a shell. Raises UserError for a policy that vLLM does not have."""
+    if deployment.policy != "vllm":
+        raise UserError("policy", deployment.policy, "is none of vLLM's; it runs on our engine (docs/policies.md)")
+    scheduler = deployment.scheduler
+    settings: dict[str, object] = {
+        "dtype": deployment.dtype,
+        "tensor-parallel-size": deployment.tensor_parallel_size,
+        "max-model-len": scheduler.max_model_len,
+        "max-num-seqs": scheduler.max_num_seqs,
+        "max-num-batched-tokens": scheduler.max_num_batched_tokens,
+        "block-size": scheduler.block_size,
+    }
+    if deployment.gpu_memory_utilization is not None:
+        settings["gpu-memory-utilization"] = deployment.gpu_memory_utilization
+    else:
+        settings["num-gpu-blocks-override"] = scheduler.num_blocks
+    if deployment.data_parallel_size > 1:
+        settings["data-parallel-size"] = deployment.data_parallel_size
+    if quantization := _QUANTIZATION[deployment.quantization]:
+        settings["quantization"] = quantization
+    if deployment.kv_cache_dtype != "auto":
+        settings["kv-cache-dtype"] = deployment.kv_cache_dtype
+    if scheduler.policy != "fcfs":
+        settings["scheduling-policy"] = scheduler.policy
+    if scheduler.long_prefill_token_threshold:
+        settings["long-prefill-token-threshold"] = scheduler.long_prefill_token_threshold
+    switches = [
+        "--enable-expert-parallel" if deployment.enable_expert_parallel else "",
+        "--enforce-eager" if deployment.enforce_eager else "",
+        "" if scheduler.enable_chunked_prefill else "--no-enable-chunked-prefill",
+        "" if scheduler.enable_prefix_caching else "--no-enable-prefix-caching",
+        "--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling",
+    ]
+    words = ["vllm", "serve", deployment.model]
+    words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    return shlex.join([*words, *filter(None, switches)])

@@ -1,0 +1,106 @@
+"""From what a command was told to a scenario to simulate: the deployment, what prices each of its pools, the router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tokentwin.costs import Priced, priced
+
+if TYPE_CHECKING:
+    from calibration.scenario import Scenario
+    from serving.config import Deployment
+    from serving.fleet import PoolConfig
+    from serving.workload import Workload
+
+
+class PricedScenario(NamedTuple):
+    """A scenario, and how far its step times can be trusted."""
+
+    scenario: Scenario
+    price: Priced
+
+
+def priced_scenario(
+    workload: Workload,
+    calibration: str | None,
+    gpu: str | None,
+    settle: Callable[[Deployment], Deployment],
+    replicas: int | None = None,
+    router: str = "",
+) -> PricedScenario:
+    """`settle` makes the deployment, as for `costs.priced`; a pool of its fleet may be timed by another GPU.
+
+    Raises UserError when they do not go together.
+    """
+    from calibration.scenario import Scenario
+    from serving.errors import UserError
+    from sim.fleet import PricedPool
+    from sim.router import find_router
+
+    if router:
+        find_router(router)
+    asked: list[Deployment] = []
+
+    def settled(base: Deployment) -> Deployment:
+        asked.append(settle(base))
+        return asked[-1].model_copy(update={"fleet": None})  # which has no part in a step's time
+
+    own = priced(calibration, gpu, settled)
+    fleet, pools = asked[-1].fleet, None
+    if fleet is not None:
+        if replicas is not None:
+            raise UserError("replicas", replicas, "is said by the deployment's fleet; leave it out")
+        prices = [_pool_price(pool, own, asked[-1], calibration, gpu) for pool in fleet.pools]
+        pools = tuple(PricedPool(pool, p.deployment, p.cost) for pool, p in zip(fleet.pools, prices, strict=True))
+    deployment = own.deployment.model_copy(update={"fleet": fleet})
+    return PricedScenario(Scenario(workload, deployment, own.cost, replicas or 1, router, pools), own)
+
+
+def _pool_price(pool: PoolConfig, own: Priced, asked: Deployment, calibration: str | None, gpu: str | None) -> Priced:
+    from sim.fleet import pool_deployment
+
+    if not pool.deployment and pool.gpu is None and pool.calibration is None:
+        return own
+    if pool.gpu is not None or pool.calibration is not None:
+        calibration, gpu = pool.calibration, pool.gpu
+    return priced(calibration, gpu, lambda _: pool_deployment(asked, pool))
+
+
+def offered_workloads(trace: str, seeds: int, limit: int | None, rate_scale: float | None) -> list[Workload]:
+    """The workload of a trace or, of a specification of a synthetic one in YAML, those of `seeds` seeds.
+
+    Raises UserError for a trace with several seeds: it has happened once.
+    """
+    from dataclasses import replace
+
+    from serving.errors import UserError
+    from traces.reader import read_workload
+    from traces.reshape import reshaped
+
+    if Path(trace).suffix in (".yaml", ".yml"):
+        made = _synthesised(trace, seeds)
+    elif seeds > 1:
+        raise UserError("seeds", seeds, "need a specification in YAML as --trace; a recorded trace has happened once")
+    else:
+        made = [read_workload(trace)]
+    workloads = [reshaped(workload, limit=limit, rate_scale=rate_scale) for workload in made]
+    held = [replace(workload, requests=list(workload.requests)) for workload in workloads]
+    if not all(workload.requests for workload in held):
+        raise UserError("trace", trace, "holds no requests")
+    return held
+
+
+def _synthesised(path: str, seeds: int) -> list[Workload]:
+    import yaml
+
+    from serving.errors import UserError
+    from traces.synth import parse_spec, synthesise
+
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError("trace", path, f"cannot be read: {error}") from None
+    spec = parse_spec(data, where=path)
+    return [synthesise(spec.model_copy(update={"seed": spec.seed + number})) for number in range(seeds)]
