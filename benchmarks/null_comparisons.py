@@ -6,11 +6,15 @@ machine's noise), or of the errors of shortest-job-first's predictions. `python 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from scipy.signal import lfilter
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration.comparison import compare
 from calibration.paired_runs import PairedRuns

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.bands import run_metrics
+from calibration.engine_calibration import EngineCalibration
 from calibration.external.case import Case, Target, load_case, load_cases
 from calibration.external.correction import Corrected, Correction
 from calibration.external.page import as_dict, markdown
@@ -22,14 +23,17 @@ from calibration.external.predictor import Prediction, Predictor
 from calibration.external.scoring import Row, score
 from calibration.external.steps import score_steps
 from calibration.kernel_times import Mark
+from calibration.predict import kernels
 from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import CostModel, TokenCost
 from serving.errors import UserError
+from serving.model_catalogue import find_model
 from serving.vllm import VllmScheduler
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tokentwin.commands import validate_external
+from tokentwin.commands.calibrate import calibrate
 from tokentwin.commands.validate import validate
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -436,3 +440,27 @@ def test_iterations_are_scored_by_regime(tmp_path: Path) -> None:
     wrong = case.model_copy(update={"targets": (Target(figure="prefill.median", within_pct=1),)})
     with pytest.raises(UserError, match=r"log\.targets"):
         score_steps(wrong, tmp_path)
+
+
+def test_a_case_teaches_a_calibration_that_predicts_its_anchor(tmp_path: Path) -> None:
+    """The whole way through the command, from another engine's spans to a simulation of its own deployment."""
+    measure(tmp_path, TRUE)
+    anchor = {"run": "0 synchronous", "decode": "tpot_ms.mean", "prefill": "ttft_ms.mean"}
+    file = written(tmp_path, anchor=anchor)
+    told = ["-o", str(tmp_path / "learnt"), "--from-case", str(file), "--data", str(tmp_path)]
+    done = CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
+    assert "A run of our own simulator" in done.output
+    learnt = EngineCalibration.load(tmp_path / "learnt" / "engine.json")
+    assert learnt.gpu == "H100" and "0 synchronous" in learnt.source
+    deployment = Deployment.model_validate_json(learnt.deployment)
+    again = learnt.cost(find_model(deployment.model), deployment, kernels("H100"))
+    outcome = score(case(), tmp_path, lambda *_: Prediction(again, 500))
+    row = next(r for r in outcome.rows if r.run == "0 synchronous" and r.figure == "tpot_ms.mean")
+    assert abs(row.error_pct() or 0.0) < 3
+    with pytest.raises(UserError, match="holds a calibration already"):
+        CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
+    file = written(tmp_path)
+    told[1] = str(tmp_path / "other")
+    with pytest.raises(UserError, match=r"ours\.anchor"):
+        CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
+    assert not (tmp_path / "other").exists()
