@@ -231,6 +231,19 @@ class StepSizes:
     sampled_rows: Amount = 0
 
 
+def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int) -> StepSizes:
+    """`rows` decode rows after `context` tokens each, and `prompts` chunks of `chunk` tokens over `past` each."""
+    return StepSizes(
+        prefill_rows=prompts,
+        prefill_tokens=prompts * chunk,
+        prefill_context=prompts * past,
+        prefill_pairs=prompts * (chunk * past + chunk * (chunk + 1) // 2),
+        decode_rows=rows,
+        decode_context=rows * context,
+        sampled_rows=rows + prompts,
+    )
+
+
 def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
     """The operations of one step on one device. `decode_context` counts tokens before the step, as a plan does."""
     tp = deployment.tensor_parallel_size

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from calibration.explanation import Explanation, explain
-from calibration.operations import StepSizes
+from calibration.operations import uniform_step
 from calibration.predict import predicted_cost
 from dashboard.step_charts import parts_bar, roofline
 from dashboard.url import choose, number
@@ -38,15 +38,7 @@ def show() -> None:
         if not rows and not prompts:
             st.info("An empty step: give it decode rows or prompt chunks.")
             return
-        sizes = StepSizes(
-            prefill_rows=prompts,
-            prefill_tokens=prompts * chunk,
-            prefill_context=prompts * past,
-            prefill_pairs=prompts * (chunk * past + chunk * (chunk + 1) // 2),
-            decode_rows=rows,
-            decode_context=rows * context,
-            sampled_rows=rows + prompts,
-        )
+        sizes = uniform_step(rows, context, prompts, chunk, past)
         try:
             cost = predicted_cost(gpu, Deployment(model=model, device="cuda", tensor_parallel_size=devices))
             found = explain(cost, sizes)

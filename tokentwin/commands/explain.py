@@ -40,7 +40,7 @@ def explain(
     The model is --model: a catalogued name (see `tokentwin models`), a config.json or its folder.
     """
     from calibration.explanation import explain as explained
-    from calibration.operations import StepSizes
+    from calibration.operations import uniform_step
     from calibration.predict import predicted_cost
     from serving.config import Deployment
     from serving.errors import UserError
@@ -48,15 +48,7 @@ def explain(
     if not rows and not prompts:
         raise UserError("rows", rows, "leaves an empty step; give --rows or --prompts")
     deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
-    sizes = StepSizes(
-        prefill_rows=prompts,
-        prefill_tokens=prompts * chunk,
-        prefill_context=prompts * past,
-        prefill_pairs=prompts * (chunk * past + chunk * (chunk + 1) // 2),
-        decode_rows=rows,
-        decode_context=rows * context,
-        sampled_rows=rows + prompts,
-    )
+    sizes = uniform_step(rows, context, prompts, chunk, past)
     found = explained(predicted_cost(gpu, deployment), sizes)
     if style == "json":
         click.echo(json.dumps(_as_dict(found)))
