@@ -318,8 +318,8 @@ _METRICS = (
         "time in steps / measurement window, averaged over the replicas",
     ),
     Metric(
-        "replicas",
-        "replicas",
+        "live_replicas",
+        "live replicas",
         "",
         "run",
         None,

@@ -270,3 +270,12 @@ def test_figures_are_those_of_the_run_metrics() -> None:
     assert figures.observed == (run.distribution("ttft_ms").p99, run.distribution("tpot_ms").p95)
     assert figures.output_throughput == run.scalars()["output_throughput"]
     assert figures.tok_s_user == run.distribution("tok_s_user").p50
+
+
+# In words
+
+
+def test_attainment_names_the_bounds_that_cost_it() -> None:
+    found = planned(question("ttft_ms<=400", "tpot_ms<=10", "attainment>=0.99"), [engine()])
+    assert "% break tpot_ms<=10" in found.failures[0].reason
+    assert "ttft_ms" not in found.failures[0].reason.removeprefix("attainment>=0.99")

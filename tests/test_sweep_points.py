@@ -17,6 +17,7 @@ from serving.errors import UserError
 from tests.sweep_samples import base, calibrated
 from tokentwin.sweeps.columns import parameter_fields, parameter_values, partition_keys, run_schema
 from tokentwin.sweeps.points import Point, input_digests, points
+from tokentwin.sweeps.run_config import RunConfig
 from tokentwin.sweeps.settings import SobolRange, SweepSettings, load_sweep
 
 RATE = "workload.arrivals.rate"
@@ -211,3 +212,9 @@ def test_the_example_in_the_documentation_is_as_it_says() -> None:
     runs = points(parse(SweepSettings, example, where="FILE"))
     assert f"= {len(runs)} runs" in text
     assert not any(run.error for run in runs)
+
+
+def test_no_key_of_base_is_also_the_name_of_a_metric() -> None:
+    run = Point({}, dict.fromkeys(RunConfig.model_fields, 1))
+    names = run_schema([run]).names
+    assert len(set(names)) == len(names)

@@ -32,14 +32,20 @@ def print_metrics(
             more["bands"] = bands
         click.echo(json.dumps({"distributions": distributions, **scalars, "requests": metrics.statuses(), **more}))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("metric", "unit", *_STATS)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("metric", no_wrap=True)
+    for heading in _STATS[:-1] if bands else _STATS:
+        table.add_column(heading, no_wrap=True, justify="right")
     for name, numbers in distributions.items():
-        table.add_row(name, metric(name).unit, *(_shown(numbers[stat]) for stat in _STATS))
-        if bands and name in bands:
-            table.add_row("", "", *(_range(bands[name].get(stat)) for stat in _STATS), style="dim")
+        unit = metric(name).unit
+        label = name if not unit or name.endswith(f"_{unit}") else f"{name}, {unit}"
+        table.add_row(label, *(_shown(numbers[column.header]) for column in table.columns[1:]))
+        if bands and any(high for _, high in bands.get(name, {}).values()):
+            table.add_row("", *(_range(bands[name].get(str(c.header))) for c in table.columns[1:]), style="dim")
     console = Console()
     if distributions:
         console.print(table)
@@ -51,7 +57,7 @@ def print_metrics(
             summary.add_row(name, unit, _shown(value), *shown)
     console.print(summary)
     if bands:
-        console.print("[dim]a to b: 90 % band from how far off the step times of a whole run may be[/]")
+        console.print("[dim]a–b: 90 % band from how far off the step times of a whole run may be[/]")
     console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
 
 
@@ -63,7 +69,7 @@ def print_rejections(recording: Recording) -> None:
 
 
 def _range(band: tuple[float, float] | None) -> str:
-    return "" if band is None else f"{_shown(band[0])} to {_shown(band[1])}"
+    return "" if band is None else f"{_shown(band[0])}–{_shown(band[1])}"
 
 
 def _shown(value: Any) -> str:

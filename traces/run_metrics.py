@@ -328,7 +328,7 @@ class RunMetrics:
             "concurrency": self.concurrency()[0],
             "concurrency_peak": self.concurrency()[1],
             "busy": self.busy(),
-            "replicas": self._replicas if self._lives else None,
+            "live_replicas": self._replicas if self._lives else None,
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "kv_usage": self.step_mean("kv_usage"),
             "kv_usage_peak": self._peak("kv_usage"),

@@ -80,8 +80,22 @@ class Objectives:
 
     def attainment(self, metrics: RunMetrics) -> float:
         """Share of all requests that keep every bound."""
-        good = _keeping(metrics, self.bounds)
-        return float(good.mean())
+        return float(_keeping(metrics, self.bounds).mean())
+
+    def broken(self, metrics: RunMetrics) -> tuple[float, ...]:
+        """For each of `bounds`, the share of all requests that break it."""
+        return tuple(1.0 - float(_keeping(metrics, (bound,)).mean()) for bound in self.bounds)
+
+    def seen(self, objective: Objective, observed: float, broken: Sequence[float]) -> str:
+        """What was observed of one objective, in words; of attainment, which bounds cost it how much."""
+        if not objective.attainment:
+            return f"{observed:,.4g} ms" if math.isfinite(observed) else "never: requests are turned away"
+        culprits = [
+            f"{100 * share:.2g} % break {metric}<={bound:g}"
+            for (metric, bound), share in zip(self.bounds, broken, strict=True)
+            if share > 0
+        ]
+        return ", ".join([f"attainment {observed:.4f}", *culprits])
 
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:
@@ -116,7 +130,7 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
     return Objectives((*percentiles, *attainments), kept)
 
 
-def _keeping(metrics: RunMetrics, bounds: tuple[tuple[str, float], ...]) -> np.ndarray:
+def _keeping(metrics: RunMetrics, bounds: Sequence[tuple[str, float]]) -> np.ndarray:
     good = metrics.finished.copy()
     for metric, bound in bounds:
         values = metrics.values(metric)

@@ -161,8 +161,8 @@ def _failure(question: Question, entry: Searched, most: int) -> Failure:
     excess = objective.excess(observed)
     if entry.alone.met:
         return Failure(entry.engine.name, f"{most} replicas are too few; see --max-replicas", excess)
-    seen = f"attainment {observed:.4f}" if objective.attainment else f"{observed:,.4g} ms"
+    seen = question.objectives.seen(objective, observed, alone.broken)
     turned_away = f" ({alone.unfinished} requests fit in no replica)" if alone.unfinished else ""
     return Failure(
-        entry.engine.name, f"{objective.text}: {seen} with every request alone on a replica{turned_away}", excess
+        entry.engine.name, f"{objective.text}: {seen}, with every request alone on a replica{turned_away}", excess
     )

@@ -42,10 +42,10 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     if best.fewer is None or best.fewer.figures is None:
         return "one replica is the least there is"
     figures = best.fewer.figures
-    each = plan.question.objectives.each
+    objectives = plan.question.objectives
     broken = [
-        f"{objective.text} ({_observed(objective, value)})"
-        for objective, value in zip(each, figures.observed, strict=True)
+        f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
+        for objective, value in zip(objectives.each, figures.observed, strict=True)
         if _breaks(objective, value)
     ]
     attained = f"attainment {100 * figures.attainment:.1f} %"
@@ -99,9 +99,8 @@ def print_plan(plan: Plan) -> None:
         console.print(_table("Runners-up", [offer.point for offer in plan.runners_up[:RUNNERS_UP]]))
     if plan.frontier:
         console.print(_table("Frontier: no simulated fleet is faster for users and for GPUs", plan.frontier))
-    best = plan.recommendation
-    if best is not None:
-        console.print(_command(best) or "", markup=False)
+    if plan.recommendation is not None and (command := _command(plan.recommendation)):
+        console.print(command, markup=False)
 
 
 def _details(plan: Plan) -> Iterator[str]:
@@ -109,8 +108,9 @@ def _details(plan: Plan) -> Iterator[str]:
     if best is not None:
         figures = best.offer.trial.figures
         assert figures is not None
-        seen = zip(plan.question.objectives.each, figures.observed, strict=True)
-        yield "observed: " + ", ".join(f"{objective.text} ({_observed(objective, value)})" for objective, value in seen)
+        objectives = plan.question.objectives
+        seen = zip(objectives.each, figures.observed, strict=True)
+        yield "observed: " + ", ".join(f"{o.text} ({objectives.seen(o, value, figures.broken)})" for o, value in seen)
         yield f"why not one fewer: {why_not_fewer(plan, best)}"
         if best.knee.breaks:
             yield f"beyond {best.knee.headroom_percent} % more rate, {best.knee.breaks} breaks first"
@@ -151,12 +151,6 @@ def _plausible(plan: Plan, best: Recommendation) -> str:
         return f"{low} or more; if steps take as long as they may, no fleet of it meets the SLOs"
     high = gpus(best.slow.replicas)
     return f"{low}" if low == high else f"{low}-{high}"
-
-
-def _observed(objective: Objective, value: float) -> str:
-    if objective.attainment:
-        return f"{value:.4f}"
-    return f"{value:,.4g} ms" if math.isfinite(value) else "never: requests are turned away"
 
 
 def _breaks(objective: Objective, value: float) -> bool:

@@ -54,7 +54,8 @@ class Question:
 class Figures:
     """What a whole run gives: attainment, output tokens/s in all, median tokens/s of a user, prompt tokens/s.
 
-    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound.
+    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound. `broken`
+    has, for each bound that attainment counts, the share of requests that break it.
     """
 
     attainment: float
@@ -63,6 +64,7 @@ class Figures:
     tok_s_user: float
     observed: tuple[float, ...]
     worst: int
+    broken: tuple[float, ...]
     unfinished: int
 
 
@@ -166,6 +168,7 @@ def _figures(metrics: RunMetrics, objectives: Objectives) -> Figures:
         tok_s_user=metrics.distribution("tok_s_user").p50,
         observed=observed,
         worst=max(range(len(excess)), key=excess.__getitem__),
+        broken=objectives.broken(metrics),
         unfinished=int((~metrics.finished).sum()),
     )
 
