@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -116,9 +116,12 @@ def recorded_deployment(recording: Recording) -> Deployment:
 def _as_seen(recording: Recording, plans: Any) -> tuple[Workload, dict[int, int]]:
     """The workload in the order in which the engine's scheduler saw it, and when it did: at a planning time."""
     workload = recording.workload()
-    table = recording.table("requests", ["request_id", "queued_ns"])
+    table = recording.table("requests", ["request_id", "queued_ns", "arrival_ns"])
     queued = dict(zip(table["request_id"].to_pylist(), table["queued_ns"].to_pylist(), strict=True))
-    seen = [request for request in workload.requests if request.id in queued]  # an interrupted run lacks some
+    came = dict(zip(table["request_id"].to_pylist(), table["arrival_ns"].to_pylist(), strict=True))
+    seen = [  # an interrupted run lacks some
+        replace(request, arrival_ns=came[request.id]) for request in workload.requests if request.id in queued
+    ]
     seen.sort(key=lambda request: queued[request.id])
     steps = np.minimum(np.searchsorted(plans, [queued[request.id] for request in seen]), len(plans) - 1)
     offered_ns = {request.id: int(plans[step]) for request, step in zip(seen, steps, strict=True)}

@@ -1,14 +1,15 @@
 """Replaying a workload on the real engine, in real time, and recording it.
 
-Open loop: every request is offered at its intended arrival, and its times count from there, so a stalled engine cannot
-hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns` says when it did.
+The clients are those of the simulator (`serving.clients`): a request is due at its intended arrival, in a closed loop
+when another has ended, in a conversation a think time after the answer. Its times count from when it is due, so a
+stalled engine cannot hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns`
+says when it did.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 from realengine.engine import Engine, Flight, Step
 from realengine.hardware import describe
 from realengine.segment_tokens import SegmentTokens
+from serving.clients import Clients
 from serving.request import Request, Status
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload
 from traces.recording import RecordingWriter
 
 CANARY_ROWS = (1,) * 4  # the fixed reference step
@@ -98,7 +100,7 @@ def record(
     try:
         engine.reset()
         before = canary(engine)
-        replay = _Replay(engine, requests, workload.concurrency, writer, progress)
+        replay = _Replay(engine, offered, writer, progress)
         status = replay.run()
         after = canary(engine)
         notes = {
@@ -121,17 +123,16 @@ class _Replay:
     def __init__(
         self,
         engine: Engine,
-        requests: list[WorkloadRequest],
-        concurrency: int | None,
+        workload: Workload,
         writer: RecordingWriter,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._engine = engine
         self._writer = writer
         self._progress = progress
-        self._concurrency = concurrency
+        self._clients = Clients(workload)
         tokens = SegmentTokens(engine.spec.vocab_size)
-        self._to_come = deque((r, tokens.prompt(r), tokens.output(r)) for r in requests)
+        self._tokens = {r.id: (tokens.prompt(r), tokens.output(r)) for r in workload.requests}
         self._lives: dict[int, _Life] = {}
         self._steps: list[dict[str, Any]] = []
         self._started_ns = 0
@@ -150,7 +151,7 @@ class _Replay:
         self._started_ns = perf_counter_ns()
         status = "complete"
         try:
-            while self._to_come or self._lives:
+            while self._lives or not self._clients.exhausted:
                 self._take_arrivals()
                 if self._engine.has_room and (flight := self._engine.launch()):
                     self._note_plan(flight)
@@ -159,8 +160,8 @@ class _Replay:
                 step = self._engine.finish()
                 if step is not None:
                     self._note(step)
-                elif self._to_come:
-                    self._wait_until(self._to_come[0][0].arrival_ns)
+                elif (next_ns := self._clients.next_ns) is not None:
+                    self._wait_until(next_ns)
                 elif self._lives:
                     raise RuntimeError(f"{len(self._lives)} requests left and nothing to run: a scheduling bug")
         except KeyboardInterrupt:
@@ -176,20 +177,16 @@ class _Replay:
 
     def _take_arrivals(self) -> None:
         now = self.now()
-        while self._to_come:
-            arrived, prompt, output = self._to_come[0]
-            if arrived.arrival_ns > now:
-                break
-            if self._concurrency is not None and len(self._lives) >= self._concurrency:
-                break
-            self._to_come.popleft()
-            arrival_ns = arrived.arrival_ns if self._concurrency is None else max(now, arrived.arrival_ns)
+        while (next_ns := self._clients.next_ns) is not None and next_ns <= now:
+            arrived = self._clients.pop()
             send_ns = self.now()
+            prompt, output = self._tokens.pop(arrived.id)
             request = self._engine.add(arrived, prompt, forced=output)
-            life = _Life(request, arrival_ns, send_ns, self.now())
+            life = _Life(request, arrived.arrival_ns, send_ns, self.now())
             self._lives[request.id] = life
             if request.status is Status.REJECTED:
                 self._write_request(life, "rejected", None)
+                self._clients.ended(arrived, send_ns)
 
     def _wait_until(self, arrival_ns: int) -> None:
         if arrival_ns - self.now() > _FLUSH_NS:
@@ -228,6 +225,7 @@ class _Replay:
             if life.preempted_at_ns is not None:  # it finished while it waited
                 life.preempted_ns += end_ns - life.preempted_at_ns
             self._write_request(life, "finished", end_ns)
+            self._clients.ended(request.arrived, end_ns)
 
     def _step_row(self, step: Step) -> dict[str, Any]:
         plan, origin = step.plan, self._started_ns
@@ -274,6 +272,8 @@ class _Replay:
             replica=0,
             tenant=arrived.tenant,
             slo_class=arrived.slo_class,
+            session=arrived.session,
+            turn=arrived.turn,
             priority=request.priority,
             status=status,
             reason=request.reason,

@@ -10,12 +10,13 @@ from typing import Any
 
 from simpy.core import EmptySchedule
 
+from serving.clients import Clients
 from serving.config import Deployment
 from serving.cost_model import CostModel
 from serving.fleet import FleetConfig
 from serving.workload import Workload, WorkloadRequest
+from sim.arrivals import Arrivals
 from sim.autoscaler import Autoscaler
-from sim.clients import Clients
 from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools, plain_fleet
@@ -68,7 +69,7 @@ class Cluster:
 
         self._fleet = Fleet(self._clock, self._log, pools, routers, shares_prefixes, gateway.ended, gateway.lost)
         gateway.open(self._fleet)
-        self._clients: Clients | None = None
+        self._arrivals: Arrivals | None = None
         self._runs = True
 
     @property
@@ -91,8 +92,7 @@ class Cluster:
         if config.autoscaler is not None:
             pool = config.pool_number(config.autoscaler.pool)
             Autoscaler(self._clock, self._log, self._fleet, pool, config.autoscaler)
-        self._clients = Clients(self._clock, workload, offered_ns, self._gateway.offer)
-        self._clients.start()
+        self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), self._gateway.offer)
         self._stop_when_all_have_left()
         next_event = self._clock.step
         try:
@@ -106,12 +106,12 @@ class Cluster:
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
 
     def _left(self, request: WorkloadRequest) -> None:
-        assert self._clients is not None
-        self._clients.ended(request)
+        assert self._arrivals is not None
+        self._arrivals.ended(request)
         self._stop_when_all_have_left()
 
     def _stop_when_all_have_left(self) -> None:
-        if not self._gateway and self._clients is not None and self._clients.exhausted:
+        if not self._gateway and self._arrivals is not None and self._arrivals.exhausted:
             self._runs = False
 
 

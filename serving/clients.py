@@ -1,0 +1,107 @@
+"""Who sends the requests of a workload, and when: open and closed loops, conversations whose users read and think.
+
+The same clients sit in front of both clocks: whoever drives them says what time it is when a request has ended, asks
+when the next one is due, and takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+
+_Turn = tuple[str, int]
+
+
+class Clients:
+    """The requests of `workload` in the order in which they become due, `concurrency` outstanding in a closed loop.
+
+    A request that waited for another carries the time at which it was due as its arrival. `offered_ns` says, by id,
+    when each is due instead, where a run is repeated: nobody waits for anything then, and arrivals stay as they are.
+    Raises UserError where the turns of a session do not follow one another.
+    """
+
+    def __init__(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> None:
+        self._requests = iter(workload.requests)
+        self._is_open = workload.concurrency is None
+        self._offered_ns = offered_ns
+        self._due: list[tuple[int, int, WorkloadRequest]] = []  # a heap: when, in which order taken
+        self._taken = 0
+        self._last: int | None = None  # open loop: id of the request that follows the clock, due and not popped
+        self._dry = False  # whether the workload has no more
+        self._last_turn: dict[str, int] = {}  # of each session, taken from the workload
+        self._answered_ns: dict[_Turn, int] = {}  # turns of which the next has not been taken
+        self._unanswered: dict[_Turn, WorkloadRequest] = {}  # turns that wait for the end of this one
+        for _ in range(workload.concurrency or 1):
+            self._take(0)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next request is due; None while none is before another has ended."""
+        return self._due[0][0] if self._due else None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every request of the workload has been popped."""
+        return self._dry and not self._due and not self._unanswered
+
+    def pop(self) -> WorkloadRequest:
+        """The request that is due next. Raises IndexError while there is none."""
+        at_ns, _, request = heappop(self._due)
+        if request.id == self._last:
+            self._take(at_ns)
+        if at_ns == request.arrival_ns or self._offered_ns is not None:
+            return request
+        return replace(request, arrival_ns=at_ns)
+
+    def ended(self, request: WorkloadRequest, now_ns: int) -> None:
+        """`request` has left, answered or not."""
+        if request.session and self._offered_ns is None:
+            turn = request.session, request.turn
+            following = self._unanswered.pop(turn, None)
+            if following is None:
+                self._answered_ns[turn] = now_ns
+            else:
+                self._think(following, now_ns, now_ns)
+        if not self._is_open:
+            self._take(now_ns)
+
+    def _take(self, now_ns: int) -> None:
+        """The next of the workload, due at its time, or now if that has passed; turns that wait for an answer besides.
+
+        In an open loop all of them up to one that follows the clock, since what comes later follows that.
+        """
+        while (request := next(self._requests, None)) is not None:
+            waits = request.session and self._waits(request)
+            if waits:
+                before = request.session, request.turn - 1
+                answered_ns = self._answered_ns.pop(before, None)
+                if answered_ns is None:
+                    self._unanswered[before] = request
+                else:
+                    self._think(request, answered_ns, now_ns)
+            else:
+                due_ns = request.arrival_ns if self._offered_ns is None else self._offered_ns[request.id]
+                self._push(max(now_ns, due_ns), request)
+                self._last = request.id if self._is_open else None
+            if not (waits and self._is_open):
+                return
+        self._dry = True
+
+    def _waits(self, request: WorkloadRequest) -> bool:
+        """Whether it is a turn that follows an answer; turns that are not the session's next would wait for ever."""
+        expected = self._last_turn.get(request.session, -1) + 1
+        if request.think_ns is not None and request.turn != expected:
+            raise UserError(f"request {request.id}: turn", request.turn, f"should be {expected}, the session's next")
+        self._last_turn[request.session] = request.turn
+        return request.think_ns is not None and request.turn > 0 and self._offered_ns is None
+
+    def _think(self, request: WorkloadRequest, answered_ns: int, now_ns: int) -> None:
+        self._push(max(now_ns, request.arrival_ns, answered_ns + (request.think_ns or 0)), request)
+
+    def _push(self, at_ns: int, request: WorkloadRequest) -> None:
+        heappush(self._due, (at_ns, self._taken, request))
+        self._taken += 1
