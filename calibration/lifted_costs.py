@@ -99,7 +99,7 @@ def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
 
 
 def _operations(cost: OperationCost, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
-    return OperationCost(cost.model, deployment, kernels, cost.correction, cost.host, cost.known_interval)
+    return type(cost)(cost.model, deployment, kernels, cost.correction, cost.host, cost.known_interval)
 
 
 def _without_prompts(plan: StepPlan) -> StepPlan:

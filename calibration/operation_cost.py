@@ -95,7 +95,7 @@ class OperationCost:
 
     def _scaled(self, factor: float) -> OperationCost:
         host = HostTimes(self.host.step_ns * factor, self.host.row_ns * factor)
-        return OperationCost(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
+        return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
 
     def standing(self) -> tuple[Mark, str]:
         """How far to trust what was asked so far, and the part that made it so."""
