@@ -51,7 +51,10 @@ class OperationCost:
 
     known_interval  factors of the predicted time between which 9 of 10 runs lie, where kernels were measured
     asked       steps priced
+    stages      what prices each stage of a pipeline, in order; empty without one
     """
+
+    stages: Sequence[OperationCost] = ()
 
     def __init__(
         self,

@@ -26,10 +26,7 @@ from serving.step_plan import StepPlan
 
 
 class PipelineCost(OperationCost):
-    """`PipelinedCost` of a deployment with `pipeline_parallel_size` above 1.
-
-    stages      what prices each stage, in order
-    """
+    """`PipelinedCost` of a deployment with `pipeline_parallel_size` above 1."""
 
     def __init__(
         self,
