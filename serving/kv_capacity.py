@@ -168,7 +168,8 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
 def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """Weights of all layers, on one device.
 
-    Norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are repeated where there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
+    Norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are repeated where
+    there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
     """
     tp = deployment.tensor_parallel_size
     plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)

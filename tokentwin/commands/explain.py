@@ -101,8 +101,8 @@ def _print(found: Explanation, title: str) -> None:
     console.print(parts)
     if found.stages:
         console.print(_stages(found))
-    hidden_by = "steps still in the pipeline hide" if found.stages else "async scheduling hides"
-    console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, which {hidden_by}")
+    hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
+    console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
     console.print(f"{found.mark.name.lower()}: because of {found.why}")
 
 
