@@ -128,7 +128,7 @@ class Deployment(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _loops_are_simulated(self) -> Deployment:
+    def _stages_run_the_plain_loop(self) -> Deployment:
         if self.pipeline_parallel_size > 1 and self.scheduler.async_scheduling:
             raise UserError(
                 "scheduler.async_scheduling",

@@ -34,7 +34,9 @@ from sim.cluster import Cluster, Simulated
 from sim.fleet import alike_pools, plain_fleet
 from sim.pace import paced
 from sim.run_log import TableSink
+from tests.fleet_samples import FleetRun, assert_everything_is_accounted_for, poisson
 from tests.step_model_samples import LLAMA, MIXTURE, SCHEDULER, Roofline, deployment
+from tests.test_fleet_properties import fleets
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.vllm_command import vllm_command
 from traces.run_metrics import RunMetrics
@@ -214,6 +216,29 @@ def test_a_request_has_at_most_one_decode_in_the_pipeline() -> None:
         computed.update(dict(zip(step["row_ids"], step["row_tokens"], strict=True)))
         ready = {id for id in step["row_ids"] if computed[id] >= requests[id].prompt_len}
         under_way.append((step["end_ns"], ready))
+
+
+class EvenStages(TokenCost):
+    """`PipelinedCost` of the fleet tests' cost, spread over three stages."""
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        return [self.step_ns(plan) // 3] * 3
+
+    def transfer_ns(self, plan: StepPlan) -> int:
+        return 100_000
+
+
+@given(fleet=fleets(), seed=st.integers(0, 1000))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_fleet_of_pipelines_loses_nobody(fleet: dict[str, Any], seed: int) -> None:
+    """Whatever crashes, slows down, gives up waiting or is added."""
+    staged = {"pipeline_parallel_size": 3}
+    pools = [{**pool, "deployment": {**pool.get("deployment", {}), **staged}} for pool in fleet["pools"]]
+    offered = poisson(60, 30.0, seed)
+    cost = EvenStages(6_000_000, 18_000, 450)
+    ran = FleetRun({**fleet, "pools": pools}, offered, cost, num_blocks=200, max_num_batched_tokens=128)
+    assert_everything_is_accounted_for(ran, offered)
+    assert {life["gpus"] for life in ran.lives} == {3}
 
 
 # How layers are shared out
