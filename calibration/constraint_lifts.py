@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from calibration.lifted_costs import FreePrefill, NoCpuTime, repriced, twice_the_bandwidth
+from calibration.lifted_costs import repriced, twice_the_bandwidth, with_free_prefill, without_cpu_time
 from calibration.scenario import Scenario
 from serving.config import Deployment
 from serving.cost_model import CostModel
@@ -56,8 +56,10 @@ def _policy(scenario: Scenario) -> Kind:
 
 
 def _of_cpu(scenario: Scenario) -> Kind:
-    """An overlapped loop hides CPU time; what that leaves, only a faster host can."""
-    return "capacity" if scenario.deployment.scheduler.async_scheduling else "policy"
+    """An overlapped loop hides CPU time; what that leaves, and what a pipeline waits for, only a faster host can."""
+    deployment = scenario.deployment
+    can_overlap = not deployment.scheduler.async_scheduling and deployment.pipeline_parallel_size == 1
+    return "policy" if can_overlap else "capacity"
 
 
 def _of_prefixes(scenario: Scenario) -> Kind:
@@ -73,12 +75,12 @@ def infinite_kv(scenario: Scenario) -> Scenario:
 
 def free_prefill(scenario: Scenario) -> Scenario:
     """Prompts cost nothing."""
-    return _recosted(scenario, FreePrefill)
+    return _recosted(scenario, with_free_prefill)
 
 
 def no_cpu_time(scenario: Scenario) -> Scenario:
     """Nothing happens between steps."""
-    return _recosted(scenario, NoCpuTime)
+    return _recosted(scenario, without_cpu_time)
 
 
 def double_bandwidth(scenario: Scenario) -> Scenario | str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from calibration.kernel_times import KernelTimes
 from calibration.operation_cost import HostTimes, OperationCost
+from calibration.pipeline_cost import PipelineCost
 from calibration.step_correction import ADDED, FACTORS, Correction
 from serving.config import Deployment, parse
 from serving.errors import UserError
@@ -94,7 +95,8 @@ class EngineCalibration:
         learnt = parse(Deployment, json.loads(self.deployment), where="calibration.deployment")
         same = learnt.timing() == deployment.timing() and self.gpu == kernels.gpu.name
         correction = self.correction if same else replace(self.correction, domain={})
-        return OperationCost(model, deployment, kernels, correction, self.host, self.interval)
+        kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
+        return kind(model, deployment, kernels, correction, self.host, self.interval)
 
     def with_kernels_only(self) -> EngineCalibration:
         """The same engine, nothing learnt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,10 +38,18 @@ class ExplainedOperation:
     mark: Mark
 
 
+class ExplainedStage(NamedTuple):
+    """One pipeline stage's corrected time in the step."""
+
+    layers: int
+    ns: float
+
+
 @dataclass(frozen=True)
 class Explanation:
     """A step, explained. `parts_ns` are corrected and sum to `step_ns`; operations are as kernels alone would take.
 
+    stages      of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
     host_ns     CPU time before the step, hidden in an overlapped loop
     interval    factors of `step_ns` between which 9 of 10 runs lie
     mark, why   how far to trust it, and the part that made it so
@@ -49,6 +57,7 @@ class Explanation:
 
     operations: list[ExplainedOperation]
     parts_ns: dict[str, float]
+    stages: list[ExplainedStage]
     step_ns: float
     host_ns: float
     interval: tuple[float, float]
@@ -86,6 +95,10 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     return Explanation(
         operations=operations,
         parts_ns=parts,
+        stages=[
+            ExplainedStage(stage.model.num_layers, float(sum(ns[0] for ns in stage.parts(alike).values())))
+            for stage in cost.stages
+        ],
         step_ns=step_ns,
         host_ns=cost.host.step_ns + cost.host.row_ns * rows,
         interval=_widened(cost.known_interval, operations),

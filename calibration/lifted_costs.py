@@ -16,7 +16,7 @@ from calibration.operation_cost import OperationCost
 from calibration.operations import Operation
 from calibration.step_cost import StepCost
 from serving.config import Deployment
-from serving.cost_model import CostModel
+from serving.cost_model import CostModel, PipelinedCost
 from serving.decode_set import DecodeSet
 from serving.step_plan import StepPlan
 
@@ -38,6 +38,21 @@ class FreePrefill:
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         return self._cost.decode_run_ns(rows, context, squares, steps)
+
+
+class FreePrefillOfStages(FreePrefill):
+    """The same on every pipeline stage."""
+
+    def __init__(self, cost: PipelinedCost) -> None:
+        super().__init__(cost)
+        self._staged = cost
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        stages_ns = self._staged.stages_ns(_without_prompts(plan))
+        return stages_ns if plan.decode_rows else [0] * len(stages_ns)
+
+    def transfer_ns(self, plan: StepPlan) -> int:
+        return self._staged.transfer_ns(_without_prompts(plan)) if plan.decode_rows else 0
 
 
 class NoCpuTime:
@@ -62,6 +77,30 @@ class NoCpuTime:
             plan.decode_squares += 2 * plan.decode_context + rows
             plan.decode_context += rows
         return times
+
+
+class NoCpuTimeOfStages(NoCpuTime):
+    """The same before a pipeline, whose stages stay as they are."""
+
+    def __init__(self, cost: PipelinedCost) -> None:
+        super().__init__(cost)
+        self._staged = cost
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        return self._staged.stages_ns(plan)
+
+    def transfer_ns(self, plan: StepPlan) -> int:
+        return self._staged.transfer_ns(plan)
+
+
+def with_free_prefill(cost: CostModel) -> CostModel:
+    """`cost` with prompts that cost nothing, and pipeline stages if it has any."""
+    return FreePrefillOfStages(cost) if isinstance(cost, PipelinedCost) else FreePrefill(cost)
+
+
+def without_cpu_time(cost: CostModel) -> CostModel:
+    """`cost` with no CPU time between steps, and pipeline stages if it has any."""
+    return NoCpuTimeOfStages(cost) if isinstance(cost, PipelinedCost) else NoCpuTime(cost)
 
 
 class TwiceTheBandwidth:
@@ -99,7 +138,7 @@ def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
 
 
 def _operations(cost: OperationCost, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
-    return OperationCost(cost.model, deployment, kernels, cost.correction, cost.host, cost.known_interval)
+    return type(cost)(cost.model, deployment, kernels, cost.correction, cost.host, cost.known_interval)
 
 
 def _without_prompts(plan: StepPlan) -> StepPlan:

@@ -51,7 +51,10 @@ class OperationCost:
 
     known_interval  factors of the predicted time between which 9 of 10 runs lie, where kernels were measured
     asked       steps priced
+    stages      what prices each stage of a pipeline, in order; empty without one
     """
+
+    stages: Sequence[OperationCost] = ()
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class OperationCost:
 
     def _scaled(self, factor: float) -> OperationCost:
         host = HostTimes(self.host.step_ns * factor, self.host.row_ns * factor)
-        return OperationCost(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
+        return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
 
     def standing(self) -> tuple[Mark, str]:
         """How far to trust what was asked so far, and the part that made it so."""

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from calibration.expert_routing import busiest_over_mean
 from serving.config import Deployment
 from serving.dtypes import DTYPE_BYTES
+from serving.errors import UserError
 from serving.kv_capacity import weights_dtype
 from serving.model_spec import ModelSpec
 
@@ -190,7 +192,7 @@ class Elementwise:
 class Collective:
     """A collective over `gpus` devices. `elements` is the message of one device, of 16-bit elements.
 
-    kind    all_reduce, all_gather, reduce_scatter, all_to_all
+    kind    all_reduce, all_gather, reduce_scatter, all_to_all; p2p: from one device to another
     """
 
     name: str
@@ -210,7 +212,7 @@ class Collective:
     @property
     def bytes(self) -> Amount:
         """Bytes that a device sends over its links, by the ring algorithm."""
-        share = (self.gpus - 1) / self.gpus
+        share = 1.0 if self.kind == "p2p" else (self.gpus - 1) / self.gpus
         return 2.0 * self.elements * share * (2.0 if self.kind == "all_reduce" else 1.0)
 
 
@@ -245,7 +247,10 @@ def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int) -
 
 
 def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
-    """The operations of one step on one device. `decode_context` counts tokens before the step, as a plan does."""
+    """The operations of one step on one device, or on one of each pipeline stage: a step's way through all layers.
+
+    `decode_context` counts tokens before the step, as a plan does.
+    """
     tp = deployment.tensor_parallel_size
     tokens = sizes.prefill_tokens + sizes.decode_rows
     return [
@@ -255,7 +260,23 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
         *_between(model, tp, tokens),
         *_head(model, tp, sizes.sampled_rows),
         *_collectives(model, deployment, tokens, sizes.sampled_rows),
+        *stage_transfers(model, deployment, tokens),
     ]
+
+
+def stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    """What brings a step's activations to the next pipeline stage: hidden states and residuals.
+
+    As in vLLM, each device of a tensor-parallel group sends its share to its counterpart, and the receivers gather.
+    """
+    tp, hops = deployment.tensor_parallel_size, deployment.pipeline_parallel_size - 1
+    if not hops:
+        return []
+    elements = tokens * (2.0 * model.hidden_size)
+    transfers: list[Operation] = [Collective("send to stage", "p2p", 2, elements / tp, hops)]
+    if tp > 1:
+        transfers.append(Collective("gather on stage", "all_gather", tp, elements, hops))
+    return transfers
 
 
 def _kv(deployment: Deployment) -> str:
@@ -350,16 +371,19 @@ def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
 
 def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
     layers = model.num_layers - model.dense_layers
+    if not model.num_experts and deployment.expert_imbalance != 1.0:
+        raise UserError("expert_imbalance", deployment.expert_imbalance, f"{model.name} has no experts; leave it out")
     if not model.num_experts or not layers:
         return []
     tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
     spread = deployment.enable_expert_parallel
     routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
+    busiest = routed * busiest_over_mean(model, deployment, routed)  # which the others wait for
     operations: list[Operation] = [
         Gemm("router", tokens, model.num_experts, model.hidden_size, deployment.dtype, layers),
         Experts(
             "experts",
-            routed,
+            busiest,
             model.hidden_size,
             model.moe_intermediate_size,
             model.experts_per_token,

@@ -230,16 +230,16 @@ def _high_itl(e: Evidence) -> Symptom | None:
 def _slow_host(e: Evidence) -> Symptom | None:
     if not e.has_steps or e.host_share < _SHARE:
         return None
-    overlapped = e.deployment.scheduler.async_scheduling
+    can_overlap = not e.deployment.scheduler.async_scheduling and e.deployment.pipeline_parallel_size == 1
     return Symptom(
         "time between steps",
         "compute",
         e.host_share,
         "tpot_ms",
         f"{100 * e.host_share:.0f} % of the time in which there was work, no step ran",
-        "a profile of the host between two steps"
-        if overlapped
-        else "the same run with --async-scheduling: what it wins was CPU time between steps",
+        "the same run with --async-scheduling: what it wins was CPU time between steps"
+        if can_overlap
+        else "a profile of the host between two steps",
     )
 
 

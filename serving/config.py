@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.errors import UserError
 from serving.fleet import FleetConfig
@@ -93,6 +93,9 @@ class Deployment(BaseModel):
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")
+    pipeline_parallel_size: int = Field(
+        1, ge=1, le=64, description="stages of consecutive layers that steps pass one after another; simulated only"
+    )
     data_parallel_size: int = Field(
         1,
         ge=1,
@@ -102,6 +105,11 @@ class Deployment(BaseModel):
     enable_expert_parallel: bool = Field(
         False, description="spread a mixture's experts over the devices, not slices of each expert; simulated only"
     )
+    expert_imbalance: float | Literal["random"] = Field(
+        1.0,
+        description="tokens of the busiest device's experts over the mean of all, under expert parallelism; random: as "
+        "expected when tokens choose experts evenly and independently; simulated only",
+    )
     enforce_eager: bool = Field(False, description="run decode steps without graphs")
     batch_invariant: bool = Field(False, description="attention whose result for a row never depends on the batch")
     gpu_memory_utilization: float | None = Field(
@@ -110,6 +118,47 @@ class Deployment(BaseModel):
     policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="many engines instead of one; simulated only (docs/fleet.md)")
+
+    @field_validator("expert_imbalance", mode="before")
+    @classmethod
+    def _imbalance_is_a_ratio(cls, value: object) -> object:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != "random" and not (number and value >= 1.0):  # type: ignore[operator]
+            raise ValueError("must be a number of at least 1, or random")
+        return value
+
+    @model_validator(mode="after")
+    def _stages_run_the_plain_loop(self) -> Deployment:
+        if self.pipeline_parallel_size > 1 and self.scheduler.async_scheduling:
+            raise UserError(
+                "scheduler.async_scheduling",
+                True,
+                f"is not simulated with pipeline_parallel_size {self.pipeline_parallel_size}; set it to false",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _imbalance_is_possible(self) -> Deployment:
+        if self.expert_imbalance == 1.0:
+            return self
+        devices = self.expert_parallel_size
+        if devices == 1:
+            remedy = "needs enable_expert_parallel and more than one device; leave it out"
+            raise UserError("expert_imbalance", self.expert_imbalance, remedy)
+        if self.expert_imbalance != "random" and self.expert_imbalance > devices:
+            remedy = f"is at most {devices}, the devices that share the experts: then one of them has every token"
+            raise UserError("expert_imbalance", self.expert_imbalance, remedy)
+        return self
+
+    @property
+    def gpus(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def expert_parallel_size(self) -> int:
+        """Devices over which a mixture's experts are spread, whole."""
+        return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
 
     def timing(self) -> Deployment:
         """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""

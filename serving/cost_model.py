@@ -6,7 +6,7 @@ The real engine measures it, calibration fits it, the simulator asks it. Duratio
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from serving.step_plan import StepPlan
 
@@ -28,6 +28,19 @@ class CostModel(Protocol):
         `context` and `squares` are the sums of computed tokens, and of their squares, before the first; each step adds
         `rows` to the one, and leaves the variance as it is.
         """
+        ...
+
+
+@runtime_checkable
+class PipelinedCost(CostModel, Protocol):
+    """A cost model that knows its engine's pipeline stages. `step_ns` is then a step with the pipeline to itself."""
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        """Execution of the step on each stage, in order."""
+        ...
+
+    def transfer_ns(self, plan: StepPlan) -> int:
+        """From the end of the step on one stage until its activations are on the next."""
         ...
 
 

@@ -15,6 +15,7 @@ from serving.errors import UserError
 from serving.gpu_spec import GpuSpec
 from serving.kv_blocks import blocks_for
 from serving.model_spec import ModelSpec
+from serving.pipeline_stages import stage_models
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
 _GIB = 1024**3
@@ -103,29 +104,34 @@ class KvCapacity(NamedTuple):
             )
 
 
-def kv_capacity(
-    model: ModelSpec, gpu: GpuSpec, deployment: Deployment, pipeline_parallel_size: int = 1, graph_bytes: int = 0
-) -> KvCapacity:
-    """What a device of `deployment` has for KV. With stages, it is the stage that has the least.
+def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_bytes: int = 0) -> KvCapacity:
+    """What a device of `deployment` has for KV. With pipeline stages, it is the stage that has the fewest blocks.
 
     `graph_bytes` is for vLLM from 0.21 on, which sets its estimate of CUDA graphs aside; before, they came on top.
-    Raises UserError where the heads cannot be split.
+    Raises UserError where heads or layers cannot be split.
     """
     tp = deployment.tensor_parallel_size
     if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
         remedy = f"does not split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
-    layers = -(-model.num_layers // pipeline_parallel_size)
-    return KvCapacity(
-        total=gpu.memory_bytes,
-        utilization=deployment.gpu_memory_utilization or UTILIZATION,
-        weights=weight_bytes(model, deployment, pipeline_parallel_size),
-        forward=_forward_bytes(model, deployment),
-        sampler=_sampler_bytes(model, deployment),
-        non_torch=_non_torch_bytes(gpu, tp * pipeline_parallel_size * deployment.data_parallel_size),
-        graphs=graph_bytes,
-        **_block_layout(model, deployment, layers),
-    )
+    weights = stage_weight_bytes(model, deployment)
+    layers = stage_models(model, deployment.pipeline_parallel_size)
+    forward, last = _forward_bytes(model, deployment), len(layers) - 1
+    received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
+    stages = [
+        KvCapacity(
+            total=gpu.memory_bytes,
+            utilization=deployment.gpu_memory_utilization or UTILIZATION,
+            weights=weights[stage],
+            forward=forward + (int(received) if stage else 0),
+            sampler=_sampler_bytes(model, deployment) if stage == last else 0,
+            non_torch=_non_torch_bytes(gpu, deployment.gpus),
+            graphs=graph_bytes,
+            **_block_layout(layers[stage], deployment),
+        )
+        for stage in range(len(layers))
+    ]
+    return min(stages, key=lambda stage: (stage.num_blocks, stage.left / stage.block))
 
 
 def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
@@ -136,11 +142,34 @@ def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
     return deployment.dtype
 
 
-def weight_bytes(model: ModelSpec, deployment: Deployment, pipeline_parallel_size: int = 1) -> int:
-    """Weights on one device, the fullest stage's, with the table of rotary embeddings.
+def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """Weights on one device, the fullest stage's; see `stage_weight_bytes`."""
+    return max(stage_weight_bytes(model, deployment))
 
-    Embeddings, norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are
-    repeated where there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
+
+def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
+    """Weights on one device of each pipeline stage, with the table of rotary embeddings.
+
+    The embedding is on the first stage, the last norm and the head on the last, which has a copy of the embedding where
+    the two are tied; both stay in `dtype`.
+    """
+    stages = stage_models(model, deployment.pipeline_parallel_size)
+    tp, plain = deployment.tensor_parallel_size, DTYPE_BYTES[deployment.dtype]
+    rotary = plain * model.max_positions * model.head_dim * model.rotary_share
+    norm, matrix = model.hidden_size, model.vocab_size * model.hidden_size / tp
+    ends = [0.0] * len(stages)
+    ends[0] += matrix
+    ends[-1] += norm + (0.0 if model.tied_embeddings and len(stages) == 1 else matrix)
+    return [
+        int(_layer_bytes(layers, deployment) + plain * end + rotary) for layers, end in zip(stages, ends, strict=True)
+    ]
+
+
+def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
+    """Weights of all layers, on one device.
+
+    Norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are repeated where
+    there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
     """
     tp = deployment.tensor_parallel_size
     plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)
@@ -157,11 +186,7 @@ def weight_bytes(model: ModelSpec, deployment: Deployment, pipeline_parallel_siz
     )
     dense = linear * model.mlp_parameters(model.intermediate_size) / tp
     moe = model.moe_layers
-    layers = model.num_layers * attention + moe * mixture + (model.num_layers - moe) * dense
-    stage = -(-model.num_layers // pipeline_parallel_size) / model.num_layers
-    ends = model.embedding_parameters if pipeline_parallel_size == 1 else model.vocab_size * model.hidden_size
-    rotary = plain * model.max_positions * model.head_dim * model.rotary_share
-    return int(stage * layers + plain * (ends / tp + model.hidden_size) + rotary)
+    return model.num_layers * attention + moe * mixture + (model.num_layers - moe) * dense
 
 
 def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
@@ -193,8 +218,8 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
     return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
 
 
-def _block_layout(model: ModelSpec, deployment: Deployment, layers: int) -> dict[str, int]:
-    """Bytes of a block and what else it takes to count blocks.
+def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
+    """Bytes of a block, over the layers of `model`, and what else it takes to count blocks.
 
     Where some layers have a window, vLLM's hybrid allocator puts layers into groups of one size, as many as the rarer
     kind has. A block serves one group; a group of full layers takes a block for every `block_size` tokens, one with a
@@ -204,10 +229,10 @@ def _block_layout(model: ModelSpec, deployment: Deployment, layers: int) -> dict
     heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
     block_size = deployment.scheduler.block_size
     page = int(2 * heads * model.head_dim * block_size * DTYPE_BYTES[kept])
-    sliding = round(layers * model.sliding_layers / model.num_layers)
-    full = layers - sliding
+    sliding = model.sliding_layers
+    full = model.num_layers - sliding
     if not sliding or not full:
-        return {"block": page * layers}
+        return {"block": page * model.num_layers}
     group = min(full, sliding)
     window = blocks_for(model.sliding_window, block_size) + 1
     return {

@@ -315,7 +315,15 @@ _METRICS = (
         "fraction",
         "run",
         None,
-        "time in steps / measurement window, averaged over the replicas",
+        "time with a step under way / measurement window, averaged over the replicas",
+    ),
+    Metric(
+        "pipeline_bubble",
+        "pipeline bubble",
+        "fraction",
+        "run",
+        "lower",
+        "of the time with a step under way, the share that a pipeline stage is idle, averaged over the stages",
     ),
     Metric(
         "live_replicas",

@@ -2,7 +2,8 @@
 
 A policy plans a step, is told when it has ended, and never sees a clock, a token or a tensor: that is why the
 same object serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped
-loop two; the policy does not know which of the two drives it.
+loop two; over pipeline stages there are more, and without `async_scheduling` nothing may be planned for a request
+behind a token of its own that has not returned.
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ class VllmScheduler:
         self.decodes = DecodeSet(config.block_size)
         self._others: dict[int, Request] = {}  # running, but not in the decode set
         self._in_flight: deque[StepPlan] = deque()
+        self._overlaps = config.async_scheduling
+        self._pipelined = False  # whether a step was ever planned behind others whose tokens it cannot foresee
         self._plans = 0
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
@@ -129,7 +131,11 @@ class VllmScheduler:
     # One step
 
     def schedule(self) -> StepPlan:
-        plan = StepPlan(self._plans, self.decodes, lag=len(self._in_flight))
+        lag = len(self._in_flight)
+        if lag and not self._overlaps and not self._pipelined:
+            self._pipelined = True  # nobody decodes in every step: requests are looked at one by one from now on
+            self._dissolve_decodes()
+        plan = StepPlan(self._plans, self.decodes, lag)
         threshold = self._threshold()
         budget = self._schedule_running(plan, self._step_budget(), threshold)
         if self.waiting and not plan.preempted:
@@ -204,8 +210,8 @@ class VllmScheduler:
     def _wanted(self, request: Request, threshold: int) -> int:
         """Tokens this running request could use in a step."""
         placeholders = request.placeholders
-        if placeholders and request.computed + 2 - placeholders >= request.max_len:
-            return 0  # its last token is already under way
+        if placeholders and (not self._overlaps or request.computed + 2 - placeholders >= request.max_len):
+            return 0  # its token is under way: the last one, or one that must be known first
         return min(request.known + placeholders - request.computed, threshold)
 
     def _lacks_blocks(self, request: Request, tokens: int) -> bool:
@@ -318,6 +324,8 @@ class VllmScheduler:
         plan.clock = self.decodes.clock
         self._plans += 1
         self._in_flight.append(plan)
+        if self._pipelined:
+            return
         for request, _, _, samples in plan.listed:
             if samples and request.unscheduled:
                 del self._others[request.id]

@@ -36,7 +36,7 @@ class PricedPool:
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
-        return self.deployment.tensor_parallel_size * self.deployment.data_parallel_size
+        return self.deployment.gpus
 
 
 def plain_fleet(replicas: int) -> FleetConfig:
@@ -194,7 +194,8 @@ class Fleet:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=self._shares_prefixes)
         self._log.started(index, deployment.scheduler.block_size)
-        replica = Replica(self._clock, index, scheduler, self._costs[pool], self._log, self._on_end)
+        stages = deployment.pipeline_parallel_size
+        replica = Replica(self._clock, index, scheduler, self._costs[pool], self._log, self._on_end, stages)
         life = Life(replica, pool, self._clock.now_ns)
         self.replicas.append(replica)
         self._lives.append(life)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serving.cost_model import CostModel
+from serving.cost_model import CostModel, PipelinedCost
 from serving.step_plan import StepPlan
 
 
@@ -26,6 +26,22 @@ class Paced:
         return [round(ns * self._factor) for ns in self._cost.decode_run_ns(rows, context, squares, steps)]
 
 
+class PacedPipeline(Paced):
+    """The same for an engine with pipeline stages, each rounded by itself."""
+
+    def __init__(self, cost: PipelinedCost, factor: float) -> None:
+        super().__init__(cost, factor)
+        self._staged = cost
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        return [round(ns * self._factor) for ns in self._staged.stages_ns(plan)]
+
+    def transfer_ns(self, plan: StepPlan) -> int:
+        return round(self._staged.transfer_ns(plan) * self._factor)
+
+
 def paced(cost: CostModel, factor: float) -> CostModel:
     """`cost` itself where the factor is 1."""
-    return cost if factor == 1 else Paced(cost, factor)
+    if factor == 1:
+        return cost
+    return PacedPipeline(cost, factor) if isinstance(cost, PipelinedCost) else Paced(cost, factor)

@@ -1,8 +1,9 @@
-"""One engine on the virtual clock: the shared scheduler in the plain or the overlapped loop.
+"""One engine on the virtual clock: the shared scheduler in the plain, the overlapped or the pipelined loop.
 
 The plain loop has one step in flight, the overlapped loop two: it plans step N+1 while step N runs, so that CPU time
-is hidden. Either way a step costs one event. In the plain loop a run of pure decode steps that nothing interrupts
-is taken in one leap; whatever does interrupt it finds the replica as if it had been stepping all along.
+is hidden. The pipelined loop has one for each stage. Always a step costs one event. In the plain loop a run of pure
+decode steps that nothing interrupts is taken in one leap; whatever does interrupt it finds the replica as if it had
+been stepping all along.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.pace import paced
+from sim.pipeline import Pipeline
 from sim.run_log import RunLog
 
 
@@ -32,7 +34,7 @@ class LoadListener(Protocol):
 
 
 class Replica:
-    """A scheduler, a cost model, and at most `depth` steps in flight.
+    """A scheduler, a cost model, and at most `depth` steps in flight: over several `stages`, one for each.
 
     outstanding_requests  requests it has accepted and not finished, queued and running
     outstanding_tokens    prompt and output tokens of those
@@ -48,6 +50,7 @@ class Replica:
         cost: CostModel,
         log: RunLog,
         on_end: Callable[[Request], None],
+        stages: int = 1,
     ) -> None:
         self.index = index
         self.scheduler = scheduler
@@ -60,7 +63,8 @@ class Replica:
         self._slowed: list[float] = []  # factors of the slowdowns under way
         self._log = log
         self._on_end = on_end
-        self._depth = 2 if scheduler.config.async_scheduling else 1
+        self._depth = 2 if scheduler.config.async_scheduling else stages
+        self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         self._leaps = self._depth == 1 and not log.keeps_steps
         self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
         self._last_end_ns = 0  # when the last launched step ends
@@ -157,6 +161,8 @@ class Replica:
         if self._leap_ends:
             self._end_leap()
         self._cost = paced(self._own_cost, prod(sorted(self._slowed)))
+        if self._pipeline:
+            self._pipeline.price_by(self._cost)
 
     # Planning and launching
 
@@ -178,10 +184,14 @@ class Replica:
                     continue  # a plan that only preempted: the blocks are free now
                 break
             cpu_ns = self._cost.cpu_ns(plan)
-            start = max(now + cpu_ns, self._last_end_ns)
-            self._last_end_ns = start + self._cost.step_ns(plan)
+            if self._pipeline:
+                start, self._last_end_ns, stages_ns = self._pipeline.enter(plan, now + cpu_ns)
+            else:
+                start = max(now + cpu_ns, self._last_end_ns)
+                self._last_end_ns = start + self._cost.step_ns(plan)
+                stages_ns = None
             self._launched.append((plan, self._last_end_ns))
-            self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns)
+            self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns, stages_ns)
             if cpu_ns:
                 if len(self._launched) < self._depth:
                     self._set(now + cpu_ns, PLANNING, self._plan)

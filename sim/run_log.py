@@ -136,7 +136,14 @@ class RunLog:
     # Steps
 
     def planned(
-        self, replica: int, scheduler: Scheduler, plan: StepPlan, plan_ns: int, start_ns: int, end_ns: int
+        self,
+        replica: int,
+        scheduler: Scheduler,
+        plan: StepPlan,
+        plan_ns: int,
+        start_ns: int,
+        end_ns: int,
+        stages_ns: list[int] | None = None,
     ) -> None:
         for request in plan.preempted:
             life = self._lives[request.id]
@@ -154,10 +161,18 @@ class RunLog:
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).append(end_ns)
         if self.keeps_steps:
-            self._under_way[replica].append(self._step_row(replica, scheduler, plan, plan_ns, start_ns, end_ns))
+            row = self._step_row(replica, scheduler, plan, plan_ns, start_ns, end_ns, stages_ns)
+            self._under_way[replica].append(row)
 
     def _step_row(
-        self, replica: int, scheduler: Scheduler, plan: StepPlan, plan_ns: int, start_ns: int, end_ns: int
+        self,
+        replica: int,
+        scheduler: Scheduler,
+        plan: StepPlan,
+        plan_ns: int,
+        start_ns: int,
+        end_ns: int,
+        stages_ns: list[int] | None,
     ) -> tuple[Any, ...]:
         rows = plan.rows() if self.keeps_tokens else None
         return (
@@ -179,6 +194,7 @@ class RunLog:
             self._waiting_blocks[replica],
             len(plan.preempted),
             plan.lag,
+            stages_ns,
             None if rows is None else [row.request.id for row in rows],
             None if rows is None else [row.tokens for row in rows],
             None if rows is None else [request.id for request in plan.preempted],

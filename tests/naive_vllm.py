@@ -119,8 +119,11 @@ class NaiveVllm:
         if self.by_priority:
             self.waiting.sort(key=lambda r: (r.priority, r.arrival, str(r.id)))  # vLLM's ids are strings
 
-    def plan(self) -> tuple[dict[Live, int], list[Live], dict[Live, bool]]:
-        """Tokens per request, the preempted, and who will be sampled."""
+    def plan(self, foresees: bool = True) -> tuple[dict[Live, int], list[Live], dict[Live, bool]]:
+        """Tokens per request, the preempted, and who will be sampled.
+
+        A loop that does not `foresee` plans nothing after a token that has not returned.
+        """
         budget = self.budget
         alone = len(self.running) + len(self.waiting) <= 1
         threshold = 0 if alone else self.threshold
@@ -139,7 +142,8 @@ class NaiveVllm:
         at = 0
         while at < len(self.running) and budget > 0:
             request = self.running[at]
-            if request.placeholders > 0 and request.computed + 2 - request.placeholders >= request.max_len:
+            last = request.computed + 2 - request.placeholders >= request.max_len
+            if request.placeholders > 0 and (last or not foresees):
                 at += 1
                 continue
             n = request.known + request.placeholders - request.computed
@@ -242,9 +246,10 @@ class NaiveVllm:
 
 
 def run(recording: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Steps and results of `recording`'s workload, in the recording's format."""
+    """Steps and results of `recording`'s workload, in the recording's format; `depth` is for loops of more than two."""
     config, cost = recording["config"], recording["cost"]
     overlapped = config.get("async_scheduling", False)
+    depth = recording.get("depth", 2 if overlapped else 1)
     to_come = sorted(map(Live, recording["requests"]), key=lambda r: (r.arrival, r.id))
     engine = NaiveVllm(config)
     steps: list[dict[str, Any]] = []
@@ -254,7 +259,7 @@ def run(recording: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str,
     while True:
         while to_come and to_come[0].arrival <= now:
             engine.add(to_come.pop(0))
-        given, preempted, samples = engine.plan()
+        given, preempted, samples = engine.plan(foresees=overlapped)
         in_vain = 0 if any(samples.values()) else in_vain + len(preempted)
         if in_vain > 1000:
             raise Livelock
@@ -267,7 +272,7 @@ def run(recording: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str,
             step["pre"] = [str(r.id) for r in preempted]
             steps.append({**step, "s": start} if overlapped else step)
             flying.append((last_end, given, samples))
-            if overlapped and len(flying) < 2:
+            if len(flying) < depth:
                 continue
         elif preempted and not flying:
             continue

@@ -330,6 +330,7 @@ def test_ctrl_c_ends_a_run_on_two_ranks_with_a_recording(tmp_path: Path) -> None
         ({"attention": "flash"}, r"attention.*is not one of auto, torch, triton, hybrid"),
         ({"attention": "triton"}, r"attention.*needs device cuda"),
         ({"attention": "hybrid", "batch_invariant": True}, r"batch_invariant.*triton or torch"),
+        ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size: 2: is only simulated"),
         ({"device": "cuda"}, r"device.*CUDA devices; use cpu"),
         ({"device": "cuda", "tensor_parallel_size": 2}, r"device.*CUDA devices; use cpu"),
     ],

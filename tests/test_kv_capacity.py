@@ -24,9 +24,9 @@ GIB = 1024**3
 DATA = Path(__file__).parents[2] / "shared" / "data" / "inference-sim"
 
 
-def capacity(model: str, gpu: str, pp: int = 1, scheduler: dict[str, Any] | None = None, **engine: Any) -> KvCapacity:
+def capacity(model: str, gpu: str, scheduler: dict[str, Any] | None = None, **engine: Any) -> KvCapacity:
     limits = {"max_model_len": 4096, "max_num_seqs": 256, "max_num_batched_tokens": 8192, **(scheduler or {})}
-    return kv_capacity(find_model(model), find_gpu(gpu), Deployment(scheduler=limits, **engine), pp)
+    return kv_capacity(find_model(model), find_gpu(gpu), Deployment(scheduler=limits, **engine))
 
 
 # model, GPU, engine, scheduler -> blocks that vLLM logged, error allowed
@@ -132,7 +132,7 @@ def test_devices_share_the_weights(name: str) -> None:
     spec = find_model(name)
     one = weight_bytes(spec, Deployment())
     two = weight_bytes(spec, Deployment(tensor_parallel_size=2))
-    stages = weight_bytes(spec, Deployment(), pipeline_parallel_size=2)
+    stages = weight_bytes(spec, Deployment(pipeline_parallel_size=2))
     assert one / 2 <= two < 0.53 * one
     assert one / 2 < stages + spec.embedding_parameters < one + spec.embedding_parameters
     fp8 = weight_bytes(spec, Deployment(quantization="fp8"))
@@ -146,7 +146,7 @@ def test_kv_heads_are_repeated_where_devices_outnumber_them() -> None:
 
 
 def test_stages_hold_their_own_layers() -> None:
-    whole, half = capacity("CodeLlama-34B", "H100"), capacity("CodeLlama-34B", "H100", pp=2)
+    whole, half = capacity("CodeLlama-34B", "H100"), capacity("CodeLlama-34B", "H100", pipeline_parallel_size=2)
     assert half.block * 2 == whole.block
     assert half.num_blocks > 2 * whole.num_blocks
 

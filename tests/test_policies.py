@@ -30,7 +30,7 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 from sim.simulate import simulate_to
 from tests.test_metrics_of_runs import finished, requests_table
-from tests.test_scheduler_properties import Driver, leapt
+from tests.test_scheduler_properties import LOOPS, Driver, leapt
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -122,19 +122,21 @@ def test_with_equal_scores_a_ranked_policy_is_fcfs(seed: int, policy: str) -> No
 
 
 @SOME
-@given(SEEDS, st.integers(1, 2))
-def test_one_tenant_has_the_engine_to_itself(seed: int, depth: int) -> None:
+@given(SEEDS, LOOPS)
+def test_one_tenant_has_the_engine_to_itself(seed: int, loop: tuple[int, bool]) -> None:
     chance = random.Random(seed)
-    config = tight(chance, policy="fcfs")
+    depth, overlapped = loop
+    config = tight(chance, policy="fcfs", async_scheduling=overlapped)
     requests = traffic(chance, 15, tenant="only")
     assert decisions("fair", config, requests, depth) == decisions("vllm", config, requests, depth)
 
 
 @SOME
-@given(SEEDS, st.integers(1, 2))
-def test_ageing_that_takes_for_ever_is_strict_priority(seed: int, depth: int) -> None:
+@given(SEEDS, LOOPS)
+def test_ageing_that_takes_for_ever_is_strict_priority(seed: int, loop: tuple[int, bool]) -> None:
     chance = random.Random(seed)
-    config = tight(chance, policy="priority", ageing_s=1e9, forget_withdrawn=True)
+    depth, overlapped = loop
+    config = tight(chance, policy="priority", ageing_s=1e9, forget_withdrawn=True, async_scheduling=overlapped)
     requests = traffic(chance, 15)
     assert decisions("priority-ageing", config, requests, depth) == decisions("vllm", config, requests, depth)
 
@@ -153,20 +155,21 @@ def test_skipping_steady_steps_is_taking_them_one_by_one(policy: str, seed: int)
 
 @pytest.mark.parametrize("policy", NEW)
 @SOME
-@given(SEEDS, st.integers(1, 2))
-def test_blocks_with_and_without_identities_are_decided_alike(policy: str, seed: int, depth: int) -> None:
+@given(SEEDS, LOOPS)
+def test_blocks_with_and_without_identities_are_decided_alike(policy: str, seed: int, loop: tuple[int, bool]) -> None:
     chance = random.Random(seed)
-    config, requests = tight(chance), traffic(chance, 15)
+    depth, overlapped = loop
+    config, requests = tight(chance, async_scheduling=overlapped), traffic(chance, 15)
     with_identities = drive(find_policy(policy)(config, shares_prefixes=True), requests, depth)
     assert with_identities == decisions(policy, config, requests, depth)
 
 
 @pytest.mark.parametrize("policy", NEW)
 @SOME
-@given(SEEDS, st.integers(1, 2))
-def test_nothing_is_lost_among_tenants_and_classes(policy: str, seed: int, depth: int) -> None:
+@given(SEEDS, LOOPS)
+def test_nothing_is_lost_among_tenants_and_classes(policy: str, seed: int, loop: tuple[int, bool]) -> None:
     chance = random.Random(seed)
-    driver = Driver(policy, tight(chance), shares=chance.random() < 0.5, depth=depth)
+    driver = Driver(policy, tight(chance), chance.random() < 0.5, *loop)
     for arrived in traffic(chance, 15):
         driver.add(arrived)
         for _ in range(chance.randrange(4)):

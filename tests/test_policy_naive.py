@@ -47,6 +47,7 @@ def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[
         )
     )
     scheduler = VllmScheduler(config, shares_prefixes=shares)
+    depth = recording.get("depth", 2 if config.async_scheduling else 1)
     steps: list[Any] = []
     results: list[Any] = []
     first: dict[int, int] = {}
@@ -69,7 +70,7 @@ def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[
             step["pre"] = [str(r.id) for r in plan.preempted]
             steps.append({**step, "s": start} if config.async_scheduling else step)
             flying.append((last_end, plan, [row.request for row in rows if row.samples]))
-            if config.async_scheduling and len(flying) < 2:
+            if len(flying) < depth:
                 continue
         elif plan.preempted and not flying:
             continue
@@ -178,6 +179,15 @@ def test_counting_blocks_decides_as_naming_them(seed: int, policy: str, overlapp
     wanted = naive(recording)
     check(recording, shares=False, wanted=wanted)
     check(recording, shares=True, wanted=wanted)
+
+
+@EVERY_ORDER
+@pytest.mark.parametrize("depth", [2, 4])
+@settings(SETTINGS, max_examples=150)
+@given(seed=SEEDS, sharing=st.booleans())
+def test_a_pipeline_is_planned_alike(seed: int, sharing: bool, policy: str, depth: int) -> None:
+    recording = random_recording(Random(f"{seed} {policy} {depth}"), policy, False, sharing) | {"depth": depth}
+    check(recording, shares=sharing, wanted=naive(recording))
 
 
 def test_ties_of_priority_and_arrival_go_by_the_id_as_a_string() -> None:

@@ -1,4 +1,4 @@
-"""What must hold after any arrivals, aborts, early stops and preemptions, for every policy and both loops."""
+"""What must hold after any arrivals, aborts, early stops and preemptions, for every policy and loop."""
 
 from __future__ import annotations
 
@@ -22,10 +22,17 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), max_
 
 
 class Driver:
-    """Runs a scheduler with `depth` steps in flight and checks everything after every call."""
+    """Runs a scheduler with `depth` steps in flight and checks everything after every call.
 
-    def __init__(self, policy: str, config: SchedulerConfig, shares: bool, depth: int) -> None:
+    In the overlapped loop a request may be in several of them as decode, in a pipeline it must not.
+    """
+
+    def __init__(
+        self, policy: str, config: SchedulerConfig, shares: bool, depth: int = 1, overlapped: bool = False
+    ) -> None:
+        config = config.model_copy(update={"async_scheduling": overlapped})
         self.config = config
+        self.overlapped = overlapped
         self.scheduler: Scheduler = find_policy(policy)(config, shares_prefixes=shares)
         self.depth = depth
         self.flying: deque[tuple[StepPlan, list[int]]] = deque()
@@ -69,6 +76,9 @@ class Driver:
 
     def check_plan(self, plan: StepPlan) -> None:
         rows = plan.rows()
+        if not self.overlapped:
+            awaited = {id for _, ids in self.flying for id in ids if not self.all[id].stale}
+            assert not awaited & {row.request.id for row in rows}, "planned before its token is known"
         if plan.tokens:
             self.flying.append((plan, [row.request.id for row in rows if row.samples]))
         order = list(self.scheduler.running)
@@ -115,6 +125,9 @@ class Driver:
                 assert spans[: request.outputs] == self.sampled[request.id]
 
 
+LOOPS = st.sampled_from([(1, False), (2, True), (2, False), (3, False), (8, False)])  # depth, overlapped
+
+
 @st.composite
 def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
@@ -131,7 +144,7 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
         enable_prefix_caching=draw(st.booleans()),
         forget_withdrawn=draw(st.booleans()),
     )
-    driver = Driver(draw(st.sampled_from(sorted(POLICIES))), config, draw(st.booleans()), draw(st.integers(1, 2)))
+    driver = Driver(draw(st.sampled_from(sorted(POLICIES))), config, draw(st.booleans()), *draw(LOOPS))
     return driver, random.Random(draw(st.integers(0, 2**32)))
 
 
@@ -153,11 +166,11 @@ def test_nothing_is_lost_whatever_happens(given_driver: tuple[Driver, random.Ran
 
 
 @SETTINGS
-@given(st.integers(0, 2**32), st.integers(1, 2))
-def test_fcfs_admits_in_order_of_arrival_and_starves_nobody(seed: int, depth: int) -> None:
+@given(st.integers(0, 2**32), LOOPS)
+def test_fcfs_admits_in_order_of_arrival_and_starves_nobody(seed: int, loop: tuple[int, bool]) -> None:
     chance = random.Random(seed)
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=24)
-    driver = Driver("vllm", config, shares=False, depth=depth)
+    driver = Driver("vllm", config, False, *loop)
     for id in range(30):
         driver.add(WorkloadRequest(id, id, (("", chance.randrange(1, 40)),), chance.randrange(1, 20)))
         driver.step()

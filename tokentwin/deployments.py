@@ -20,6 +20,7 @@ _FLAGS: dict[str, type] = {
     "quantization": str,
     "kv_cache_dtype": str,
     "tensor_parallel_size": int,
+    "pipeline_parallel_size": int,
     "gpu_memory_utilization": float,
     "policy": str,
 }

@@ -328,6 +328,7 @@ class RunMetrics:
             "concurrency": self.concurrency()[0],
             "concurrency_peak": self.concurrency()[1],
             "busy": self.busy(),
+            "pipeline_bubble": self.pipeline_bubble(),
             "live_replicas": self._replicas if self._lives else None,
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "kv_usage": self.step_mean("kv_usage"),
@@ -359,10 +360,42 @@ class RunMetrics:
         return {str(c["values"]): c["counts"] for c in sorted(counts, key=lambda c: -c["counts"])}
 
     def busy(self) -> float | None:
-        """Share of the measurement window that steps take, averaged over the replicas."""
+        """Share of the measurement window in which a step is under way, averaged over the replicas."""
         if not len(self.values("step_ms")) or self.window_s is None:
             return None
-        return float(np.nansum(self.values("step_ms")) / 1e3 / self.window_s / self._replicas)
+        return float(np.nansum(self._under_way_ns) / 1e9 / self.window_s / self._replicas)
+
+    @cached_property
+    def _under_way_ns(self) -> Floats:
+        """Of each step, the time in which no step before it on its replica was under way still.
+
+        Steps of a replica start and end in order; only in a pipeline do they overlap.
+        """
+        start, end = self._step("start_ns"), self._step("end_ns")
+        if self._stages_ns is None:
+            return end - start
+        order = np.lexsort((start, self._step("replica")))
+        follows = np.diff(self._step("replica")[order], prepend=np.nan) == 0
+        before = np.where(follows, np.concatenate(([0.0], end[order][:-1])), 0.0)
+        own = np.empty(len(start))
+        own[order] = end[order] - np.maximum(start[order], before)
+        return own
+
+    @cached_property
+    def _stages_ns(self) -> pa.ChunkedArray | None:
+        """Each step's time on each stage; None where no step was on several."""
+        if self._steps is None or "stages_ns" not in self._steps.column_names:
+            return None
+        column = self._steps.column("stages_ns")
+        return column if column.null_count < len(column) else None
+
+    def pipeline_bubble(self) -> float | None:
+        """Idle share of stage time while a step is under way (Huang et al., "GPipe", 2019); None without stages."""
+        if self._stages_ns is None:
+            return None
+        stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
+        worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
+        return 1.0 - worked / float(np.nansum(stages * self._under_way_ns))
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
@@ -548,6 +581,8 @@ _REQUEST_COLUMNS = [
     "end_ns",
 ]
 _STEP_COLUMNS = [
+    "replica",
+    "stages_ns",
     "start_ns",
     "end_ns",
     "prefill_tokens",

@@ -100,6 +100,7 @@ STEPS = (
     Column("waiting_blocks", _I64, "blocks", "KV blocks the queued requests would need"),
     Column("preempted", _I32, "", "requests preempted while planning"),
     Column("in_flight", _I32, "", "steps under way when it was planned: 0 in the plain loop, at most 1 overlapped"),
+    Column("stages_ns", pa.list_(_I64), "ns", "time that each pipeline stage worked on it; null without stages"),
     Column("schedule_ns", _I64, "ns", "host time in the scheduler; null on the virtual clock"),
     Column("prepare_ns", _I64, "ns", "host time making the step's tensors; null on the virtual clock"),
     Column("launch_ns", _I64, "ns", "host time handing the step to an asynchronous device; null on the virtual clock"),

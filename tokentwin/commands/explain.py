@@ -10,6 +10,8 @@ import click
 from tokentwin.deployments import deployment_options, read_deployment
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from calibration.explanation import Explanation
 
 _COUNT = click.IntRange(min=0, max=10_000_000)
@@ -58,7 +60,8 @@ def explain(
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
     operations = [{**vars(o), "mark": o.mark.name.lower()} for o in found.operations]
-    return {**vars(found), "operations": operations, "mark": found.mark.name.lower()}
+    stages = [stage._asdict() for stage in found.stages]
+    return {**vars(found), "operations": operations, "stages": stages, "mark": found.mark.name.lower()}
 
 
 def _print(found: Explanation, title: str) -> None:
@@ -96,8 +99,32 @@ def _print(found: Explanation, title: str) -> None:
     parts.add_section()
     parts.add_row("step", f"{found.step_ns / 1e3:,.1f}", "")
     console.print(parts)
-    console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, which async scheduling hides")
+    if found.stages:
+        console.print(_stages(found))
+    hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
+    console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
     console.print(f"{found.mark.name.lower()}: because of {found.why}")
+
+
+def _stages(found: Explanation) -> Table:
+    """Stage by stage, neighbours that are alike together."""
+    from itertools import groupby
+
+    from rich.table import Table
+
+    table = Table(title="on each pipeline stage", title_justify="left")
+    for heading in ("stage", "layers", "µs"):
+        table.add_column(heading, justify="right")
+    first = 0
+    for stage, alike in groupby(found.stages):
+        last = first + len(list(alike)) - 1
+        number = str(first) if first == last else f"{first} to {last}"
+        table.add_row(number, str(stage.layers), f"{stage.ns / 1e3:,.1f}")
+        first = last + 1
+    table.add_section()
+    transfers = found.step_ns - sum(stage.ns for stage in found.stages)
+    table.add_row("transfers", "", f"{transfers / 1e3:,.1f}")
+    return table
 
 
 def _amount(value: float) -> str:

@@ -84,6 +84,7 @@ def inspect(
         "quantization": quantization,
         "kv_cache_dtype": kv_cache_dtype,
         "tensor_parallel_size": tp,
+        "pipeline_parallel_size": pp,
         "gpu_memory_utilization": utilization,
         "scheduler": {
             "block_size": block_size,
@@ -91,7 +92,7 @@ def inspect(
             "max_num_batched_tokens": max_num_batched_tokens,
         },
     }
-    capacity = kv_capacity(spec, device, parse(Deployment, settings, "options"), pp, int(graph_gib * 1024**3))
+    capacity = kv_capacity(spec, device, parse(Deployment, settings, "options"), int(graph_gib * 1024**3))
     click.echo(_described(spec))
     click.echo(f"{tp * pp} x {device.name}, GiB on each:")
     for what, gib in capacity.explain():

@@ -34,7 +34,7 @@ class Engine:
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
-        return self.deployment.tensor_parallel_size * self.deployment.data_parallel_size
+        return self.deployment.gpus
 
     @property
     def usd_per_hour(self) -> float:
@@ -44,12 +44,13 @@ class Engine:
     @property
     def name(self) -> str:
         """Short, and unique among the candidates."""
-        tp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
+        tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
+        stages = f" PP{pp}" if pp > 1 else ""
         copies = f" DP{dp}" if dp > 1 else ""
-        return f"TP{tp}{copies} {self.gpu}" + (f" {policy}" if policy != "vllm" else "")
+        return f"TP{tp}{stages}{copies} {self.gpu}" + (f" {policy}" if policy != "vllm" else "")
 
 
-_NAMED = ("tensor_parallel_size", "data_parallel_size", "policy")
+_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")
 
 
 class RuledOut(NamedTuple):

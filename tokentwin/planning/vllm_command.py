@@ -27,6 +27,8 @@ def vllm_command(deployment: Deployment) -> str:
         settings["gpu-memory-utilization"] = deployment.gpu_memory_utilization
     else:
         settings["num-gpu-blocks-override"] = scheduler.num_blocks
+    if deployment.pipeline_parallel_size > 1:
+        settings["pipeline-parallel-size"] = deployment.pipeline_parallel_size
     if deployment.data_parallel_size > 1:
         settings["data-parallel-size"] = deployment.data_parallel_size
     if quantization := _QUANTIZATION[deployment.quantization]:

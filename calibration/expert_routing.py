@@ -1,0 +1,48 @@
+"""How unevenly a mixture's tokens fall on the devices that share its experts.
+
+A step waits for the device whose experts got the most tokens. Trained routers are more uneven than chance, by how
+much is a property of model and traffic; chance is what remains when every token chooses evenly and independently, and
+it fades as steps grow.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from serving.config import Deployment
+from serving.model_spec import ModelSpec
+
+
+def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> Any:
+    """Load of the busiest device over the mean of all, in a step of `tokens` that reach the experts (or many steps)."""
+    if deployment.expert_imbalance == "random":
+        return random_imbalance(model.num_experts, model.experts_per_token, deployment.expert_parallel_size, tokens)
+    return deployment.expert_imbalance
+
+
+def random_imbalance(experts: int, topk: int, devices: int, tokens: Any) -> Any:
+    """Expected maximum over mean of the rows on each of `devices` when tokens choose `topk` of `experts` at random.
+
+    What one token sends to a device is hypergeometric; over many tokens loads are normal, and as their sum is fixed
+    each pair correlates by -1 / (devices - 1). Their expected maximum is then that of independent normals times
+    sqrt(devices / (devices - 1)). Bounded by what a single token and a single device allow.
+    """
+    tokens = np.maximum(np.asarray(tokens, dtype=np.float64), 1.0)
+    own = experts / devices
+    mean = topk / devices  # rows that a token sends to a device
+    variance = mean * (1.0 - 1.0 / devices) * (experts - topk) / (experts - 1)
+    spread = np.sqrt(variance / tokens) / mean
+    expected = 1.0 + sqrt(devices / (devices - 1)) * expected_maximum(devices) * spread
+    return np.minimum(expected, min(topk, own) / mean)
+
+
+@cache
+def expected_maximum(count: int) -> float:
+    """Of `count` independent standard normals: the integral of 1 - F^n - (1 - F)^n over the positive half-line."""
+    x = np.linspace(0.0, 12.0, 24_001)
+    return float(np.trapezoid(1.0 - ndtr(x) ** count - ndtr(-x) ** count, x))

@@ -1,0 +1,48 @@
+"""Stages that steps pass one after another: when each step starts and ends.
+
+A stage works on one step at a time, in the order of planning. Stage s of step m starts when the activations of its
+stage s - 1 have arrived and the stage is done with step m - 1; sending them keeps neither stage busy. With m steps of
+equal stages the last one ends after m + p - 1 stage times (the bubble of Huang et al., "GPipe", 2019).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serving.cost_model import CostModel, PipelinedCost
+from serving.errors import UserError
+from serving.step_plan import StepPlan
+
+
+class Passage(NamedTuple):
+    """A step's way through: start on the first stage, end on the last, and how long each stage worked on it."""
+
+    start_ns: int
+    end_ns: int
+    stages_ns: list[int]
+
+
+class Pipeline:
+    """`stages` stages, priced by `cost`. Raises UserError if that cannot tell what a stage takes."""
+
+    def __init__(self, cost: CostModel, stages: int) -> None:
+        self._free_ns = [0] * stages  # when each stage is done with all steps before
+        self.price_by(cost)
+
+    def price_by(self, cost: CostModel) -> None:
+        """Steps that enter from now on are priced by `cost`."""
+        if not isinstance(cost, PipelinedCost):
+            stages = len(self._free_ns)
+            raise UserError("pipeline_parallel_size", stages, "needs a cost model of operations; simulate with --gpu")
+        self._cost = cost
+
+    def enter(self, plan: StepPlan, ready_ns: int) -> Passage:
+        """`plan` follows the steps before, not before `ready_ns`."""
+        free_ns = self._free_ns
+        stages_ns = self._cost.stages_ns(plan)
+        transfer_ns = self._cost.transfer_ns(plan)
+        start_ns = max(ready_ns, free_ns[0])
+        at_ns = start_ns - transfer_ns
+        for stage, ns in enumerate(stages_ns):
+            free_ns[stage] = at_ns = max(at_ns + transfer_ns, free_ns[stage]) + ns
+        return Passage(start_ns, at_ns, stages_ns)
