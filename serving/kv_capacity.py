@@ -14,6 +14,7 @@ from serving.dtypes import DTYPE_BYTES
 from serving.errors import UserError
 from serving.gpu_spec import GpuSpec
 from serving.kv_blocks import blocks_for
+from serving.model_catalogue import find_model
 from serving.model_spec import ModelSpec
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
@@ -116,15 +117,22 @@ def kv_capacity(
         remedy = f"does not split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
     layers = -(-model.num_layers // pipeline_parallel_size)
+    layout = _block_layout(model, deployment, layers)
+    weights = weight_bytes(model, deployment, pipeline_parallel_size)
+    speculative = deployment.scheduler.speculative
+    if speculative is not None and speculative.model is not None:  # its KV lies in the same blocks, after the target's
+        draft = find_model(speculative.model)
+        weights += weight_bytes(draft, deployment)
+        layout["block"] += _page_bytes(draft, deployment) * draft.num_layers // layout.get("full_groups", 1)
     return KvCapacity(
         total=gpu.memory_bytes,
         utilization=deployment.gpu_memory_utilization or UTILIZATION,
-        weights=weight_bytes(model, deployment, pipeline_parallel_size),
+        weights=weights,
         forward=_forward_bytes(model, deployment),
         sampler=_sampler_bytes(model, deployment),
         non_torch=_non_torch_bytes(gpu, tp * pipeline_parallel_size * deployment.data_parallel_size),
         graphs=graph_bytes,
-        **_block_layout(model, deployment, layers),
+        **layout,
     )
 
 
@@ -193,6 +201,13 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
     return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
 
 
+def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """KV of one block in one layer."""
+    kept = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
+    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kept])
+
+
 def _block_layout(model: ModelSpec, deployment: Deployment, layers: int) -> dict[str, int]:
     """Bytes of a block and what else it takes to count blocks.
 
@@ -200,10 +215,7 @@ def _block_layout(model: ModelSpec, deployment: Deployment, layers: int) -> dict
     kind has. A block serves one group; a group of full layers takes a block for every `block_size` tokens, one with a
     window only for what the window sees.
     """
-    kept = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
-    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
-    block_size = deployment.scheduler.block_size
-    page = int(2 * heads * model.head_dim * block_size * DTYPE_BYTES[kept])
+    block_size, page = deployment.scheduler.block_size, _page_bytes(model, deployment)
     sliding = round(layers * model.sliding_layers / model.num_layers)
     full = layers - sliding
     if not sliding or not full:

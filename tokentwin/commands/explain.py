@@ -17,7 +17,7 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 
 @click.command()
 @click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU, or a YAML file with one.")
-@click.option("--rows", default=64, show_default=True, type=_COUNT, help="Decode rows.")
+@click.option("--rows", default=64, show_default=True, type=_COUNT, help="Decode rows, each with its draft tokens if the deployment speculates.")
 @click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decode row.")
 @click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Prompt chunks in the step.")
 @click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each.")
@@ -48,12 +48,14 @@ def explain(
     if not rows and not prompts:
         raise UserError("rows", rows, "leaves an empty step; give --rows or --prompts")
     deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
-    sizes = uniform_step(rows, context, prompts, chunk, past)
+    speculative = deployment.scheduler.speculative
+    drafts = speculative.num_speculative_tokens if speculative else 0
+    sizes = uniform_step(rows, context, prompts, chunk, past, drafts)
     found = explained(predicted_cost(gpu, deployment), sizes)
     if style == "json":
         click.echo(json.dumps(_as_dict(found)))
     else:
-        _print(found, f"{deployment.model} on {gpu}, {rows} rows at {context:,} and {prompts} x {chunk} prompt tokens")
+        _print(found, f"{deployment.model} on {gpu}, {rows} rows{_with(drafts)} at {context:,} and {prompts} x {chunk} prompt tokens")
 
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
@@ -98,6 +100,10 @@ def _print(found: Explanation, title: str) -> None:
     console.print(parts)
     console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, which async scheduling hides")
     console.print(f"{found.mark.name.lower()}: because of {found.why}")
+
+
+def _with(drafts: int) -> str:
+    return f" with {drafts} draft tokens each" if drafts else ""
 
 
 def _amount(value: float) -> str:
