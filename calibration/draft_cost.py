@@ -38,7 +38,10 @@ class DraftCost(Protocol):
 
 
 class StatedDraft:
-    """Passes of a stated cost: `eagle` makes one for each draft token, or one where nothing samples, `ngram` one a step."""
+    """Passes of a stated cost.
+
+    `eagle` makes one for each draft token, and one where nothing samples; `ngram` one where something does.
+    """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._sampling = config.num_speculative_tokens if config.method == "eagle" else 1
@@ -98,7 +101,7 @@ class ModelDraft:
 
 
 def _context(step: StepPlan | StepSizes) -> Any:
-    """Tokens before the rows that sampled, summed; of a step's prompts, those that end in it are as long as the rest."""
+    """Tokens before the rows that sampled, summed; the prompts that end in this step are as long as its others."""
     ending = np.maximum(step.sampled_rows - step.decode_rows, 0) / np.maximum(step.prefill_rows, 1)
     return step.decode_context + step.decode_rows + (step.prefill_context + step.prefill_tokens) * ending
 

@@ -152,9 +152,7 @@ class OperationCost:
             longest = max(made.longest / made.rows for made in self._made.values())
             drafts = rows * self._drafts
             found.append(
-                StepSizes(
-                    decode_rows=rows, decode_context=rows * longest, sampled_rows=rows, draft_tokens=drafts
-                )
+                StepSizes(decode_rows=rows, decode_context=rows * longest, sampled_rows=rows, draft_tokens=drafts)
             )
         if largest := self._prompts.largest():
             prompts, length, past = largest

@@ -240,7 +240,10 @@ class StepSizes:
 
 
 def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int, drafts: int = 0) -> StepSizes:
-    """`rows` decode rows after `context` tokens each, each with `drafts`, and `prompts` chunks of `chunk` over `past`."""
+    """`rows` decode rows after `context` tokens each, and `prompts` chunks of `chunk` tokens over `past` each.
+
+    Every decode row has `drafts` draft tokens to verify.
+    """
     return StepSizes(
         prefill_rows=prompts,
         prefill_tokens=prompts * chunk,

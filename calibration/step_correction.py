@@ -68,7 +68,7 @@ class Correction:
         )
 
     def of_kernels(self) -> Correction:
-        """The multipliers alone: what an engine adds per step, row and prompt it adds once, whatever else runs in it."""
+        """The multipliers alone: what an engine adds per step, row and prompt it adds once for all."""
         return replace(self, added_ns=dict.fromkeys(ADDED, 0.0))
 
     def apply(self, parts: Mapping[str, Floats], sizes: StepSizes) -> dict[str, Floats]:

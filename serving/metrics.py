@@ -382,7 +382,7 @@ _METRICS = (
         "tokens",
         "run",
         "higher",
-        "1 + accepted draft tokens / drafts verified: tokens that a request gets from a step that verifies drafts of it",
+        "1 + accepted draft tokens / drafts verified: tokens that a request gets from a step that verifies a draft",
         prometheus=("vllm:spec_decode_num_drafts_total",),
     ),
     Metric(

@@ -154,7 +154,7 @@ class Request:
         return self.status not in _LIVE
 
     def scheduled(self, tokens: int, drafts: int = 0) -> bool:
-        """Count `tokens` more, `drafts` of them drafts, as computed and in flight; whether the step will sample for it."""
+        """Count `tokens` more, `drafts` among them, as computed and in flight; whether the step samples for it."""
         self._computed += tokens
         self._in_flight += tokens
         samples = self._computed >= self._known + self._placeholders

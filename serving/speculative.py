@@ -8,6 +8,7 @@ way. Acceptance is that of Leviathan et al., "Fast Inference from Transformers v
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -24,7 +25,9 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["draft_model", "eagle", "ngram"] = Field("draft_model", description="what proposes the draft tokens")
+    method: Literal["draft_model", "eagle", "ngram"] = Field(
+        "draft_model", description="what proposes the draft tokens"
+    )
     num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens verified in one step of a request")
     acceptance_rate: float | None = Field(
         None, ge=0, le=1, description="probability that a draft token is accepted, given that those before it were"
@@ -74,7 +77,7 @@ class SpeculativeConfig(BaseModel):
             return (self.acceptance_rate,) * self.num_speculative_tokens
         assert self.synthetic_acceptance_rates is not None
         shares = (1.0, *self.synthetic_acceptance_rates)
-        return tuple(share / before if before else 0.0 for before, share in zip(shares, shares[1:], strict=False))
+        return tuple(share / before if before else 0.0 for before, share in pairwise(shares))
 
     @property
     def expected_tokens(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from calibration.draft_cost import StatedDraft
 from serving.block_pool import BlockPool
 from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
-from serving.request import Request, Status
+from serving.request import Status
 from serving.scheduler import POLICIES, find_policy
 from serving.speculative import Acceptance, SpeculativeConfig
 from serving.step_plan import StepPlan
@@ -88,7 +88,9 @@ def test_a_coin_belongs_to_a_place_and_not_to_the_draft_that_reaches_it():
         coins = [acceptance.accepted(request, place, 1) for place in range(12)]
         for place in range(8):
             run = next((length for length in range(4) if not coins[place + length]), 4)
-            assert [acceptance.accepted(request, place, drafts) for drafts in range(5)] == [min(run, d) for d in range(5)]
+            assert [acceptance.accepted(request, place, drafts) for drafts in range(5)] == [
+                min(run, d) for d in range(5)
+            ]
 
 
 def test_seeds_and_requests_have_luck_of_their_own():
@@ -158,7 +160,12 @@ def test_a_hopeless_draft_gives_one_token_a_step():
 
 def test_budget_and_threshold_cut_drafts_first():
     one = {"speculative": speculative(3, 1.0), "max_num_batched_tokens": 2}
-    assert decoded(SchedulerConfig(**one), WorkloadRequest(0, 0, (("", 2),), 6)) == [[(2, 0)], [(2, 1)], [(2, 1)], [(1, 0)]]
+    assert decoded(SchedulerConfig(**one), WorkloadRequest(0, 0, (("", 2),), 6)) == [
+        [(2, 0)],
+        [(2, 1)],
+        [(2, 1)],
+        [(1, 0)],
+    ]
 
 
 @pytest.mark.parametrize(("method", "held"), [("ngram", 3), ("eagle", 4)])
@@ -170,6 +177,118 @@ def test_a_draft_that_writes_kv_needs_blocks_ahead(method, held):
     assert request.held == 2
     scheduler.commit(scheduler.schedule())  # computes 4 tokens more, then forgets 3
     assert (request.computed, request.known, request.held) == (9, 10, held)
+
+
+# What comes out, and when
+
+
+def outcome(sink, *columns):
+    table = sink.requests.sort_by("request_id")
+    return [tuple(row[name] for name in columns) for row in table.to_pylist()]
+
+
+def test_a_hopeless_draft_costs_what_it_computes_and_nothing_else():
+    """With free tokens, steps and times are those of the plain run; tokens to verify are all that is more."""
+    requests = arriving(60)
+    free = TokenCost(10 * MS, 0, 0)
+    config = SchedulerConfig(max_num_seqs=8)
+    hopeless = config.model_copy(update={"speculative": speculative(4, 0.0)})
+    _, plain = simulated(requests, config, free)
+    _, drafted = simulated(requests, hopeless, free)
+    columns = ("request_id", "first_token_ns", "finish_ns", "output_tokens", "token_times_ns")
+    assert outcome(drafted, *columns) == outcome(plain, *columns)
+    for name in ("start_ns", "end_ns", "decode_rows", "decode_context", "prefill_tokens", "prefill_pairs"):
+        assert drafted.steps[name] == plain.steps[name], name
+    assert RunMetrics(drafted.requests).scalars()["acceptance_length"] == 1
+    assert RunMetrics(plain.requests).scalars()["acceptance_length"] is None
+    drafts = sum(min(4, o - 1 - i) for o in (r.output_len for r in requests) for i in range(1, o))
+    assert sum(filter(None, drafted.steps["draft_tokens"].to_pylist())) == drafts
+
+
+def test_tokens_of_one_step_come_together_and_itl_counts_them_apart():
+    request = WorkloadRequest(0, 0, (("", 10),), 12)
+    _, sink = simulated([request], SchedulerConfig(speculative=speculative(3, 1.0)), TokenCost(10 * MS, 0, 0))
+    assert outcome(sink, "token_times_ns") == [([n * MS for n in [10] + [20] * 4 + [30] * 4 + [40] * 3],)]
+    metrics = RunMetrics(sink.requests, sink.steps)
+    assert sorted(metrics.values("itl_ms")) == [0.0] * 8 + [10.0] * 3
+    assert metrics.distribution("tpot_ms").mean == pytest.approx(30 / 11)
+    assert metrics.values("batch_tokens").tolist() == [10, 4, 4, 3]
+    assert metrics.scalars()["acceptance_length"] == pytest.approx(1 + 8 / 3)
+    assert (metrics.scalars()["draft_acceptance_rate"], metrics.scalars()["rejected_draft_tokens"]) == (1, 0)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_the_mean_of_tokens_in_a_step_is_the_closed_form(alpha):
+    config = SchedulerConfig(max_num_seqs=64, speculative=speculative(4, alpha))
+    requests = [WorkloadRequest(i, 0, (("", 8),), 1500) for i in range(40)]
+    _, sink = simulated(requests, config, TokenCost(MS, 0, 0), tokens=False)
+    found = RunMetrics(sink.requests).scalars()["acceptance_length"]
+    rates = np.cumprod([alpha] * 4)
+    mean = 1 + rates.sum()
+    variance = (rates * (2 * np.arange(1, 5) - 1)).sum() - (mean - 1) ** 2
+    drafts = sum(sink.requests["drafts"].to_pylist())
+    ends = 40 * 4 / drafts  # drafts at the end of an output are shorter
+    assert abs(found - mean) <= 4 * np.sqrt(variance / drafts) + ends
+
+
+def test_luck_does_not_depend_on_the_batch_or_the_policy():
+    requests = arriving(80, rate_per_s=200)
+    columns = ("request_id", "output_tokens", "drafts", "draft_tokens", "accepted_tokens")
+    seen = set()
+    for policy in POLICIES:
+        for seqs in (3, 64):
+            config = SchedulerConfig(max_num_seqs=seqs, speculative=speculative(3, 0.6, seed=5))
+            _, sink = simulated(requests, config, TokenCost(3 * MS, 20_000, 100), policy=policy, tokens=False)
+            seen.add(tuple(outcome(sink, *columns)))
+    assert len(seen) == 1
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not():
+    requests = arriving(50)
+    cost = TokenCost(5 * MS, 18_000, 450)
+
+    def run(seed):
+        config = SchedulerConfig(num_blocks=40, speculative=speculative(3, 0.6, "eagle", seed=seed), max_model_len=256)
+        _, sink = simulated(requests, config, cost)
+        return sink
+
+    first, again, other = run(1), run(1), run(2)
+    assert first.requests == again.requests and first.steps == again.steps
+    assert first.requests != other.requests
+    assert sum(first.requests["preemptions"].to_pylist()) > 0
+
+
+class _Leviathan:
+    """A run of the target takes `target_ns` whatever it computes; drafting is what the configuration states."""
+
+    def __init__(self, target_ns: int, config: SpeculativeConfig | None) -> None:
+        self.target_ns = target_ns
+        self.draft = StatedDraft(config) if config else None
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return 0
+
+    def step_ns(self, plan: StepPlan) -> int:
+        drafting = self.draft.ps(plan, 1000 * self.target_ns) // 1000 if self.draft else 0
+        return self.target_ns + drafting
+
+    def decode_run_ns(self, rows, context, squares, steps):
+        return [self.target_ns] * steps
+
+
+@pytest.mark.parametrize(("k", "alpha", "share"), [(3, 0.8, 0.05), (5, 0.6, 0.2), (2, 0.3, 0.5)])
+def test_the_speed_up_is_leviathans(k, alpha, share):
+    """Theorem 3.8: walltime improves by (1 - a^(k+1)) / ((1 - a) (k c + 1)), c the cost of a draft in target runs."""
+    config = SpeculativeConfig(method="eagle", num_speculative_tokens=k, acceptance_rate=alpha, draft_step_share=share)
+    requests = [WorkloadRequest(i, 0, (("", 4),), 2000) for i in range(25)]
+    times = {}
+    for speculates in (None, config):
+        _, sink = simulated(
+            requests, SchedulerConfig(speculative=speculates), _Leviathan(10 * MS, speculates), tokens=False
+        )
+        times[speculates] = RunMetrics(sink.requests).distribution("decode_ms").mean
+    expected = (1 - alpha ** (k + 1)) / ((1 - alpha) * (k * share + 1))
+    assert times[None] / times[config] == pytest.approx(expected, rel=0.015)
 
 
 # Whatever happens
@@ -195,10 +314,14 @@ def driven(draw: st.DrawFn) -> tuple[str, SchedulerConfig, bool, list[WorkloadRe
             draw(st.integers(1, 6)), draw(st.sampled_from([0.0, 0.6, 1.0])), draw(st.sampled_from(["ngram", "eagle"]))
         ),
     )
-    sizes = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(0, 2)), min_size=1, max_size=12))
+    sizes = draw(
+        st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(0, 2)), min_size=1, max_size=12)
+    )
     shared = draw(st.booleans())
     requests = [
-        WorkloadRequest(i, i, (("system", min(p, 8)), ("", p - min(p, 8))) if shared and p > 8 else (("", p),), o, urgency)
+        WorkloadRequest(
+            i, i, (("system", min(p, 8)), ("", p - min(p, 8))) if shared and p > 8 else (("", p),), o, urgency
+        )
         for i, (p, o, urgency) in enumerate(sizes)
     ]
     return draw(st.sampled_from(sorted(POLICIES))), config, shared, requests

@@ -120,7 +120,9 @@ STEPS = (
         "",
         "requests that stopped before their full output; null if not kept",
     ),
-    Column("draft_tokens", _I32, "tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null for none"),
+    Column(
+        "draft_tokens", _I32, "tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null if none"
+    ),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

@@ -17,7 +17,13 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 
 @click.command()
 @click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU, or a YAML file with one.")
-@click.option("--rows", default=64, show_default=True, type=_COUNT, help="Decode rows, each with its draft tokens if the deployment speculates.")
+@click.option(
+    "--rows",
+    default=64,
+    show_default=True,
+    type=_COUNT,
+    help="Decode rows, each with a draft if the deployment speculates.",
+)
 @click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decode row.")
 @click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Prompt chunks in the step.")
 @click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each.")
@@ -55,7 +61,8 @@ def explain(
     if style == "json":
         click.echo(json.dumps(_as_dict(found)))
     else:
-        _print(found, f"{deployment.model} on {gpu}, {rows} rows{_with(drafts)} at {context:,} and {prompts} x {chunk} prompt tokens")
+        decodes = f"{rows} rows{_with(drafts)} at {context:,}"
+        _print(found, f"{deployment.model} on {gpu}, {decodes} and {prompts} x {chunk} prompt tokens")
 
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
