@@ -217,7 +217,7 @@ class VllmScheduler:
     def _slots(self, request: Request, tokens: int) -> int:
         """Tokens that `request` holds KV blocks for in a step with `tokens` of it."""
         end = request.computed + tokens
-        if self._lookahead and request.computed > request.cached:  # as in vLLM, not yet in its first step
+        if self._lookahead and request.computed > request.cached:  # at admission nothing has been drafted
             return min(end + self._lookahead, request.max_len - 1)
         return end
 

@@ -13,6 +13,8 @@ from calibration.operation_cost import OperationCost
 from calibration.operations import DecodeAttention, Gemm, StepSizes, step_operations, uniform_step
 from calibration.predict import kernels
 from calibration.step_correction import ADDED, FACTORS, Correction
+from calibration.step_cost import Calibration
+from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from realengine.engine import Engine
 from serving.config import Deployment, SchedulerConfig
 from serving.errors import UserError
@@ -25,6 +27,7 @@ from serving.step_plan import Row, StepPlan
 from serving.workload import WorkloadRequest
 from tests.step_model_samples import SCHEDULER, Roofline
 from tokentwin.cli import cli
+from tokentwin.costs import priced
 from tokentwin.planning.vllm_command import vllm_command
 
 TARGET, DRAFT = "Llama-3.1-8B", "Llama-3.2-1B"
@@ -85,7 +88,7 @@ def test_a_row_to_verify_reads_its_kv_once_and_goes_through_every_gemm_with_its_
 def test_the_simulator_pays_what_explain_shows(
     speculative: SpeculativeConfig, rows: int, prompts: tuple[tuple[int, int], ...]
 ) -> None:
-    priced, drafts = cost(speculative), speculative.num_speculative_tokens if rows else 0
+    made, drafts = cost(speculative), speculative.num_speculative_tokens if rows else 0
     plan = verifying(rows, 1500, drafts, prompts)
     sizes = StepSizes(
         plan.prefill_rows,
@@ -98,7 +101,7 @@ def test_the_simulator_pays_what_explain_shows(
         plan.sampled_rows,
         plan.draft_tokens,
     )
-    assert priced.step_ns(plan) == pytest.approx(sum(priced.parts(sizes).values()), rel=0.03)
+    assert made.step_ns(plan) == pytest.approx(sum(made.parts(sizes).values()), rel=0.03)
 
 
 def test_a_step_with_nothing_to_draft_for_costs_what_it_does_without_speculation() -> None:
@@ -137,20 +140,20 @@ def test_drafting_is_a_pass_over_the_step_and_decode_steps_of_the_draft() -> Non
 
 
 def test_a_run_of_decode_steps_is_priced_as_one_by_one() -> None:
-    priced = cost(speculating(model=DRAFT))
+    made = cost(speculating(model=DRAFT))
     rows, context, squares, one_by_one = 4, 4000, 4 * 1000**2, []
     for _ in range(5):
         plan = StepPlan(0, None, 0)  # type: ignore[arg-type]
         plan.add_decodes(rows, context, squares)
-        one_by_one.append(priced.cpu_ns(plan) + priced.step_ns(plan))
+        one_by_one.append(made.cpu_ns(plan) + made.step_ns(plan))
         context, squares = context + rows, squares + 2 * context + rows
-    assert list(priced.decode_run_ns(4, 4000, 4 * 1000**2, 5)) == one_by_one
+    assert list(made.decode_run_ns(4, 4000, 4 * 1000**2, 5)) == one_by_one
 
 
 def test_a_faster_engine_drafts_faster_too() -> None:
-    priced = cost(speculating(model=DRAFT))
+    made = cost(speculating(model=DRAFT))
     plan = verifying(8, 1000, 3)
-    assert priced._scaled(0.5).step_ns(plan) == pytest.approx(0.5 * priced.step_ns(plan), rel=1e-3)
+    assert made._scaled(0.5).step_ns(plan) == pytest.approx(0.5 * made.step_ns(plan), rel=1e-3)
 
 
 def test_explain_lists_the_draft_model_s_operations() -> None:
@@ -221,3 +224,24 @@ def test_vllm_is_told_what_drafts() -> None:
     assert '{"method": "ngram", "num_speculative_tokens": 3}' in command(FREE)
     with pytest.raises(UserError, match="checkpoint"):
         command(speculating(method="eagle", draft_us=1))
+
+
+def test_a_calibration_of_our_own_engine_has_no_price_for_drafts(tmp_path: Path) -> None:
+    own = Deployment(model="random:llama")
+    Calibration(
+        id="none",
+        deployment=own.model_dump_json(),
+        hardware={},
+        version="",
+        created="",
+        step_prices_ps=dict.fromkeys(STEP_FEATURES, 1),
+        cpu_prices_ps=dict.fromkeys(CPU_FEATURES, 1),
+        domain={},
+        residuals={},
+        noise={},
+        fitted_steps=0,
+    ).save(tmp_path)
+    drafted = own.model_copy(update={"scheduler": SchedulerConfig(speculative=FREE)})
+    assert priced(str(tmp_path), None, lambda base: base).calibration == "none"
+    with pytest.raises(UserError, match="give --gpu instead"):
+        priced(str(tmp_path), None, lambda base: drafted)
