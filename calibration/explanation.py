@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from calibration.kernel_times import Mark, bound_by, floor_ns
-from calibration.operations import Collective, StepSizes, step_operations
+from calibration.operations import Collective, StepSizes
 
 if TYPE_CHECKING:
     from calibration.operation_cost import OperationCost
@@ -69,7 +69,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     """Explain the step of `sizes` (plain numbers, not arrays)."""
     alike = StepSizes(**{name: np.array([float(value)]) for name, value in vars(sizes).items()})
     operations = []
-    for operation in step_operations(cost.model, cost.deployment, alike):
+    for operation in cost.operations(alike):
         if not operation.size[0] > 0:
             continue
         estimate, count = cost.kernels.time(operation), operation.count

@@ -73,5 +73,6 @@ def read_iteration_log(path: str | Path) -> IterationLog:
         decode_context=np.maximum(column["sum_decode_kv_tokens"] - column["num_decode_requests"], 0.0),
         decode_spread=np.sqrt(np.maximum(column["var_decode_kv_tokens"], 0.0)),
         sampled_rows=column["num_decode_requests"] + column["num_prefill_requests"],
+        draft_tokens=np.zeros_like(tokens),
     )
     return IterationLog(sizes, 1e6 * column["latency_ms"])

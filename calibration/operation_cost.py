@@ -9,7 +9,7 @@ interpolated over a grid of prompts, lengths and pasts: tables are sampled from 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log2, sqrt
@@ -17,13 +17,16 @@ from math import exp, log2, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.draft_cost import DraftCost, ModelDraft, StatedDraft, check_vocabulary
 from calibration.explanation import explain
 from calibration.kernel_times import KernelTimes, Mark
-from calibration.operations import StepSizes
+from calibration.operations import Operation, StepSizes, step_operations
 from calibration.step_correction import Correction, domain_amounts
 from calibration.step_parts import step_parts
 from serving.config import Deployment
 from serving.decode_buckets import padded
+from serving.decode_set import DecodeSet
+from serving.model_catalogue import find_model
 from serving.model_spec import ModelSpec
 from serving.step_plan import StepPlan
 
@@ -31,6 +34,7 @@ _GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padde
 _DECODE_PARTS = ("decode attention",)
 _PROMPT_PARTS = ("prompt attention", "past attention")
 _ADDED = "host and launch"
+_NOBODY = DecodeSet(1)  # prices are those of a plan's aggregates, whoever its members are
 _AT_ONCE = 64  # numbers of rows whose curves are made together
 
 
@@ -74,6 +78,10 @@ class OperationCost:
         self._most_rows = padded(scheduler.max_num_seqs)
         self._most_tokens = max(scheduler.max_num_batched_tokens, self._most_rows)
         self._longest = scheduler.max_model_len
+        speculative = scheduler.speculative
+        self._drafts = speculative.num_speculative_tokens if speculative else 0  # of a decode row in a step
+        self._drafting = self._draft_cost()
+        self._most_logits = self._most_rows * (1 + self._drafts)
         self._dense_ps = self._tabulate_dense()
         self._sampled_ps = self._tabulate_sampled()
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
@@ -82,8 +90,32 @@ class OperationCost:
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
+        found = self.own_parts(sizes)
+        if self._drafting:
+            found["drafting"] = self._drafting.ns(sizes, sum(found.values()))
+        return found
+
+    def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
+        """The same without the drafting that ends the step."""
         raw = step_parts(self.model, self.deployment, self.kernels, sizes)
         return self.correction.apply(raw, sizes)
+
+    def operations(self, sizes: StepSizes) -> list[Operation]:
+        """What a step of `sizes` computes on one device, with the drafting that ends it."""
+        own = step_operations(self.model, self.deployment, sizes)
+        return own + self._drafting.operations(sizes) if self._drafting else own
+
+    def _draft_cost(self) -> DraftCost | None:
+        speculative = self.deployment.scheduler.speculative
+        if speculative is None:
+            return None
+        if speculative.model is None:
+            return StatedDraft(speculative)
+        draft = find_model(speculative.model)
+        check_vocabulary(self.model, draft)
+        alone = self.deployment.scheduler.model_copy(update={"speculative": None})
+        deployment = self.deployment.model_copy(update={"model": speculative.model, "scheduler": alone})
+        return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -121,7 +153,10 @@ class OperationCost:
         if self._made:
             rows = max((made.rows for made in self._made.values() if made.longest), default=1)
             longest = max(made.longest / made.rows for made in self._made.values())
-            found.append(StepSizes(decode_rows=rows, decode_context=rows * longest, sampled_rows=rows))
+            drafts = rows * self._drafts
+            found.append(
+                StepSizes(decode_rows=rows, decode_context=rows * longest, sampled_rows=rows, draft_tokens=drafts)
+            )
         if largest := self._prompts.largest():
             prompts, length, past = largest
             n = prompts * length
@@ -150,7 +185,8 @@ class OperationCost:
     def step_ns(self, plan: StepPlan) -> int:
         self.asked += 1
         rows, tokens = plan.decode_rows, plan.prefill_tokens
-        total = self._by_size(rows + tokens, plan.sampled_rows)
+        logits = plan.sampled_rows + plan.draft_tokens if self._drafting else plan.sampled_rows
+        total = self._by_size(rows + tokens + plan.draft_tokens, logits)
         if rows:
             total += self._rows(rows).ps(plan.decode_context, plan.decode_squares)
         if tokens:
@@ -159,9 +195,13 @@ class OperationCost:
             total += prompts * self._added["prompt"]
             if not rows:
                 total += self._added["prompts only"] + tokens * self._added["prompts only, token"]
+        if self._drafting:
+            total += self._drafting.ps(plan, total)
         return total // 1000
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        if self._drafting:
+            return [self.cpu_ns(plan) + self.step_ns(plan) for plan in _decode_steps(rows, context, squares, steps)]
         self.asked += steps
         fixed = self._by_size(rows, rows)
         cpu = self._cpu_ns(rows)
@@ -175,7 +215,7 @@ class OperationCost:
     def _by_size(self, tokens: int, sampled: int) -> int:
         """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
         dense = self._dense_ps[min(tokens, self._most_tokens)]
-        return dense + self._sampled_ps[min(sampled, self._most_rows)] + self._added["step"]
+        return dense + self._sampled_ps[min(sampled, self._most_logits)] + self._added["step"]
 
     def _tabulate_dense(self) -> list[int]:
         tokens = np.arange(self._most_tokens + 1)
@@ -189,11 +229,11 @@ class OperationCost:
 
     def _token_parts(self, sizes: StepSizes) -> NDArray[np.float64]:
         left_out = (*_DECODE_PARTS, *_PROMPT_PARTS, "imbalance", _ADDED)
-        found = self.parts(sizes)
+        found = self.own_parts(sizes)
         return sum((ns for name, ns in found.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
 
     def _tabulate_sampled(self) -> list[int]:
-        rows = np.arange(self._most_rows + 1, dtype=np.float64)
+        rows = np.arange(self._most_logits + 1, dtype=np.float64)
         with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
         return [round(1000 * ns) for ns in with_head.tolist()]
 
@@ -206,7 +246,10 @@ class OperationCost:
         return made
 
     def _make_rows(self, many: range) -> None:
-        """Curves of several numbers of rows in one go, which is what numpy is fast at."""
+        """Curves of several numbers of rows in one go, which is what numpy is fast at.
+
+        A row is priced with a whole draft to verify: its KV, which is what takes the time, is read once in any case.
+        """
         lengths = np.unique(np.round(np.geomspace(1, max(self._longest, 2), 48)).astype(np.int64))
         rows = np.array(many)[:, None]
         contexts = np.concatenate((np.zeros_like(rows), lengths[None, :] * rows), axis=1)
@@ -214,13 +257,23 @@ class OperationCost:
             decode_rows=np.broadcast_to(rows, contexts.shape).astype(np.float64),
             decode_context=contexts.astype(np.float64),
             decode_spread=np.ones(contexts.shape),
+            draft_tokens=np.broadcast_to(rows * self._drafts, contexts.shape).astype(np.float64),
         )
-        parts = self.parts(sizes)
+        parts = self.own_parts(sizes)
         attention = np.maximum.accumulate(parts["decode attention"], axis=1)
         for at, count in enumerate(many):
             values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
             per_spread = 1000.0 * float(parts["imbalance"][at, 0])
             self._made[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
+
+
+def _decode_steps(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
+    """Plans of `rows` decode rows and nothing else, a token longer each time."""
+    for _ in range(steps):
+        plan = StepPlan(0, _NOBODY, 0)
+        plan.add_decodes(rows, context, squares)
+        yield plan
+        context, squares = context + rows, squares + 2 * context + rows
 
 
 class _DecodeRows:
@@ -323,6 +376,6 @@ class _PromptGrid:
             prefill_context=rows * behind,
             prefill_pairs=rows * (n * behind + n * (n + 1) / 2),
         )
-        found = self._cost.parts(sizes)
+        found = self._cost.own_parts(sizes)
         ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS], axis=0)
         self._corners.update(zip(corners, np.log(ps).tolist(), strict=True))

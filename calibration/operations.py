@@ -105,7 +105,7 @@ class PrefillAttention:
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """One query token for each of `rows`, over `context` KV tokens in all (its own included)."""
+    """One query token for each of `rows`, or `queries`, over `context` KV tokens in all (its own included)."""
 
     name: str
     rows: Amount
@@ -116,6 +116,7 @@ class DecodeAttention:
     kv_dtype: str = "bfloat16"
     window: int = 0
     count: int = 1
+    queries: Amount = 1
 
     @property
     def size(self) -> Amount:
@@ -123,12 +124,12 @@ class DecodeAttention:
 
     @property
     def flops(self) -> Amount:
-        return 4.0 * self.context * self.heads * self.head_dim
+        return 4.0 * self.context * self.heads * self.head_dim * self.queries
 
     @property
     def bytes(self) -> Amount:
         kv = 2.0 * DTYPE_BYTES[self.kv_dtype] * self.kv_heads * self.head_dim
-        return kv * self.context + 4.0 * self.rows * self.heads * self.head_dim
+        return kv * self.context + 4.0 * self.rows * self.queries * self.heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,7 @@ class StepSizes:
     """What a step holds, as `StepPlan` counts it; every field a number or an array.
 
     decode_spread   standard deviation of the decode rows' contexts
+    draft_tokens    draft tokens that decode rows verify beside their own
     """
 
     prefill_rows: Amount = 0
@@ -231,10 +233,19 @@ class StepSizes:
     decode_context: Amount = 0
     decode_spread: Amount = 0
     sampled_rows: Amount = 0
+    draft_tokens: Amount = 0
+
+    @property
+    def tokens(self) -> Amount:
+        """Tokens that go through the layers."""
+        return self.prefill_tokens + self.decode_rows + self.draft_tokens
 
 
-def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int) -> StepSizes:
-    """`rows` decode rows after `context` tokens each, and `prompts` chunks of `chunk` tokens over `past` each."""
+def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int, drafts: int = 0) -> StepSizes:
+    """`rows` decode rows after `context` tokens each, and `prompts` chunks of `chunk` tokens over `past` each.
+
+    Every decode row has `drafts` draft tokens to verify.
+    """
     return StepSizes(
         prefill_rows=prompts,
         prefill_tokens=prompts * chunk,
@@ -243,6 +254,7 @@ def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int) -
         decode_rows=rows,
         decode_context=rows * context,
         sampled_rows=rows + prompts,
+        draft_tokens=rows * drafts,
     )
 
 
@@ -251,15 +263,16 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
 
     `decode_context` counts tokens before the step, as a plan does.
     """
-    tp = deployment.tensor_parallel_size
-    tokens = sizes.prefill_tokens + sizes.decode_rows
+    tp, tokens, logits = deployment.tensor_parallel_size, sizes.tokens, sizes.sampled_rows
+    if deployment.scheduler.speculative is not None:  # a draft model takes the logits of each row's last token only
+        logits = logits + sizes.draft_tokens
     return [
         *_layer_gemms(model, deployment, tokens),
         *_attention(model, deployment, sizes),
         *_mixture(model, deployment, tokens),
         *_between(model, tp, tokens),
-        *_head(model, tp, sizes.sampled_rows),
-        *_collectives(model, deployment, tokens, sizes.sampled_rows),
+        *_head(model, tp, logits),
+        *_collectives(model, deployment, tokens, logits),
         *stage_transfers(model, deployment, tokens),
     ]
 
@@ -347,6 +360,7 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
                     kv,
                     window,
                     layers,
+                    1 + sizes.draft_tokens / np.maximum(sizes.decode_rows, 1),
                 )
             )
     return operations

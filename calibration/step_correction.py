@@ -67,9 +67,13 @@ class Correction:
             added_ns={name: value * factor for name, value in self.added_ns.items()},
         )
 
+    def of_kernels(self) -> Correction:
+        """The multipliers alone: what an engine adds per step, row and prompt it adds once for all."""
+        return replace(self, added_ns=dict.fromkeys(ADDED, 0.0))
+
     def apply(self, parts: Mapping[str, Floats], sizes: StepSizes) -> dict[str, Floats]:
         """Corrected nanoseconds by part, `host and launch` among them; they sum to the step."""
-        tokens = np.asarray(sizes.prefill_tokens + sizes.decode_rows, dtype=np.float64)
+        tokens = np.asarray(sizes.tokens, dtype=np.float64)
         found = {
             name: ns * (self._clock(tokens) if name == "compute" else self.factors[name]) for name, ns in parts.items()
         }
@@ -145,7 +149,7 @@ def regimes(sizes: StepSizes) -> NDArray[np.int64]:
 
 def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], Floats]:
     """Names and `[steps, names]` of everything that a factor or an added time multiplies and that occurs at all."""
-    tokens = np.asarray(sizes.prefill_tokens + sizes.decode_rows, dtype=np.float64)
+    tokens = np.asarray(sizes.tokens, dtype=np.float64)
     share = _hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
     found: dict[str, Floats] = {}
     for name, ns in parts.items():
@@ -184,7 +188,7 @@ def _domain(sizes: StepSizes) -> dict[str, tuple[float, float]]:
 def domain_amounts(sizes: StepSizes) -> dict[str, Any]:
     """What a domain bounds, by name."""
     return {
-        "tokens": sizes.prefill_tokens + sizes.decode_rows,
+        "tokens": sizes.tokens,
         "decode rows": sizes.decode_rows,
         "decode context": sizes.decode_context,
     }

@@ -22,7 +22,7 @@ from serving.config import Deployment
 from serving.errors import UserError
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
+from traces.run_metrics import Distribution, RunMetrics
 
 LOW_UTILISATION = "low utilisation"
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
@@ -204,7 +204,8 @@ def _prompts(e: Evidence) -> Symptom | None:
 
 
 def _high_itl(e: Evidence) -> Symptom | None:
-    gaps = e.metrics.distribution("itl_ms")
+    itl = e.metrics.values("itl_ms")
+    gaps = Distribution.of(itl[itl > 0])  # tokens of one step, accepted drafts, come together
     name = "ITL" if gaps.count else "TPOT"
     tpot = e.metrics.distribution("tpot_ms")
     spread = gaps if gaps.count else tpot

@@ -284,6 +284,9 @@ def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
     for name in ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "fleet"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             raise UserError(name, getattr(deployment, name), "is only simulated; leave it out for the real engine")
+    if scheduler.speculative is not None:
+        method = scheduler.speculative.method
+        raise UserError("scheduler.speculative", method, "is only simulated; leave it out for the real engine")
     if deployment.quantization not in ("none", "fp8"):
         raise UserError("quantization", deployment.quantization, "is only simulated; the real engine runs none and fp8")
     shard_spec(files.spec, deployment.tensor_parallel_size)

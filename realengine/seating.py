@@ -41,7 +41,7 @@ class Seating:
 
     def row(self, row: Row, sequence: TokenSequence) -> RowInput:
         """What the device needs to know of one row of a plan."""
-        request, start, count, samples = row
+        request, start, count, samples, _ = row
         seat = self._seats[request.id]
         need, filled = -(-(start + count) // self._block_size), self._filled[seat]
         if filled < need:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serving.errors import UserError
 from serving.fleet import FleetConfig
+from serving.speculative import SpeculativeConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -44,6 +45,9 @@ class SchedulerConfig(BaseModel):
         "the blocks they would have filled. vLLM does not, and may hit blocks that were never computed",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N runs")
+    speculative: SpeculativeConfig | None = Field(
+        None, description="verify several draft tokens in a step; simulated only (docs/speculative.md)"
+    )
     sarathi_token_budget: int = Field(
         0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0 is max_num_batched_tokens"
     )
@@ -135,6 +139,8 @@ class Deployment(BaseModel):
                 True,
                 f"is not simulated with pipeline_parallel_size {self.pipeline_parallel_size}; set it to false",
             )
+        if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
+            raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, "goes without scheduler.speculative")
         return self
 
     @model_validator(mode="after")
@@ -162,7 +168,7 @@ class Deployment(BaseModel):
 
     def timing(self) -> Deployment:
         """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
-        kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
+        kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling", "speculative"})
         return self.model_copy(
             update={
                 "policy": "vllm",

@@ -69,6 +69,11 @@ class FairScheduler(VllmScheduler):
     def _charge_output(self, request: Request, tokens: int) -> None:
         self.counters.charge(request.arrived.tenant, self.config.fair_output_weight * tokens)
 
+    def _verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
+        accepted = super()._verify(plan, request, drafts)
+        self._charge_output(request, accepted)
+        return accepted
+
     # Leaps
 
     def steady_steps(self) -> int:

@@ -14,6 +14,7 @@ from serving.dtypes import DTYPE_BYTES
 from serving.errors import UserError
 from serving.gpu_spec import GpuSpec
 from serving.kv_blocks import blocks_for
+from serving.model_catalogue import find_model
 from serving.model_spec import ModelSpec
 from serving.pipeline_stages import stage_models
 
@@ -116,6 +117,12 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
         raise UserError("tensor_parallel_size", tp, remedy)
     weights = stage_weight_bytes(model, deployment)
     layers = stage_models(model, deployment.pipeline_parallel_size)
+    layouts = [_block_layout(layer, deployment) for layer in layers]
+    speculative = deployment.scheduler.speculative
+    if speculative is not None and speculative.model is not None:  # its KV lies in the same blocks, after the target's
+        draft = find_model(speculative.model)
+        weights[-1] += weight_bytes(draft, deployment)
+        layouts[-1]["block"] += _page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("full_groups", 1)
     forward, last = _forward_bytes(model, deployment), len(layers) - 1
     received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
     stages = [
@@ -127,7 +134,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
             sampler=_sampler_bytes(model, deployment) if stage == last else 0,
             non_torch=_non_torch_bytes(gpu, deployment.gpus),
             graphs=graph_bytes,
-            **_block_layout(layers[stage], deployment),
+            **layouts[stage],
         )
         for stage in range(len(layers))
     ]
@@ -218,6 +225,13 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
     return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
 
 
+def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """KV of one block in one layer."""
+    kept = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
+    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kept])
+
+
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
     """Bytes of a block, over the layers of `model`, and what else it takes to count blocks.
 
@@ -225,10 +239,7 @@ def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
     kind has. A block serves one group; a group of full layers takes a block for every `block_size` tokens, one with a
     window only for what the window sees.
     """
-    kept = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
-    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
-    block_size = deployment.scheduler.block_size
-    page = int(2 * heads * model.head_dim * block_size * DTYPE_BYTES[kept])
+    block_size, page = deployment.scheduler.block_size, _page_bytes(model, deployment)
     sliding = model.sliding_layers
     full = model.num_layers - sliding
     if not sliding or not full:

@@ -31,7 +31,7 @@ class PrefillFirstScheduler(VllmScheduler):
         for request in sorted(self._others.values(), key=by_admission):
             wanted = self._wanted(request, threshold)
             tokens = min(wanted, budget)
-            decoding = wanted == 1 and request.computed >= request.prompt_len
-            if tokens and not decoding and not self._lacks_blocks(request, request.computed + tokens):
+            decoding = request.pending == 1 and request.computed >= request.prompt_len
+            if tokens and not decoding and not self._lacks_blocks(request, tokens):
                 budget -= self._take(plan, request, tokens)
         return budget

@@ -37,10 +37,11 @@ class Request:
 
     computed      tokens whose KV exists, or is scheduled to
     known         prompt tokens plus sampled tokens that have returned
-    placeholders  tokens scheduled to be sampled that have not returned
+    placeholders  tokens scheduled to be sampled that have not returned; drafts count as if all were accepted
     in_flight     tokens of steps that have not returned
     stale         of those, the ones scheduled before a preemption
     cached        tokens found in the prefix cache at the last admission
+    proposed      draft tokens that its next step can verify
     """
 
     __slots__ = (
@@ -48,11 +49,14 @@ class Request:
         "_in_flight",
         "_known",
         "_placeholders",
+        "accepted_tokens",
         "admitted",
         "arrived",
         "blocks",
         "cached",
         "decodes",
+        "draft_tokens",
+        "drafts",
         "exit_clock",
         "first_hit",
         "hashed",
@@ -64,6 +68,7 @@ class Request:
         "preemptions",
         "priority",
         "prompt_len",
+        "proposed",
         "reason",
         "recomputed",
         "sampled_in",
@@ -85,6 +90,7 @@ class Request:
         self._in_flight = 0
         self.stale = 0
         self.cached = 0
+        self.proposed = 0
         self.decodes: DecodeSet | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # and when its last token will be scheduled
@@ -96,6 +102,9 @@ class Request:
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
         self.preemptions = 0
         self.recomputed = 0  # tokens computed again after preemptions
+        self.drafts = 0  # steps that verified draft tokens of it
+        self.draft_tokens = 0  # those, of which
+        self.accepted_tokens = 0
         self.sampled_in: list[tuple[int, int]] = []  # (first step, how many steps in a row) that sampled for it
 
     @property
@@ -126,6 +135,11 @@ class Request:
         return self.decodes.clock - max(self.decodes.committed, self.joined)
 
     @property
+    def pending(self) -> int:
+        """Tokens to compute until the next one is sampled: 1 while it decodes."""
+        return self.known + self.placeholders - self.computed
+
+    @property
     def unscheduled(self) -> int:
         """Output tokens that no step has been planned for yet."""
         return self.max_len - self.known - self.placeholders
@@ -139,31 +153,36 @@ class Request:
     def ended(self) -> bool:
         return self.status not in _LIVE
 
-    def scheduled(self, tokens: int) -> bool:
-        """Count `tokens` more as computed and in flight; whether the step will sample for this request."""
+    def scheduled(self, tokens: int, drafts: int = 0) -> bool:
+        """Count `tokens` more, `drafts` among them, as computed and in flight; whether the step samples for it."""
         self._computed += tokens
         self._in_flight += tokens
         samples = self._computed >= self._known + self._placeholders
         if samples:
-            self._placeholders += 1
+            self._placeholders += 1 + drafts
         return samples
 
-    def returned(self, tokens: int, sampled: bool) -> None:
-        """A step with `tokens` of this request has ended; stale steps only deliver their sampled token."""
+    def returned(self, tokens: int, sampled: bool, drafts: int = 0, accepted: int = 0) -> None:
+        """A step with `tokens` of this request has ended; stale steps only deliver their sampled tokens.
+
+        Of `drafts` that it verified, `accepted` are tokens now. The rest count as never computed; their blocks stay.
+        """
+        if sampled:
+            self._known += 1 + accepted
         if self.stale:
             self.stale -= tokens
-            self._known += sampled
             return
         self._in_flight -= tokens
+        self._computed -= drafts - accepted
         if sampled:
-            self._known += 1
-            self._placeholders -= 1
+            self._placeholders -= 1 + drafts
 
-    def withdraw(self, tokens: int, samples: bool) -> None:
+    def withdraw(self, tokens: int, samples: bool, drafts: int = 0) -> None:
         """Undo `scheduled`: the step is still being planned and the request is about to be preempted."""
         self._computed -= tokens
         self._in_flight -= tokens
-        self._placeholders -= samples
+        if samples:
+            self._placeholders -= 1 + drafts
 
     def found(self, tokens: int) -> None:
         """Admission: `tokens` of the known sequence are in the prefix cache."""
@@ -172,7 +191,7 @@ class Request:
     def preempted(self) -> None:
         """Lose all computed tokens; what is in flight becomes stale."""
         self.stale = self._in_flight
-        self._computed = self._placeholders = self._in_flight = self.cached = 0
+        self._computed = self._placeholders = self._in_flight = self.cached = self.proposed = 0
         self.preemptions += 1
         self.status = Status.WAITING
 

@@ -25,7 +25,8 @@ class SarathiScheduler(VllmScheduler):
         chunks = self.config.sarathi_token_budget
         if not chunks:
             return self._budget
-        decodes = len(self.decodes.members) + sum(self._wanted(r, 2) == 1 for r in self._others.values())
+        beside = sum(self._wanted(r, self._budget) for r in self._others.values() if not _prefills(r))
+        decodes = len(self.decodes.members) + beside
         return min(max(chunks, decodes), self._budget)
 
     def _turns(self, requests: Iterable[Request]) -> list[Request]:
@@ -42,7 +43,7 @@ class SarathiScheduler(VllmScheduler):
 
 
 def _prefills(request: Request) -> bool:
-    return request.known + request.placeholders - request.computed > 1
+    return request.pending > 1
 
 
 def _turn(request: Request) -> tuple[bool, int]:

@@ -35,7 +35,10 @@ POLICIES = {
 
 
 class Scheduler(Protocol):
-    """A policy. `running` is in order of admission; `requests` holds every request that has not ended."""
+    """A policy. `running` is in order of admission; `requests` holds every request that has not ended.
+
+    A policy that cannot do what its `config` asks for (`speculative`, say) raises UserError when it is made.
+    """
 
     config: SchedulerConfig
     pool: KvBlocks

@@ -15,18 +15,23 @@ from serving.request import Request
 
 
 class Row(NamedTuple):
-    """One request of a step: `tokens` of it after the `start` computed before, and whether it samples."""
+    """One request of a step: `tokens` of it after the `start` computed before, and whether it samples.
+
+    The last `drafts` of its tokens are draft tokens that the step verifies.
+    """
 
     request: Request
     start: int
     tokens: int
     samples: bool
+    drafts: int = 0
 
 
 class StepPlan:
     """One planned step.
 
-    A row with one token counts as decode whatever it belongs to, since that is what its cost depends on.
+    A row with one token counts as decode whatever it belongs to, since that is what its cost depends on. Draft tokens
+    are counted apart: a row of one token and its drafts is a decode row, which reads its KV once.
 
     seq              number of the plan, from 0
     lag              steps in flight when it was planned
@@ -38,15 +43,20 @@ class StepPlan:
     decode_rows, decode_context, decode_squares    rows of one token: count, sum of c (pairs: context + rows), and of
                      c squared
     sampled_rows     rows that get an output token
+    draft_tokens, draft_pairs    draft tokens to verify, and the query-key pairs they add
+    accepted_tokens  of those, the accepted ones, once the step is committed
     """
 
     __slots__ = (
+        "accepted_tokens",
         "admitted",
         "clock",
         "decode_context",
         "decode_rows",
         "decode_squares",
         "decodes",
+        "draft_pairs",
+        "draft_tokens",
         "lag",
         "listed",
         "preempted",
@@ -70,16 +80,17 @@ class StepPlan:
         self.admitted: list[Request] = []
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
+        self.draft_tokens = self.draft_pairs = self.accepted_tokens = 0
 
     @property
     def tokens(self) -> int:
         """Tokens computed in the step; 0 means that there is nothing to run."""
-        return self.prefill_tokens + self.decode_rows
+        return self.prefill_tokens + self.decode_rows + self.draft_tokens
 
     @property
     def pairs(self) -> int:
         """Query-key pairs of causal attention in the step."""
-        return self.prefill_pairs + self.decode_context + self.decode_rows
+        return self.prefill_pairs + self.decode_context + self.decode_rows + self.draft_pairs
 
     def add(self, row: Row) -> None:
         self.listed.append(row)
@@ -102,8 +113,12 @@ class StepPlan:
         self.sampled_rows += rows
 
     def _count(self, row: Row, sign: int) -> None:
-        _, start, tokens, samples = row
+        _, start, tokens, samples, drafts = row
         self.sampled_rows += sign * samples
+        if drafts:
+            tokens -= drafts
+            self.draft_tokens += sign * drafts
+            self.draft_pairs += sign * (drafts * (2 * (start + tokens) + drafts + 1) // 2)
         if tokens == 1:
             self.decode_rows += sign
             self.decode_context += sign * start
@@ -114,11 +129,11 @@ class StepPlan:
             self.prefill_context += sign * start
             self.prefill_pairs += sign * (tokens * (2 * start + tokens + 1) // 2)
 
-    def named_rows(self) -> list[tuple[Request, int, bool]]:
-        """`(request, tokens, samples)` of every row that the decode set does not hold by now."""
-        rows = [(request, tokens, samples) for request, _, tokens, samples in self.listed]
+    def named_rows(self) -> list[tuple[Request, int, bool, int]]:
+        """`(request, tokens, samples, drafts)` of every row that the decode set does not hold by now."""
+        rows = [(request, tokens, samples, drafts) for request, _, tokens, samples, drafts in self.listed]
         if self.strays:
-            rows += [(request, 1, True) for request in self.strays]
+            rows += [(request, 1, True, 0) for request in self.strays]
         return rows
 
     def rows(self) -> list[Row]:

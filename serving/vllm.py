@@ -11,6 +11,7 @@ set is dissolved and the step is planned request by request.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterable
 
@@ -21,6 +22,7 @@ from serving.decode_set import DecodeSet
 from serving.errors import UserError
 from serving.kv_blocks import blocks_for, kv_blocks
 from serving.request import Request, Status
+from serving.speculative import Acceptance
 from serving.step_plan import Row, StepPlan, by_admission
 from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
 from serving.workload import WorkloadRequest
@@ -57,6 +59,10 @@ class VllmScheduler:
         self._forgets_withdrawn = config.forget_withdrawn
         self._block_size = config.block_size
         self._watermark = int(config.watermark * config.num_blocks)
+        speculative = config.speculative
+        self._drafts = speculative.num_speculative_tokens if speculative else 0  # of one request in a step
+        self._lookahead = speculative.num_lookahead_tokens if speculative else 0
+        self._acceptance = Acceptance(speculative) if speculative else None
 
     # What other policies order differently
 
@@ -185,7 +191,7 @@ class VllmScheduler:
                 break
             tokens = min(tokens, left)
             left -= tokens
-            need += blocks_for(request.computed + tokens, self._block_size) - request.held
+            need += max(blocks_for(self._slots(request, tokens), self._block_size) - request.held, 0)
             rows.append((request, tokens))
         return rows if need <= self.pool.free else None
 
@@ -198,7 +204,7 @@ class VllmScheduler:
             tokens = min(self._wanted(request, threshold), budget)
             if not tokens:
                 continue
-            while self._lacks_blocks(request, request.computed + tokens):
+            while self._lacks_blocks(request, tokens):
                 victim = self._victim()
                 budget += self._preempt(plan, victim)
                 if victim is request:
@@ -208,20 +214,27 @@ class VllmScheduler:
         return budget
 
     def _wanted(self, request: Request, threshold: int) -> int:
-        """Tokens this running request could use in a step."""
-        placeholders = request.placeholders
-        if placeholders and (not self._overlaps or request.computed + 2 - placeholders >= request.max_len):
+        """Tokens this running request could use in a step, drafts among them."""
+        if request.placeholders and (not self._overlaps or request.unscheduled < 1):
             return 0  # its token is under way: the last one, or one that must be known first
-        return min(request.known + placeholders - request.computed, threshold)
+        drafts = min(request.proposed, request.unscheduled - 1) if request.proposed else 0
+        return min(request.pending + drafts, threshold)
+
+    def _slots(self, request: Request, tokens: int) -> int:
+        """Tokens that `request` holds KV blocks for in a step with `tokens` of it."""
+        end = request.computed + tokens
+        if self._lookahead and request.computed > request.cached:  # at admission nothing has been drafted
+            return min(end + self._lookahead, request.max_len - 1)
+        return end
 
     def _lacks_blocks(self, request: Request, tokens: int) -> bool:
-        return blocks_for(tokens, self.config.block_size) - request.held > self.pool.free
+        return blocks_for(self._slots(request, tokens), self._block_size) - request.held > self.pool.free
 
     def _preempt(self, plan: StepPlan, request: Request) -> int:
         """Back to waiting with nothing computed; the tokens it had been given in this step return."""
         row = plan.withdraw(request)
         if row:
-            request.withdraw(row.tokens, row.samples)
+            request.withdraw(row.tokens, row.samples, row.drafts)
             if self._forgets_withdrawn:
                 self.pool.forget(request, row.start)
             if row.samples:
@@ -287,12 +300,14 @@ class VllmScheduler:
     def _take(self, plan: StepPlan, request: Request, tokens: int) -> int:
         """Give `request` its `tokens` in this step."""
         start = request.computed
-        self.pool.extend(request, start + tokens)
-        samples = request.scheduled(tokens)
+        drafts = max(tokens - request.pending, 0) if request.proposed else 0
+        self.pool.extend(request, self._slots(request, tokens))
+        samples = request.scheduled(tokens, drafts)
         self.pool.register(request, min(start + tokens, request.known))
         if samples:
             request.sampled_in.append((plan.seq, 1))
-        plan.add(Row(request, start, tokens, samples))
+            request.proposed = self._drafts
+        plan.add(Row(request, start, tokens, samples, drafts))
         return tokens
 
     # The decode set
@@ -324,9 +339,9 @@ class VllmScheduler:
         plan.clock = self.decodes.clock
         self._plans += 1
         self._in_flight.append(plan)
-        if self._pipelined:
+        if self._pipelined or self._drafts:  # a decode set counts on one token of each request a step
             return
-        for request, _, _, samples in plan.listed:
+        for request, _, _, samples, _ in plan.listed:
             if samples and request.unscheduled:
                 del self._others[request.id]
                 self.decodes.join(request)
@@ -358,11 +373,12 @@ class VllmScheduler:
         if self.decodes.members and len(self._in_flight) < self.decodes.lag:
             self.pool.register_decodes(self.decodes, lag=len(self._in_flight))
         ended = []
-        for request, tokens, samples in plan.named_rows():
+        for request, tokens, samples, drafts in plan.named_rows():
             if request.ended:
                 continue
             fresh = not request.stale
-            request.returned(tokens, samples)
+            accepted = self._verify(plan, request, drafts) if drafts else 0
+            request.returned(tokens, samples, drafts, accepted)
             if fresh and plan.lag:  # with nothing in flight, all was known and registered at planning
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.max_len or request.id in stopped):
@@ -374,6 +390,18 @@ class VllmScheduler:
         for request in ended:
             self._end(request, Status.FINISHED)
         return ended
+
+    def _verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
+        """How many of its `drafts` are accepted by `plan`, which has ended."""
+        assert self._acceptance is not None
+        accepted = self._acceptance.accepted(request.id, request.outputs, drafts)
+        request.drafts += 1
+        request.draft_tokens += drafts
+        request.accepted_tokens += accepted
+        plan.accepted_tokens += accepted
+        for _ in range(accepted):
+            insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned
+        return accepted
 
     # Many steps at once
 

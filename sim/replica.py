@@ -207,11 +207,11 @@ class Replica:
             return
         plan, _ = self._launched.popleft()
         now = self._clock.now_ns
-        self._known_tokens += plan.sampled_rows
         if self._withdrawals:
             self._known_tokens -= _in_vain(plan)
             self._withdrawals = bool(self._launched)
         finished = self.scheduler.commit(plan)
+        self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)
         for request in finished:
             self._end(request, now)
@@ -277,4 +277,4 @@ class Replica:
 
 def _in_vain(plan: StepPlan) -> int:
     """Rows of the plan that sample for requests withdrawn since."""
-    return sum(samples and request.status is Status.ABORTED for request, _, samples in plan.named_rows())
+    return sum(samples and request.status is Status.ABORTED for request, _, samples, _ in plan.named_rows())

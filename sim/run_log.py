@@ -199,12 +199,13 @@ class RunLog:
             None if rows is None else [row.tokens for row in rows],
             None if rows is None else [request.id for request in plan.preempted],
             None if rows is None else [],
+            plan.draft_tokens or None,
         )
 
     def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:
         """A step has ended. First tokens: only rows outside the decode set can have one."""
         self.steps += 1
-        for request, _, _, samples in plan.listed:
+        for request, _, _, samples, _ in plan.listed:
             if samples and request.outputs == 1 and request.status is not Status.ABORTED:
                 life = self._lives[request.id]
                 if life.first_token_ns < 0:
@@ -275,6 +276,9 @@ class RunLog:
                 now_ns,
                 arrived.session,
                 arrived.turn,
+                request.drafts,
+                request.draft_tokens,
+                request.accepted_tokens,
             )
         )
         if len(self._request_rows) >= _BLOCK:

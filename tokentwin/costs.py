@@ -83,6 +83,12 @@ def _of_our_engine(calibration: str, settle: Callable[[Deployment], Deployment])
             deployment.gpu_memory_utilization,
             "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
         )
+    if deployment.scheduler.speculative is not None:
+        raise UserError(
+            "scheduler.speculative",
+            deployment.scheduler.speculative.method,
+            "has no price in a calibration of our own engine, which does not speculate; give --gpu instead",
+        )
     for name in Deployment.model_fields:
         if name in ("policy", "scheduler", "fleet"):
             continue

@@ -253,7 +253,7 @@ class RunMetrics:
             case "step_ms":
                 return (of("end_ns") - of("start_ns")) / 1e6
             case "batch_tokens":
-                return of("prefill_tokens") + of("decode_rows")
+                return of("prefill_tokens") + of("decode_rows") + _known_or_zero(self._steps, "draft_tokens")
             case "kv_usage":
                 return of("used_blocks") / self._num_blocks
             case "kv_pressure":
@@ -338,6 +338,7 @@ class RunMetrics:
             "prefix_hit_rate": self.prefix_hit_rate(),
             "preemptions": int(np.nansum(self._request("preemptions"))),
             "recomputed_tokens": int(np.nansum(self._request("recomputed_tokens"))),
+            **self.speculation(),
             "saturation": self.saturation.verdict if self.saturation else None,
         }
 
@@ -402,6 +403,17 @@ class RunMetrics:
         admitted = np.isfinite(self._request("scheduled_ns"))
         looked_up = np.nansum(self._request("prompt_tokens")[admitted])
         return _over(float(np.nansum(self._request("prefix_hit_tokens")[admitted])), float(looked_up))
+
+    def speculation(self) -> dict[str, Any]:
+        """What drafts were good for, None where no draft token was verified; every request counts, finished or not."""
+        drafts, proposed, accepted = (
+            int(_known_or_zero(self._requests, name).sum()) for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+        return {
+            "acceptance_length": 1 + accepted / drafts if drafts else None,
+            "draft_acceptance_rate": accepted / proposed if proposed else None,
+            "rejected_draft_tokens": proposed - accepted if proposed else None,
+        }
 
     def _peak(self, name: str) -> float | None:
         values = self.values(name)
@@ -519,6 +531,13 @@ def _column(table: pa.Table, name: str) -> Floats:
     return values
 
 
+def _known_or_zero(table: pa.Table, name: str) -> Floats:
+    """A column that older recordings and other engines do not have, 0 where nothing is known."""
+    if name not in table.column_names:
+        return np.zeros(table.num_rows)
+    return np.nan_to_num(_column(table, name))
+
+
 def _ratio(numerator: Floats | float, denominator: Floats) -> Floats:
     out: Floats = np.full(len(denominator), np.nan)
     np.divide(numerator, denominator, out=out, where=denominator > 0)
@@ -579,6 +598,9 @@ _REQUEST_COLUMNS = [
     "preempted_ns",
     "recomputed_tokens",
     "end_ns",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
 ]
 _STEP_COLUMNS = [
     "replica",
@@ -591,4 +613,5 @@ _STEP_COLUMNS = [
     "waiting",
     "used_blocks",
     "waiting_blocks",
+    "draft_tokens",
 ]

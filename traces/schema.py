@@ -79,6 +79,9 @@ REQUESTS = (
     Column("end_ns", _I64, "ns", "when it left, finished or not"),
     Column("session", _TEXT, "", "conversation it belongs to, or empty"),
     Column("turn", _I32, "", "which turn of the conversation, from 0"),
+    Column("drafts", _I32, "", "steps that verified draft tokens of it; null on the wall clock"),
+    Column("draft_tokens", _I32, "tokens", "draft tokens verified; null on the wall clock"),
+    Column("accepted_tokens", _I32, "tokens", "of those, the accepted ones; null on the wall clock"),
 )
 
 STEPS = (
@@ -87,13 +90,13 @@ STEPS = (
     Column("plan_ns", _I64, "ns", "when the scheduler was asked"),
     Column("start_ns", _I64, "ns", "when the step began to execute"),
     Column("end_ns", _I64, "ns", "when its tokens were there"),
-    Column("prefill_rows", _I32, "", "requests with more than one token in the step"),
+    Column("prefill_rows", _I32, "", "requests with more than one token in the step, drafts not counted"),
     Column("prefill_tokens", _I32, "tokens", "tokens of those requests"),
     Column("prefill_context", _I64, "tokens", "tokens computed before, summed over those requests"),
     Column("prefill_pairs", _I64, "", "query-key pairs of their causal attention: sum of n*(2c+n+1)/2"),
-    Column("decode_rows", _I32, "", "requests with exactly one token in the step"),
+    Column("decode_rows", _I32, "", "requests with one token in the step, drafts not counted"),
     Column("decode_context", _I64, "tokens", "tokens computed before, summed over those requests"),
-    Column("sampled_rows", _I32, "", "requests that got an output token"),
+    Column("sampled_rows", _I32, "", "requests that got output tokens"),
     Column("running", _I32, "", "requests admitted, after planning"),
     Column("waiting", _I32, "", "requests queued, after planning"),
     Column("used_blocks", _I64, "blocks", "KV blocks referenced, after planning"),
@@ -110,13 +113,16 @@ STEPS = (
     Column("graph", pa.bool_(), "", "whether the step was replayed as a graph; null on the virtual clock"),
     Column("op_ns", pa.map_(_TEXT, _I64), "ns", "device time by operation, and in collectives; null if not timed"),
     Column("row_ids", pa.list_(_I64), "", "requests in the step, in running order; null if not kept"),
-    Column("row_tokens", pa.list_(_I32), "tokens", "tokens of each; null if not kept"),
+    Column("row_tokens", pa.list_(_I32), "tokens", "tokens of each, drafts among them; null if not kept"),
     Column("preempted_ids", pa.list_(_I64), "", "requests preempted, in order; null if not kept"),
     Column(
         "stopped_ids",
         pa.list_(_I64),
         "",
         "requests that stopped before their full output; null if not kept",
+    ),
+    Column(
+        "draft_tokens", _I32, "tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null if none"
     ),
 )
 

@@ -19,7 +19,13 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 
 @click.command()
 @click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU, or a YAML file with one.")
-@click.option("--rows", default=64, show_default=True, type=_COUNT, help="Decode rows.")
+@click.option(
+    "--rows",
+    default=64,
+    show_default=True,
+    type=_COUNT,
+    help="Decode rows, each with a draft if the deployment speculates.",
+)
 @click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decode row.")
 @click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Prompt chunks in the step.")
 @click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each.")
@@ -50,12 +56,15 @@ def explain(
     if not rows and not prompts:
         raise UserError("rows", rows, "leaves an empty step; give --rows or --prompts")
     deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
-    sizes = uniform_step(rows, context, prompts, chunk, past)
+    speculative = deployment.scheduler.speculative
+    drafts = speculative.num_speculative_tokens if speculative else 0
+    sizes = uniform_step(rows, context, prompts, chunk, past, drafts)
     found = explained(predicted_cost(gpu, deployment), sizes)
     if style == "json":
         click.echo(json.dumps(_as_dict(found)))
     else:
-        _print(found, f"{deployment.model} on {gpu}, {rows} rows at {context:,} and {prompts} x {chunk} prompt tokens")
+        decodes = f"{rows} rows{_with(drafts)} at {context:,}"
+        _print(found, f"{deployment.model} on {gpu}, {decodes} and {prompts} x {chunk} prompt tokens")
 
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
@@ -125,6 +134,8 @@ def _stages(found: Explanation) -> Table:
     transfers = found.step_ns - sum(stage.ns for stage in found.stages)
     table.add_row("transfers", "", f"{transfers / 1e3:,.1f}")
     return table
+def _with(drafts: int) -> str:
+    return f" with {drafts} draft tokens each" if drafts else ""
 
 
 def _amount(value: float) -> str:

@@ -65,10 +65,11 @@ def _prefill_ns(cost: CostModel, tokens: int) -> int:
 
 
 def _output_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
-    """At one token of context each, which is less than any has."""
+    """At one token of context each, which is less than any has, and with every draft token accepted."""
+    per_row = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
     most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     times = ((rows, next(iter(cost.decode_run_ns(rows, rows, rows, 1)))) for rows in _doubling(1, most))
-    return min(ns / rows for rows, ns in times) / 1e6
+    return min(ns / (rows * per_row) for rows, ns in times) / 1e6
 
 
 def _doubling(first: int, last: int) -> Iterable[int]:

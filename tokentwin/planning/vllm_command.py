@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from serving.config import Deployment
 from serving.errors import UserError
+from serving.speculative import SpeculativeConfig
 
 _QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  # None: as the checkpoint has it
 
 
 def vllm_command(deployment: Deployment) -> str:
-    """One line for a shell. Raises UserError for a policy that vLLM does not have."""
+    """One line for a shell. Raises UserError for what vLLM does not have, or cannot be told."""
     if deployment.policy != "vllm":
         raise UserError("policy", deployment.policy, "is none of vLLM's; it runs on our engine (docs/policies.md)")
     scheduler = deployment.scheduler
@@ -39,6 +41,8 @@ def vllm_command(deployment: Deployment) -> str:
         settings["scheduling-policy"] = scheduler.policy
     if scheduler.long_prefill_token_threshold:
         settings["long-prefill-token-threshold"] = scheduler.long_prefill_token_threshold
+    if scheduler.speculative is not None:
+        settings["speculative-config"] = _speculative(scheduler.speculative)
     switches = [
         "--enable-expert-parallel" if deployment.enable_expert_parallel else "",
         "--enforce-eager" if deployment.enforce_eager else "",
@@ -49,3 +53,10 @@ def vllm_command(deployment: Deployment) -> str:
     words = ["vllm", "serve", deployment.model]
     words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return shlex.join([*words, *filter(None, switches)])
+
+
+def _speculative(config: SpeculativeConfig) -> str:
+    if config.method == "eagle":
+        raise UserError("scheduler.speculative.method", "eagle", "names no head's checkpoint, which vLLM needs")
+    known = {"method": config.method, "model": config.model, "num_speculative_tokens": config.num_speculative_tokens}
+    return json.dumps({name: value for name, value in known.items() if value is not None})

@@ -1,0 +1,109 @@
+"""Speculative decoding: how many tokens a draft proposes, and how many of them the target model accepts.
+
+Nothing here sees a token. Whether a draft token is accepted is a coin that belongs to its place in the output of its
+request, tossed from (seed, request, place): whatever is batched with it, and whoever schedules it, it falls the same
+way. Acceptance is that of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_COIN = 1 << 64
+
+
+class SpeculativeConfig(BaseModel):
+    """What drafts, how far ahead, how well and at what cost; names are those of vLLM's `--speculative-config`.
+
+    A draft model is timed by the kernels of the deployment's GPU. What else drafts has a stated cost per pass: `eagle`
+    (a head on the target's last layer, MTP alike) makes a pass for each draft token, `ngram` one a step.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["draft_model", "eagle", "ngram"] = Field(
+        "draft_model", description="what proposes the draft tokens"
+    )
+    num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens verified in one step of a request")
+    acceptance_rate: float | None = Field(
+        None, ge=0, le=1, description="probability that a draft token is accepted, given that those before it were"
+    )
+    synthetic_acceptance_rates: tuple[float, ...] | None = Field(
+        None,
+        description="instead, for each place in a draft, the share of drafts accepted up to there: what vLLM counts as "
+        "spec_decode_num_accepted_tokens_per_pos over spec_decode_num_drafts",
+    )
+    seed: int = Field(0, description="seed of what is accepted")
+    model: str | None = Field(None, description="draft_model: a model as `Deployment.model` names it")
+    draft_step_share: float | None = Field(
+        None, ge=0, le=10, description="eagle, ngram: time of a drafting pass, as a share of the step it follows"
+    )
+    draft_us: float | None = Field(None, ge=0, le=1e7, description="eagle, ngram: instead, its microseconds")
+
+    @model_validator(mode="after")
+    def _acceptance_is_given_once(self) -> SpeculativeConfig:
+        rates = self.synthetic_acceptance_rates
+        if (self.acceptance_rate is None) == (rates is None):
+            raise ValueError("needs either acceptance_rate or synthetic_acceptance_rates")
+        if rates is not None:
+            if len(rates) != self.num_speculative_tokens:
+                raise ValueError("synthetic_acceptance_rates needs num_speculative_tokens shares")
+            if any(not 0 <= rate <= before for before, rate in zip((1.0, *rates), rates, strict=False)):
+                raise ValueError("synthetic_acceptance_rates must be shares that never grow from place to place")
+        return self
+
+    @model_validator(mode="after")
+    def _cost_fits_the_method(self) -> SpeculativeConfig:
+        stated = [cost for cost in (self.draft_step_share, self.draft_us) if cost is not None]
+        if self.method == "draft_model" and (self.model is None or stated):
+            raise ValueError("method draft_model needs model, and neither draft_step_share nor draft_us")
+        if self.method != "draft_model" and (self.model is not None or len(stated) != 1):
+            raise ValueError(f"method {self.method} needs either draft_step_share or draft_us, and no model")
+        return self
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Tokens beyond those of its step that a request holds KV blocks for, since whoever drafts writes KV too."""
+        return 0 if self.method == "ngram" else self.num_speculative_tokens
+
+    @property
+    def conditional_rates(self) -> tuple[float, ...]:
+        """For each place in a draft, the probability of acceptance, given that those before it were accepted."""
+        if self.acceptance_rate is not None:
+            return (self.acceptance_rate,) * self.num_speculative_tokens
+        assert self.synthetic_acceptance_rates is not None
+        shares = (1.0, *self.synthetic_acceptance_rates)
+        return tuple(share / before if before else 0.0 for before, share in pairwise(shares))
+
+    @property
+    def expected_tokens(self) -> float:
+        """Mean tokens of a step with a whole draft: with one rate a, (1 - a^(k+1)) / (1 - a) (Leviathan's eq. 1)."""
+        total = reached = 1.0
+        for rate in self.conditional_rates:
+            reached *= rate
+            total += reached
+        return total
+
+
+class Acceptance:
+    """Tosses the coins of one configuration."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._seed = str(config.seed).encode()
+        self._below = [round(rate * _COIN) for rate in config.conditional_rates]
+
+    def accepted(self, request: int, place: int, drafts: int) -> int:
+        """How many of `drafts` tokens are accepted, the first of which would be output token `place`, from 0."""
+        for index in range(drafts):
+            if self._coin(request, place + index) >= self._below[index]:
+                return index
+        return drafts
+
+    def _coin(self, request: int, place: int) -> int:
+        """Uniform in [0, 2^64)."""
+        tossed = blake2b(b"%d:%d" % (request, place), digest_size=8, key=self._seed[-64:])
+        return int.from_bytes(tossed.digest(), "big")
