@@ -23,13 +23,14 @@ class Status(Enum):
     """Where a request is in its life."""
 
     WAITING = "waiting"
+    LOADING = "loading"  # waits for KV from outside, and holds the blocks for it
     RUNNING = "running"
     FINISHED = "finished"
     REJECTED = "rejected"
     ABORTED = "aborted"
 
 
-_LIVE = (Status.WAITING, Status.RUNNING)
+_LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
 
 
 class Request:
@@ -40,7 +41,7 @@ class Request:
     placeholders  tokens scheduled to be sampled that have not returned
     in_flight     tokens of steps that have not returned
     stale         of those, the ones scheduled before a preemption
-    cached        tokens found in the prefix cache at the last admission
+    cached        tokens found in the prefix cache, or loaded, at the last admission
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Request:
         "id",
         "joined",
         "keys",
+        "loading",
         "max_len",
         "preemptions",
         "priority",
@@ -93,6 +95,7 @@ class Request:
         self.hashed = 0  # of those, full ones registered for reuse
         self.blocks: list[int] = []  # their physical ids, where the pool keeps identities
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
+        self.loading = 0  # tokens that will be computed once the load under way has ended
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
         self.preemptions = 0
         self.recomputed = 0  # tokens computed again after preemptions
@@ -166,7 +169,7 @@ class Request:
         self._placeholders -= samples
 
     def found(self, tokens: int) -> None:
-        """Admission: `tokens` of the known sequence are in the prefix cache."""
+        """`tokens` of the known sequence are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 
     def preempted(self) -> None:
