@@ -12,13 +12,14 @@ from typing import Protocol
 from serving.errors import UserError
 from serving.request import Request
 from serving.scheduler import Scheduler
+from serving.workload import WorkloadRequest
 
 
 class ExternalKv(Protocol):
     """What a scheduler asks of KV outside its engine, and tells it."""
 
     def matched(self, request: Request, found: int) -> int:
-        """Tokens after the first `found`, whole blocks, that can be loaded; with `found` at most `known - 1`.
+        """Tokens after the first `found` that can be loaded; with `found` at most `known - 1`.
 
         Asked whenever a waiting request is considered, so it must change nothing.
         """
@@ -32,6 +33,10 @@ class ExternalKv(Protocol):
         """
         ...
 
+    def admitted(self, request: Request) -> None:
+        """`request` runs now, with whatever was found or loaded."""
+        ...
+
     def keeps(self, request: Request) -> bool:
         """Whether the blocks of `request`, which has its last token, are still needed, until `release`."""
         ...
@@ -42,6 +47,10 @@ class ExternalScheduler(Scheduler, Protocol):
 
     def connect(self, external: ExternalKv) -> None:
         """Ask `external` from now on."""
+        ...
+
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        """Queue a request, of which another engine has sampled the first `outputs` tokens."""
         ...
 
     def loaded(self, request: Request) -> None:

@@ -73,7 +73,7 @@ class Request:
         "status",
     )
 
-    def __init__(self, arrived: WorkloadRequest) -> None:
+    def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
         self.arrived = arrived
         self.id = arrived.id
         self.priority = arrived.priority
@@ -82,7 +82,7 @@ class Request:
         self.status = Status.WAITING
         self.reason = ""
         self._computed = 0
-        self._known = arrived.prompt_len
+        self._known = arrived.prompt_len + outputs
         self._placeholders = 0
         self._in_flight = 0
         self.stale = 0

@@ -85,8 +85,8 @@ class VllmScheduler:
 
     # What arrives and leaves
 
-    def add(self, arrived: WorkloadRequest) -> Request:
-        request = Request(arrived)
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        request = Request(arrived, outputs)
         request.reason = self._never_fits(request)
         if request.reason:
             request.status = Status.REJECTED
@@ -291,6 +291,8 @@ class VllmScheduler:
         self.running[request.id] = request
         self._others[request.id] = request
         plan.admitted.append(request)
+        if self._external is not None:
+            self._external.admitted(request)
         return tokens
 
     def _fits(self, request: Request, tokens: int, hit: Hit) -> bool:

@@ -8,10 +8,11 @@ integers of a very small unit, so that the same flows end at the same nanosecond
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from sim.clock import FLEET, SECOND_NS, Alarm, VirtualClock
+from sim.clock import SECOND_NS, TRANSFER_ENDS, Alarm, VirtualClock
 
 _FINE = 1_000_000  # rates are in millionths of a byte a second: shares are rounded down to one
 
@@ -55,13 +56,14 @@ class Links:
         self._nic = round(nic_bytes_s * _FINE)
         self._fabric = () if fabric_bytes_s is None else (Port(round(fabric_bytes_s * _FINE)),)
         self._ports: dict[int, tuple[Port, Port]] = {}  # out and in
+        self._losses: Counter[int] = Counter()  # under way
 
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
         """Send `size` bytes, beginning after the latency; `on_end` is called when all of them are there."""
         ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
         flow = Flow(size * _FINE * SECOND_NS, ports, on_end)
         begins_ns = self._clock.now_ns + self._latency_ns
-        flow.alarm = Alarm(self._clock, begins_ns, FLEET, partial(self._begin, flow))
+        flow.alarm = Alarm(self._clock, begins_ns, TRANSFER_ENDS, partial(self._begin, flow))
         return flow
 
     def cancel(self, flow: Flow) -> None:
@@ -74,6 +76,7 @@ class Links:
 
     def lose(self, replica: int) -> None:
         """Nothing goes into or out of `replica` until `restore`. What was on its way starts over then."""
+        self._losses[replica] += 1
         for port in self._of(replica):
             port.capacity = 0
             for flow in port.flows:
@@ -81,7 +84,10 @@ class Links:
         self._share(self._of(replica))
 
     def restore(self, replica: int) -> None:
-        """The link of `replica`, lost before, is back."""
+        """One loss of the link of `replica` is over; the link is back if no other is."""
+        self._losses[replica] -= 1
+        if self._losses[replica]:
+            return
         for port in self._of(replica):
             port.capacity = self._nic
         self._share(self._of(replica))
@@ -113,7 +119,7 @@ class Links:
             flow.since_ns, flow.rate, flow.alarm = now, rate, None
             if rate:
                 ends_ns = now + -(-flow.left // rate)
-                flow.alarm = Alarm(self._clock, ends_ns, FLEET, partial(self._end, flow))
+                flow.alarm = Alarm(self._clock, ends_ns, TRANSFER_ENDS, partial(self._end, flow))
 
 
 def max_min_rates(ports: list[Port]) -> dict[Flow, int]:

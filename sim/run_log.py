@@ -74,9 +74,13 @@ class _Life:
         "first_token_ns",
         "preempted_at_ns",
         "preempted_ns",
+        "prefill_replica",
+        "prefilled",
         "queued_ns",
         "replica",
         "scheduled_ns",
+        "transfer_ns",
+        "transfer_since_ns",
         "waits",
     )
 
@@ -89,6 +93,9 @@ class _Life:
         self.waits = False
         self.scheduled_ns = self.first_token_ns = self.preempted_at_ns = -1
         self.preempted_ns = 0
+        self.prefilled: Request | None = None  # what a prefill replica did of it, and which
+        self.prefill_replica = -1
+        self.transfer_since_ns = self.transfer_ns = -1
 
 
 _MEASURED_ONLY = ("schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns")
@@ -211,6 +218,23 @@ class RunLog:
         if request.status is not Status.REJECTED:
             self._queue(life)
 
+    def taken_over(self, replica: int, prefilled: Request, request: Request) -> None:
+        """A decode replica goes on with `request`, of which a prefill replica did `prefilled`."""
+        life = self._lives[request.id]
+        life.prefilled, life.prefill_replica, life.replica = prefilled, life.replica, replica
+        life.demand = blocks_for(request.known, self._block_size[replica])
+        if request.status is not Status.REJECTED:
+            self._queue(life)
+
+    def transfer_begins(self, request: Request, now_ns: int) -> None:
+        """Its KV is on its way to the decode replica."""
+        self._lives[request.id].transfer_since_ns = now_ns
+
+    def transferred(self, request: Request, now_ns: int) -> None:
+        """Its KV is there."""
+        life = self._lives[request.id]
+        life.transfer_ns = now_ns - life.transfer_since_ns
+
     def withdrawn(self, request: Request) -> None:
         """This attempt has come to nothing."""
         self._unqueue(self._lives.pop(request.id))
@@ -230,6 +254,7 @@ class RunLog:
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
         finished = status == Status.FINISHED.value
         outputs = request.outputs
+        before = life.prefilled
         self.finished += finished
         self.output_tokens += outputs
         arrived = request.arrived
@@ -250,15 +275,17 @@ class RunLog:
                 _or_null(life.scheduled_ns),
                 _or_null(life.first_token_ns),
                 now_ns if finished else None,
-                request.first_hit or 0,
-                request.preemptions,
+                (before or request).first_hit or 0,
+                request.preemptions + (before.preemptions if before else 0),
                 life.preempted_ns,
-                max(request.recomputed, 0),
-                self._token_times(request, life.replica) if self.keeps_tokens and finished else None,
+                max(request.recomputed, 0) + (max(before.recomputed, 0) if before else 0),
+                self._token_times(request, life) if self.keeps_tokens and finished else None,
                 life.attempts,
                 now_ns,
                 arrived.session,
                 arrived.turn,
+                _or_null(life.prefill_replica),
+                _or_null(life.transfer_ns),
             )
         )
         if len(self._request_rows) >= _BLOCK:
@@ -277,9 +304,9 @@ class RunLog:
             self.queued -= 1
             self._waiting_blocks[life.replica] -= life.demand
 
-    def _token_times(self, request: Request, replica: int) -> list[int]:
-        ends = self._ends[replica]
-        times: list[int] = []
+    def _token_times(self, request: Request, life: _Life) -> list[int]:
+        ends = self._ends[life.replica]
+        times = [life.first_token_ns] if life.prefilled else []
         for first, count in request.sampled_in:
             times.extend(ends[first : first + count])
         return times[: request.outputs]

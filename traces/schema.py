@@ -79,6 +79,8 @@ REQUESTS = (
     Column("end_ns", _I64, "ns", "when it left, finished or not"),
     Column("session", _TEXT, "", "conversation it belongs to, or empty"),
     Column("turn", _I32, "", "which turn of the conversation, from 0"),
+    Column("prefill_replica", _I32, "", "replica of a prefill pool that had it first; null if `replica` did all of it"),
+    Column("transfer_ns", _I64, "ns", "its KV on the way to the decode replica; null if it never was, or all of it"),
 )
 
 STEPS = (
