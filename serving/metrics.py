@@ -360,6 +360,23 @@ _METRICS = (
         prometheus=("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
     ),
     Metric(
+        "tier_hit_rate",
+        "KV tier hit rate",
+        "fraction",
+        "run",
+        "higher",
+        "prompt tokens loaded from KV tiers / prompt tokens looked up, at first admission; null without tiers",
+        prometheus=("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"),
+    ),
+    Metric(
+        "swapped_in_tokens",
+        "swapped-in tokens",
+        "tokens",
+        "run",
+        None,
+        "tokens loaded from KV tiers after preemptions, not computed again; null without tiers",
+    ),
+    Metric(
         "preemptions",
         "preemptions",
         "",

@@ -19,6 +19,7 @@ from serving.request import Request
 from serving.scheduler import find_policy
 from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
+from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.pace import paced
 from sim.replica import Replica
@@ -53,10 +54,17 @@ def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> 
 
 def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
     """`deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
+    where = f"fleet.pools.{pool.name}.deployment"
+    own = _own_deployment(deployment, pool, where)
+    if own.kv_tiers is not None and pool.role != "serve":
+        raise UserError(f"{where}.kv_tiers", "given", f"goes with pools of role serve, not {pool.role}; set it to null")
+    return own
+
+
+def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Deployment:
     alone = deployment.model_copy(update={"fleet": None})
     if not pool.deployment:
         return alone
-    where = f"fleet.pools.{pool.name}.deployment"
     if "fleet" in pool.deployment:
         raise UserError(f"{where}.fleet", pool.deployment["fleet"], "a pool has no fleet of its own; leave it out")
     return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
@@ -214,11 +222,14 @@ class Fleet:
 
     def _new(self, pool: int) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
-        scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=self._shares_prefixes)
+        shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
+        scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=shares)
         self._log.started(index, deployment.scheduler.block_size)
         replica = Replica(self._clock, index, scheduler, self._costs[pool], self._log, self._on_end)
         if self._transfers is not None:
             self._transfers.connect(replica, self.pools[pool].config.role)
+        if deployment.kv_tiers is not None:
+            add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, self._clock.now_ns)
         self.replicas.append(replica)
         self._lives.append(life)

@@ -39,7 +39,9 @@ class Replica:
     outstanding_tokens    prompt and output tokens of those
     listeners             told of each change of its load
     on_end                called with each request that finishes, or is rejected because it can never fit
-    on_kept               called instead with each that finishes and whose KV blocks are kept until `release`
+    on_planned            called with each plan that is launched, and when it will have ended
+    on_kept               if given, called instead with each that finishes and whose KV blocks are kept until `release`
+    on_planned            if given, called with each plan that is launched, and when it ends
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Replica:
         self._cost = self._own_cost = cost
         self._slowed: list[float] = []  # factors of the slowdowns under way
         self._log = log
-        self._on_end = self.on_kept = on_end
+        self._on_end = on_end
+        self.on_kept: Callable[[Request], None] | None = None
+        self.on_planned: Callable[[StepPlan, int], None] | None = None
         self._kept: dict[int, Request] = {}
         self._depth = 2 if scheduler.config.async_scheduling else 1
         self._leaps = self._depth == 1 and not log.keeps_steps
@@ -158,9 +162,9 @@ class Replica:
 
     def release(self, request: Request) -> None:
         """The KV blocks that were kept when `request` ended are needed no more."""
+        self._wake()
+        cast(ExternalScheduler, self.scheduler).release(request)
         if self._kept.pop(request.id, None):
-            self._wake()
-            cast(ExternalScheduler, self.scheduler).release(request)
             self._lighten(request)
 
     def _wake(self) -> None:
@@ -223,6 +227,8 @@ class Replica:
             self._last_end_ns = start + self._cost.step_ns(plan)
             self._launched.append((plan, self._last_end_ns))
             self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns)
+            if self.on_planned is not None:
+                self.on_planned(plan, self._last_end_ns)
             if cpu_ns:
                 if len(self._launched) < self._depth:
                     self._set(now + cpu_ns, PLANNING, self._plan)
@@ -256,7 +262,7 @@ class Replica:
             self._set(now, PLANNING, self._plan)
 
     def _end(self, request: Request, now: int) -> None:
-        if request.held:
+        if request.held and self.on_kept is not None:
             self._kept[request.id] = request
             self.on_kept(request)
             return

@@ -79,6 +79,8 @@ class _Life:
         "queued_ns",
         "replica",
         "scheduled_ns",
+        "swapped_in_tokens",
+        "tier_hits",
         "transfer_ns",
         "transfer_since_ns",
         "waits",
@@ -92,7 +94,8 @@ class _Life:
         self.attempts = attempts
         self.waits = False
         self.scheduled_ns = self.first_token_ns = self.preempted_at_ns = -1
-        self.preempted_ns = 0
+        self.preempted_ns = self.swapped_in_tokens = 0
+        self.tier_hits: list[tuple[str, int]] = []
         self.prefilled: Request | None = None  # what a prefill replica did of it, and which
         self.prefill_replica = -1
         self.transfer_since_ns = self.transfer_ns = -1
@@ -125,6 +128,7 @@ class RunLog:
         self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
         self._waiting_blocks: dict[int, int] = {}
         self._block_size: dict[int, int] = {}
+        self._tiered: set[int] = set()
         self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
         self._request_rows: list[tuple[Any, ...]] = []
         self._step_rows: list[tuple[Any, ...]] = []
@@ -135,6 +139,10 @@ class RunLog:
         self._block_size[replica] = block_size
         self._waiting_blocks[replica] = 0
         self._under_way[replica] = deque()
+
+    def tiered(self, replica: int) -> None:
+        """It has KV tiers."""
+        self._tiered.add(replica)
 
     def crashed(self, replica: int) -> None:
         """Its steps in flight never end."""
@@ -235,6 +243,16 @@ class RunLog:
         life = self._lives[request.id]
         life.transfer_ns = now_ns - life.transfer_since_ns
 
+    def loads(self, request: Request, tier: str, tokens: int) -> None:
+        """It has its blocks, and loads `tokens` tokens from a KV tier."""
+        life = self._lives[request.id]
+        self._waiting_blocks[life.replica] -= life.demand
+        life.demand = 0
+        if request.preemptions:
+            life.swapped_in_tokens += tokens
+        else:
+            life.tier_hits.append((tier, tokens))
+
     def withdrawn(self, request: Request) -> None:
         """This attempt has come to nothing."""
         self._unqueue(self._lives.pop(request.id))
@@ -286,6 +304,8 @@ class RunLog:
                 arrived.turn,
                 _or_null(life.prefill_replica),
                 _or_null(life.transfer_ns),
+                life.tier_hits if life.replica in self._tiered else None,
+                life.swapped_in_tokens if life.replica in self._tiered else None,
             )
         )
         if len(self._request_rows) >= _BLOCK:

@@ -84,7 +84,7 @@ def _of_our_engine(calibration: str, settle: Callable[[Deployment], Deployment])
             "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
         )
     for name in Deployment.model_fields:
-        if name in ("policy", "scheduler", "fleet"):
+        if name in ("policy", "scheduler", "fleet", "kv_tiers"):
             continue
         asked, known = getattr(deployment, name), getattr(base, name)
         if asked != known:

@@ -335,6 +335,8 @@ class RunMetrics:
             "kv_pressure": self.step_mean("kv_pressure"),
             "kv_pressure_peak": self._peak("kv_pressure"),
             "prefix_hit_rate": self.prefix_hit_rate(),
+            "tier_hit_rate": sum(self.tier_hit_rates().values()) if self._tiered else None,
+            "swapped_in_tokens": int(np.nansum(self._request("swapped_in_tokens"))) if self._tiered else None,
             "preemptions": int(np.nansum(self._request("preemptions"))),
             "recomputed_tokens": int(np.nansum(self._request("recomputed_tokens"))),
             "saturation": self.saturation.verdict if self.saturation else None,
@@ -369,6 +371,24 @@ class RunMetrics:
         admitted = np.isfinite(self._request("scheduled_ns"))
         looked_up = np.nansum(self._request("prompt_tokens")[admitted])
         return _over(float(np.nansum(self._request("prefix_hit_tokens")[admitted])), float(looked_up))
+
+    def tier_hit_rates(self) -> dict[str, float]:
+        """Tokens loaded from each KV tier over the prompt tokens of every request that was admitted; none, no tiers."""
+        if not self._tiered:
+            return {}
+        admitted = np.isfinite(self._request("scheduled_ns"))
+        looked_up = float(np.nansum(self._request("prompt_tokens")[admitted]))
+        hits: dict[str, int] = {}
+        for hit in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).to_pylist():
+            for tier, tokens in hit or ():
+                hits[tier] = hits.get(tier, 0) + tokens
+        return {tier: tokens / looked_up for tier, tokens in sorted(hits.items())}
+
+    @cached_property
+    def _tiered(self) -> bool:
+        """Whether some replica had KV tiers."""
+        name = "tier_hit_tokens"
+        return name in self._requests.column_names and self._requests.column(name).null_count < self._requests.num_rows
 
     def _peak(self, name: str) -> float | None:
         values = self.values(name)
@@ -545,6 +565,8 @@ _REQUEST_COLUMNS = [
     "preemptions",
     "preempted_ns",
     "recomputed_tokens",
+    "tier_hit_tokens",
+    "swapped_in_tokens",
     "end_ns",
 ]
 _STEP_COLUMNS = [
