@@ -165,6 +165,14 @@ _METRICS = (
         "time spent preempted; part of the prefill or decode time it interrupted, not added to them",
     ),
     Metric(
+        "transfer_ms",
+        "KV transfer time",
+        "ms",
+        "request",
+        "lower",
+        "KV on its way from a prefill to a decode replica, once blocks were there for it; part of the decode time",
+    ),
+    Metric(
         "send_delay_ms",
         "send delay",
         "ms",

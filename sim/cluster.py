@@ -20,7 +20,7 @@ from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools, plain_fleet
 from sim.gateway import Gateway
-from sim.kv_transfers import KvTransfers, kv_bytes_per_token
+from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
 from sim.replica import Replica
 from sim.router import Router, find_router
 from sim.run_log import RunLog, RunSink
@@ -74,8 +74,10 @@ class Cluster:
         transfers = None
         if config.prefills_apart:
             links = config.links or LinksConfig()
-            transfers = KvTransfers(self._clock, self._log, links, kv_bytes_per_token(links, pools), gateway.prefilled)
-        self._links = transfers and transfers.links
+            transfers = KvTransfers(
+                self._clock, self._log, links, exchanged_bytes_per_token(links, pools), gateway.prefilled
+            )
+        self._links = None if transfers is None else transfers.links
         self._fleet = Fleet(
             self._clock,
             self._log,

@@ -12,12 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from serving.config import Deployment
-from serving.dtypes import DTYPE_BYTES
 from serving.errors import UserError
 from serving.external_kv import connect
 from serving.fleet import LinksConfig
-from serving.model_catalogue import find_model
+from serving.kv_bytes import kv_bytes_per_token, kv_dtype
 from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import VirtualClock
@@ -166,30 +164,20 @@ class _Destination:
         return False
 
 
-def kv_bytes_per_token(links: LinksConfig, pools: Sequence[PricedPool]) -> int:
+def exchanged_bytes_per_token(links: LinksConfig, pools: Sequence[PricedPool]) -> int:
     """KV bytes of a token that the pools of role prefill and decode exchange.
 
     Raises UserError unless all of them keep it alike.
     """
     ends = [pool for pool in pools if pool.config.role != "serve"]
-    first = ends[0]
+    first, name = ends[0].deployment, ends[0].config.name
     for pool in ends[1:]:
-        for name, kept, other in (
-            ("model", first.deployment.model, pool.deployment.model),
-            ("kv_cache_dtype", _kv_dtype(first.deployment), _kv_dtype(pool.deployment)),
+        own = pool.deployment
+        for setting, kept, other in (
+            ("model", first.model, own.model),
+            ("kv_cache_dtype", kv_dtype(first), kv_dtype(own)),
         ):
             if kept != other:
-                remedy = f"must be {kept}, as in pool {first.config.name!r}: they exchange KV"
-                raise UserError(f"fleet.pools.{pool.config.name}.deployment.{name}", other, remedy)
-    if links.kv_bytes_per_token is not None:
-        return links.kv_bytes_per_token
-    try:
-        model = find_model(first.deployment.model)
-    except UserError:
-        remedy = "has no shapes to be found: give fleet.links.kv_bytes_per_token"
-        raise UserError("model", first.deployment.model, remedy) from None
-    return model.kv_bytes_per_token(int(DTYPE_BYTES[_kv_dtype(first.deployment)]))
-
-
-def _kv_dtype(deployment: Deployment) -> str:
-    return deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+                remedy = f"must be {kept}, as in pool {name!r}: they exchange KV"
+                raise UserError(f"fleet.pools.{pool.config.name}.deployment.{setting}", other, remedy)
+    return kv_bytes_per_token(first, links.kv_bytes_per_token, "fleet.links.kv_bytes_per_token")

@@ -235,8 +235,10 @@ class RunLog:
             self._queue(life)
 
     def transfer_begins(self, request: Request, now_ns: int) -> None:
-        """Its KV is on its way to the decode replica."""
-        self._lives[request.id].transfer_since_ns = now_ns
+        """It has its blocks on the decode replica, and its KV is on its way there."""
+        life = self._lives[request.id]
+        self._has_blocks(life)
+        life.transfer_since_ns = now_ns
 
     def transferred(self, request: Request, now_ns: int) -> None:
         """Its KV is there."""
@@ -246,8 +248,7 @@ class RunLog:
     def loads(self, request: Request, tier: str, tokens: int) -> None:
         """It has its blocks, and loads `tokens` tokens from a KV tier."""
         life = self._lives[request.id]
-        self._waiting_blocks[life.replica] -= life.demand
-        life.demand = 0
+        self._has_blocks(life)
         if request.preemptions:
             life.swapped_in_tokens += tokens
         else:
@@ -317,6 +318,11 @@ class RunLog:
         life.waits = True
         self.queued += 1
         self._waiting_blocks[life.replica] += life.demand
+
+    def _has_blocks(self, life: _Life) -> None:
+        """It still waits, but not for blocks."""
+        self._waiting_blocks[life.replica] -= life.demand
+        life.demand = 0
 
     def _unqueue(self, life: _Life) -> None:
         if life.waits:

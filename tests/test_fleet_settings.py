@@ -31,6 +31,8 @@ fleet:
   autoscaler: {metric: queue, target: 4, max_replicas: 12, pool: big}
 """
 
+APART = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}, {"name": "s"}]
+
 
 def test_one_file_describes_a_fleet(tmp_path):
     (tmp_path / "fleet.yaml").write_text(YAML)
@@ -77,6 +79,13 @@ def test_the_default_is_one_replica_and_a_router_may_be_a_name():
         ({"autoscaler": {"target": 0.9, "max_replicas": 3, "metric": "attainment"}}, "slo_ms"),
         ({"autoscaler": {"target": 1.5, "max_replicas": 3, "metric": "kv"}}, "share"),
         ({"autoscaler": {"target": 1, "max_replicas": 3, "interval_s": 0}}, "interval_s"),
+        ({"pools": [{"role": "prefill"}]}, "none of role decode"),
+        ({"pools": [{"role": "decode"}, {"name": "b"}]}, "none of role prefill"),
+        ({"links": {}}, "links"),
+        ({"decode_router": "random"}, "decode_router"),
+        ({"failures": {"link_losses": [{"at_s": 1, "for_s": 1, "pool": "pool"}]}}, "failures.link_losses"),
+        ({"pools": APART, "links": {"nic_gb_s": 0}}, "nic_gb_s"),
+        ({"pools": APART, "failures": {"link_losses": [{"at_s": 1, "for_s": 1, "pool": "s"}]}}, "no links"),
     ],
 )
 def test_what_cannot_be_is_one_line(fleet, named):

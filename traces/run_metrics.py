@@ -38,6 +38,7 @@ REQUEST_METRICS = (
     "prefill_ms",
     "decode_ms",
     "preempted_ms",
+    "transfer_ms",
     "send_delay_ms",
     "tok_s_user",
 )
@@ -214,6 +215,8 @@ class RunMetrics:
                 return (ns("finish_ns") - ns("first_token_ns")) / 1e6
             case "preempted_ms":
                 return ns("preempted_ns") / 1e6
+            case "transfer_ms":
+                return ns("transfer_ns") / 1e6
             case _:
                 return (ns("send_ns") - ns("arrival_ns")) / 1e6
 
@@ -567,6 +570,7 @@ _REQUEST_COLUMNS = [
     "recomputed_tokens",
     "tier_hit_tokens",
     "swapped_in_tokens",
+    "transfer_ns",
     "end_ns",
 ]
 _STEP_COLUMNS = [
