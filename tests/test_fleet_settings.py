@@ -102,9 +102,10 @@ def test_a_wrong_pool_setting_names_pool_and_setting(override):
     assert str(error.value).startswith("fleet.pools.odd.deployment.") and "\n" not in str(error.value)
 
 
-def test_the_example_of_the_manual_is_valid(tmp_path):
+@pytest.mark.parametrize("number, pools", [(1, ["chat", "rest"]), (2, ["prefill", "decode"])])
+def test_the_examples_of_the_manual_are_valid(tmp_path, number, pools):
     manual = (Path(__file__).parents[1] / "docs/fleet.md").read_text(encoding="utf-8")
-    (tmp_path / "example.yaml").write_text(manual.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    (tmp_path / "example.yaml").write_text(manual.split("```yaml\n")[number].split("```")[0], encoding="utf-8")
     fleet = load_deployment(tmp_path / "example.yaml").fleet
-    assert [pool.name for pool in fleet.pools] == ["chat", "rest"]
+    assert [pool.name for pool in fleet.pools] == pools
     find_router(fleet.router.name, **fleet.router.settings)
