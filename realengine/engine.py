@@ -281,7 +281,7 @@ class Engine:
 
 def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
     scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "fleet"):
+    for name in ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "fleet", "kv_tiers"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             raise UserError(name, getattr(deployment, name), "is only simulated; leave it out for the real engine")
     if scheduler.speculative is not None:

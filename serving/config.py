@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serving.errors import UserError
 from serving.fleet import FleetConfig
+from serving.kv_tiers import KvTiersConfig
 from serving.speculative import SpeculativeConfig
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -122,6 +123,17 @@ class Deployment(BaseModel):
     policy: str = Field("vllm", description="scheduling policy: a name or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="many engines instead of one; simulated only (docs/fleet.md)")
+    kv_tiers: KvTiersConfig | None = Field(
+        None, description="slower memory behind the KV blocks; simulated only (docs/kv-tiers.md)"
+    )
+
+    @model_validator(mode="after")
+    def _tiers_find_prefixes(self) -> Deployment:
+        if self.kv_tiers is not None and not self.scheduler.enable_prefix_caching:
+            raise ValueError("kv_tiers go with scheduler.enable_prefix_caching: blocks are found by their prefix")
+        if self.kv_tiers is not None and self.scheduler.speculative is not None:
+            raise ValueError("kv_tiers go without scheduler.speculative: rejected drafts would be written to them")
+        return self
 
     @field_validator("expert_imbalance", mode="before")
     @classmethod
@@ -175,6 +187,7 @@ class Deployment(BaseModel):
                 "gpu_memory_utilization": None,
                 "scheduler": SchedulerConfig(**kept),
                 "fleet": None,
+                "kv_tiers": None,
             }
         )
 

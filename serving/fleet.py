@@ -20,6 +20,9 @@ class PoolConfig(_Settings):
     """Replicas that are alike."""
 
     name: str = Field("pool", min_length=1, description="name of the pool, unique in the fleet")
+    role: Literal["serve", "prefill", "decode"] = Field(
+        "serve", description="prefill: up to the first token, then a decode pool takes over; serve: all of a request"
+    )
     replicas: int = Field(1, ge=0, le=100_000, description="replicas at the start")
     deployment: dict[str, Any] = Field({}, description="settings that differ from the deployment's, nested alike")
     gpu: str | None = Field(None, description="GPU of the pool, by name; null: as the others")
@@ -35,6 +38,17 @@ class RouterConfig(_Settings):
 
     name: str = Field("round-robin", description="a router's name or package.module:Class")
     settings: dict[str, int | float | str | bool] = Field({}, description="keyword arguments of the router")
+
+
+class LinksConfig(_Settings):
+    """What carries KV from prefill to decode replicas. GB are 10^9 bytes."""
+
+    nic_gb_s: float = Field(50.0, gt=0, le=1e9, description="GB/s that a replica sends at most, and receives at most")
+    fabric_gb_s: float | None = Field(None, gt=0, le=1e9, description="GB/s of all transfers together; null: no limit")
+    latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer gets going")
+    kv_bytes_per_token: int | None = Field(
+        None, ge=1, le=10**9, description="KV bytes of a token, of all layers and devices; null: by the model's shapes"
+    )
 
 
 class Patience(_Settings):
@@ -88,10 +102,20 @@ class Slowdown(_Settings):
     replica: int = Field(0, ge=0, description="which of the pool's replicas then ready, the oldest being 0")
 
 
+class LinkLoss(_Settings):
+    """Nothing goes into or out of one replica for a while."""
+
+    at_s: float = Field(ge=0, le=1e9, description="when")
+    for_s: float = Field(gt=0, le=1e9, description="how long")
+    pool: str = Field(description="in which pool, of role prefill or decode")
+    replica: int = Field(0, ge=0, description="which of the pool's replicas then ready, the oldest being 0")
+
+
 class FailuresConfig(_Settings):
     """Accidents, given or drawn."""
 
     crashes: tuple[Crash, ...] = Field((), description="crashes at given times")
+    link_losses: tuple[LinkLoss, ...] = Field((), description="lost links at given times")
     slowdowns: tuple[Slowdown, ...] = Field((), description="slow replicas at given times")
     mtbf_s: float | None = Field(
         None, gt=0, le=1e12, description="mean time a replica runs before it crashes, exponential; null: none do"
@@ -139,11 +163,13 @@ class FleetConfig(_Settings):
 
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="what the fleet is made of")
     router: RouterConfig = RouterConfig()
+    decode_router: RouterConfig | None = Field(None, description="which decode replica takes over; null: as router")
+    links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: as by default")
     admission: AdmissionConfig = AdmissionConfig()
     failures: FailuresConfig = FailuresConfig()
     autoscaler: AutoscalerConfig | None = Field(None, description="null: the fleet stays as it is")
 
-    @field_validator("router", mode="before")
+    @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _a_name_alone(cls, router: Any) -> Any:
         return {"name": router} if isinstance(router, str) else router
@@ -155,6 +181,7 @@ class FleetConfig(_Settings):
             raise ValueError("pools must have different names")
         asked = [crash.pool for crash in self.failures.crashes]
         asked += [slowdown.pool for slowdown in self.failures.slowdowns]
+        asked += [loss.pool for loss in self.failures.link_losses]
         if self.autoscaler is not None:
             asked.append(self.autoscaler.pool)
         for pool in asked:
@@ -163,6 +190,32 @@ class FleetConfig(_Settings):
         if not any(pool.replicas for pool in self.pools) and self.autoscaler is None:
             raise ValueError("a fleet needs a replica")
         return self
+
+    @model_validator(mode="after")
+    def _roles_go_together(self) -> FleetConfig:
+        roles = {pool.role for pool in self.pools}
+        if ("prefill" in roles) != ("decode" in roles):
+            missing = "decode" if "prefill" in roles else "prefill"
+            raise ValueError(
+                f"pools of role prefill and of role decode need each other; there is none of role {missing}"
+            )
+        if "prefill" not in roles:
+            for name, given in (
+                ("links", self.links),
+                ("decode_router", self.decode_router),
+                ("failures.link_losses", self.failures.link_losses),
+            ):
+                if given:
+                    raise ValueError(f"{name} goes with pools of role prefill and decode")
+        for loss in self.failures.link_losses:
+            if self.pools[self.pool_number(loss.pool)].role == "serve":
+                raise ValueError(f"pool {loss.pool!r} of a lost link is of role serve, which has no links")
+        return self
+
+    @property
+    def prefills_apart(self) -> bool:
+        """Whether some pools only prefill and others only decode."""
+        return any(pool.role == "prefill" for pool in self.pools)
 
     def pool_number(self, name: str | None) -> int:
         """Where the pool called `name` stands in `pools`; the first for None."""

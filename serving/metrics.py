@@ -165,6 +165,14 @@ _METRICS = (
         "time spent preempted; part of the prefill or decode time it interrupted, not added to them",
     ),
     Metric(
+        "transfer_ms",
+        "KV transfer time",
+        "ms",
+        "request",
+        "lower",
+        "KV on its way from a prefill to a decode replica, once blocks were there for it; part of the decode time",
+    ),
+    Metric(
         "send_delay_ms",
         "send delay",
         "ms",
@@ -366,6 +374,23 @@ _METRICS = (
         "higher",
         "prompt tokens found in the prefix cache / prompt tokens looked up, at first admission",
         prometheus=("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+    ),
+    Metric(
+        "tier_hit_rate",
+        "KV tier hit rate",
+        "fraction",
+        "run",
+        "higher",
+        "prompt tokens loaded from KV tiers / prompt tokens looked up, at first admission; null without tiers",
+        prometheus=("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"),
+    ),
+    Metric(
+        "swapped_in_tokens",
+        "swapped-in tokens",
+        "tokens",
+        "run",
+        None,
+        "tokens loaded from KV tiers after preemptions, not computed again; null without tiers",
     ),
     Metric(
         "preemptions",

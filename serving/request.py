@@ -23,13 +23,14 @@ class Status(Enum):
     """Where a request is in its life."""
 
     WAITING = "waiting"
+    LOADING = "loading"  # waits for KV from outside, and holds the blocks for it
     RUNNING = "running"
     FINISHED = "finished"
     REJECTED = "rejected"
     ABORTED = "aborted"
 
 
-_LIVE = (Status.WAITING, Status.RUNNING)
+_LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
 
 
 class Request:
@@ -40,7 +41,7 @@ class Request:
     placeholders  tokens scheduled to be sampled that have not returned; drafts count as if all were accepted
     in_flight     tokens of steps that have not returned
     stale         of those, the ones scheduled before a preemption
-    cached        tokens found in the prefix cache at the last admission
+    cached        tokens found in the prefix cache, or loaded, at the last admission
     proposed      draft tokens that its next step can verify
     """
 
@@ -64,6 +65,7 @@ class Request:
         "id",
         "joined",
         "keys",
+        "loading",
         "max_len",
         "preemptions",
         "priority",
@@ -76,7 +78,7 @@ class Request:
         "status",
     )
 
-    def __init__(self, arrived: WorkloadRequest) -> None:
+    def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
         self.arrived = arrived
         self.id = arrived.id
         self.priority = arrived.priority
@@ -85,7 +87,7 @@ class Request:
         self.status = Status.WAITING
         self.reason = ""
         self._computed = 0
-        self._known = arrived.prompt_len
+        self._known = arrived.prompt_len + outputs
         self._placeholders = 0
         self._in_flight = 0
         self.stale = 0
@@ -99,6 +101,7 @@ class Request:
         self.hashed = 0  # of those, full ones registered for reuse
         self.blocks: list[int] = []  # their physical ids, where the pool keeps identities
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
+        self.loading = 0  # tokens that will be computed once the load under way has ended
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
         self.preemptions = 0
         self.recomputed = 0  # tokens computed again after preemptions
@@ -185,7 +188,7 @@ class Request:
             self._placeholders -= 1 + drafts
 
     def found(self, tokens: int) -> None:
-        """Admission: `tokens` of the known sequence are in the prefix cache."""
+        """`tokens` of the known sequence are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 
     def preempted(self) -> None:

@@ -6,7 +6,10 @@ memory together. Nobody joins until the last of them has finished, so nothing is
 
 from __future__ import annotations
 
+from itertools import chain
+
 from serving.kv_blocks import blocks_for
+from serving.request import Status
 from serving.step_plan import StepPlan
 from serving.vllm import VllmScheduler
 
@@ -21,6 +24,9 @@ class StaticScheduler(VllmScheduler):
             self._to_admit = self._batch()
         while self._to_admit and budget > 0 and (head := self._head()):
             tokens = self._admit(plan, head, budget, threshold)
+            if head.status is Status.LOADING:  # it joins a later batch
+                self._to_admit -= 1
+                continue
             if not tokens:  # without chunked prefill: the prompt waits for a step of its own
                 break
             budget -= self._take(plan, plan.admitted[-1], tokens)
@@ -30,8 +36,9 @@ class StaticScheduler(VllmScheduler):
         """How many requests at the head of the queue fit together to their very ends."""
         free = self.pool.free
         size = 0
-        for request in self.waiting:
-            free -= blocks_for(request.max_len - 1, self.config.block_size)
+        neither_loaded_nor_loading = (request for request in self.waiting if not request.held)
+        for request in chain(self._loaded.values(), neither_loaded_nor_loading):
+            free -= blocks_for(request.max_len - 1, self.config.block_size) - request.held
             if free < 0 or size == self.config.max_num_seqs:
                 break
             size += 1

@@ -20,7 +20,8 @@ from serving.content import Content
 from serving.counting_pool import CountingPool
 from serving.decode_set import DecodeSet
 from serving.errors import UserError
-from serving.kv_blocks import blocks_for, kv_blocks
+from serving.external_kv import ExternalKv
+from serving.kv_blocks import Hit, blocks_for, kv_blocks
 from serving.request import Request, Status
 from serving.speculative import Acceptance
 from serving.step_plan import Row, StepPlan, by_admission
@@ -51,6 +52,8 @@ class VllmScheduler:
         self._in_flight: deque[StepPlan] = deque()
         self._overlaps = config.async_scheduling
         self._pipelined = False  # whether a step was ever planned behind others whose tokens it cannot foresee
+        self._external: ExternalKv | None = None
+        self._loaded: dict[int, Request] = {}  # waiting, with all the blocks they need
         self._plans = 0
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
@@ -90,8 +93,8 @@ class VllmScheduler:
 
     # What arrives and leaves
 
-    def add(self, arrived: WorkloadRequest) -> Request:
-        request = Request(arrived)
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        request = Request(arrived, outputs)
         request.reason = self._never_fits(request)
         if request.reason:
             request.status = Status.REJECTED
@@ -130,7 +133,8 @@ class VllmScheduler:
             del self._others[request.id]
         else:
             self.waiting.remove(request)
-        self.pool.release(request)
+        if self._external is None or not self._keeps(request, status):
+            self.pool.release(request)
         request.status = status
         del self.requests[request.id]
 
@@ -257,37 +261,48 @@ class VllmScheduler:
             if circumstances == self._refused:
                 break
             tokens = self._admit(plan, request, budget, threshold)
+            if request.status is Status.LOADING:
+                continue
             if not tokens:
                 self._refused = circumstances
                 break
             budget -= self._take(plan, request, tokens)
 
     def _head(self) -> Request | None:
-        """The first waiting request of which no step is still in flight."""
+        """What has been loaded, else the first waiting request of which neither step nor load is still under way."""
+        for request in self._loaded.values():
+            return request
         for request in self.waiting:
-            if not request.stale:
+            if not request.stale and not request.loading:
                 return request
         return None
 
     def _admit(self, plan: StepPlan, request: Request, budget: int, threshold: int) -> int:
-        """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait."""
+        """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait, or load."""
         config = self.config
-        hit = self.pool.lookup(request)
-        found = hit.blocks * config.block_size
+        if request.held:  # loaded: all its blocks are there
+            hit, found = None, request.computed
+        else:
+            hit = self.pool.lookup(request)
+            found = hit.blocks * config.block_size
+            if self._external is not None and (loadable := self._external.matched(request, found)):
+                if self._fits(request, request.known, hit):
+                    self._load(self._external, request, hit, loadable)
+                return 0
         tokens = min(request.known - found, threshold)
         if not config.enable_chunked_prefill and tokens > budget:
             return 0
         tokens = min(tokens, budget)
-        whole = request.known if config.scheduler_reserve_full_isl else found + tokens
-        need = blocks_for(whole, config.block_size) - hit.blocks + hit.idle
-        if need + (self._watermark if self.running else 0) > self.pool.free:
-            return 0
+        if hit is not None:
+            if not self._fits(request, request.known if config.scheduler_reserve_full_isl else found + tokens, hit):
+                return 0
+            self.pool.admit(request, hit)
+            request.found(found)
+            if request.first_hit is None:
+                request.first_hit = found
         self.waiting.remove(request)
-        self.pool.admit(request, hit)
-        request.found(found)
-        if request.first_hit is None:
-            request.first_hit = found
-        else:
+        self._loaded.pop(request.id, None)
+        if request.preemptions:
             request.recomputed -= found
         request.status = Status.RUNNING
         request.admitted = self._admissions
@@ -295,7 +310,14 @@ class VllmScheduler:
         self.running[request.id] = request
         self._others[request.id] = request
         plan.admitted.append(request)
+        if self._external is not None:
+            self._external.admitted(request)
         return tokens
+
+    def _fits(self, request: Request, tokens: int, hit: Hit) -> bool:
+        """Whether there are blocks for the first `tokens` tokens, beside those of `hit`."""
+        need = blocks_for(tokens, self._block_size) - hit.blocks + hit.idle
+        return need + (self._watermark if self.running else 0) <= self.pool.free
 
     def _take(self, plan: StepPlan, request: Request, tokens: int) -> int:
         """Give `request` its `tokens` in this step."""
@@ -309,6 +331,51 @@ class VllmScheduler:
             request.proposed = self._drafts
         plan.add(Row(request, start, tokens, samples, drafts))
         return tokens
+
+    # KV from outside
+
+    def connect(self, external: ExternalKv) -> None:
+        self._external = external
+
+    def _load(self, external: ExternalKv, request: Request, hit: Hit, tokens: int) -> None:
+        """Begin to load `tokens` tokens after those of `hit`.
+
+        Blocks are taken for all that is known, so that what has been loaded waits for nobody's blocks: requests that
+        hold some and lack others could otherwise wait for one another for ever.
+        """
+        found = hit.blocks * self._block_size
+        self.pool.admit(request, hit)
+        self.pool.extend(request, request.known)
+        request.loading = found + tokens
+        request.status = Status.LOADING
+        external.load(request, found, tokens)
+
+    def loaded(self, request: Request) -> None:
+        if request.ended:
+            self.pool.release(request)
+            return
+        if request.first_hit is None:
+            request.first_hit = request.hashed * self._block_size
+        request.found(request.loading)
+        self.pool.register(request, request.loading)
+        request.loading = 0
+        request.status = Status.WAITING
+        self._loaded[request.id] = request
+
+    def load_failed(self, request: Request) -> None:
+        self.pool.release(request)
+        request.loading = 0
+        if not request.ended:
+            request.status = Status.WAITING
+
+    def release(self, request: Request) -> None:
+        self.pool.release(request)
+
+    def _keeps(self, request: Request, status: Status) -> bool:
+        """Whether the blocks of a request that ends are written to, or still needed elsewhere."""
+        assert self._external is not None
+        self._loaded.pop(request.id, None)
+        return bool(request.loading) or (status is Status.FINISHED and self._external.keeps(request))
 
     # The decode set
 
@@ -406,7 +473,7 @@ class VllmScheduler:
     # Many steps at once
 
     def steady_steps(self) -> int:
-        if self._others or self._in_flight or not self.decodes.members or not self.pool.counts_only:
+        if self._others or self._in_flight or not self.decodes.members or not self.pool.counts_only or self._loaded:
             return 0
         if self.waiting and not self._head_stays_out():
             return 0

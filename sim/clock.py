@@ -1,8 +1,8 @@
 """Order on the virtual clock.
 
-Events at one timestamp happen in a stated order: steps end (by replica), then the fleet changes, then requests arrive
-or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the same input gives the
-same run on every machine.
+Events at one timestamp happen in a stated order: steps end (by replica), then transfers of KV, then the fleet changes,
+then requests arrive or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the
+same input gives the same run on every machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import simpy
 
 STEP_ENDS = 0  # plus the index of the replica
-FLEET, ARRIVAL, PLANNING = range(1 << 40, (1 << 40) + 3)
+TRANSFER_ENDS, FLEET, ARRIVAL, PLANNING = range(1 << 40, (1 << 40) + 4)
 SECOND_NS = 1_000_000_000
 
 

@@ -13,7 +13,7 @@ from simpy.core import EmptySchedule
 from serving.clients import Clients
 from serving.config import Deployment
 from serving.cost_model import CostModel
-from serving.fleet import FleetConfig
+from serving.fleet import FleetConfig, LinksConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.arrivals import Arrivals
 from sim.autoscaler import Autoscaler
@@ -21,6 +21,7 @@ from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools, plain_fleet
 from sim.gateway import Gateway
+from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
 from sim.replica import Replica
 from sim.router import Router, find_router
 from sim.run_log import RunLog, RunSink
@@ -67,8 +68,29 @@ class Cluster:
         def routers() -> Router:
             return router or find_router(config.router.name, **config.router.settings)
 
-        self._fleet = Fleet(self._clock, self._log, pools, routers, shares_prefixes, gateway.ended, gateway.lost)
-        gateway.open(self._fleet)
+        def decode_routers() -> Router:
+            chosen = config.decode_router or config.router
+            return find_router(chosen.name, **chosen.settings)
+
+        transfers = None
+        if config.prefills_apart:
+            links = config.links or LinksConfig()
+            transfers = KvTransfers(
+                self._clock, self._log, links, exchanged_bytes_per_token(links, pools), gateway.prefilled
+            )
+        self._links = None if transfers is None else transfers.links
+        self._fleet = Fleet(
+            self._clock,
+            self._log,
+            pools,
+            routers,
+            shares_prefixes,
+            gateway.ended,
+            gateway.lost,
+            decode_routers,
+            transfers,
+        )
+        gateway.open(self._fleet, transfers)
         self._arrivals: Arrivals | None = None
         self._runs = True
 
@@ -88,7 +110,7 @@ class Cluster:
         `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
         """
         config = self._config
-        Failures(self._clock, self._fleet, config)
+        Failures(self._clock, self._fleet, config, self._links)
         if config.autoscaler is not None:
             pool = config.pool_number(config.autoscaler.pool)
             Autoscaler(self._clock, self._log, self._fleet, pool, config.autoscaler)

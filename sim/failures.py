@@ -1,19 +1,21 @@
-"""Accidents that befall a fleet: crashes and slow replicas, at given times or drawn from a seed."""
+"""Accidents that befall a fleet: crashes, slow replicas and lost links, at given times or drawn from a seed."""
 
 from __future__ import annotations
 
 from random import Random
 
-from serving.fleet import Crash, FailuresConfig, FleetConfig, Slowdown
+from serving.fleet import Crash, FailuresConfig, FleetConfig, LinkLoss, Slowdown
 from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
+from sim.links import Links
 
 
 class Failures:
     """Brings the failures of a fleet about. What should befall a replica that is not there then befalls nobody."""
 
-    def __init__(self, clock: VirtualClock, fleet: Fleet, config: FleetConfig) -> None:
+    def __init__(self, clock: VirtualClock, fleet: Fleet, config: FleetConfig, links: Links | None = None) -> None:
         self._clock = clock
+        self._links = links
         self._fleet = fleet
         self._config = config
         self._failures: FailuresConfig = config.failures
@@ -21,6 +23,8 @@ class Failures:
             self._at(crash)
         for slowdown in self._failures.slowdowns:
             self._at(slowdown)
+        for loss in self._failures.link_losses:
+            self._at(loss)
         if self._failures.mtbf_s is not None:
             fleet.on_ready.append(self._runs)
             for pool in range(len(config.pools)):
@@ -37,10 +41,10 @@ class Failures:
         if not life.ended_by:
             self._fleet.crash(life, from_seconds(self._failures.recovery_s))
 
-    def _at(self, accident: Crash | Slowdown) -> None:
+    def _at(self, accident: Crash | Slowdown | LinkLoss) -> None:
         Alarm(self._clock, from_seconds(accident.at_s), FLEET, lambda _: self._happen(accident))
 
-    def _happen(self, accident: Crash | Slowdown) -> None:
+    def _happen(self, accident: Crash | Slowdown | LinkLoss) -> None:
         serving = [life for life in self._fleet.living(self._config.pool_number(accident.pool)) if life.serves]
         if accident.replica >= len(serving):
             return
@@ -49,7 +53,13 @@ class Failures:
             recovery_s = accident.recovery_s
             self._fleet.crash(life, None if recovery_s is None else from_seconds(recovery_s))
             return
+        over_ns = self._clock.now_ns + from_seconds(accident.for_s)
+        if isinstance(accident, LinkLoss):
+            links, index = self._links, life.replica.index
+            assert links is not None
+            links.lose(index)
+            Alarm(self._clock, over_ns, FLEET, lambda _: links.restore(index))
+            return
         replica, factor = life.replica, accident.factor
         replica.slow_down(factor)
-        over_ns = self._clock.now_ns + from_seconds(accident.for_s)
         Alarm(self._clock, over_ns, FLEET, lambda _: replica.speed_up(factor))

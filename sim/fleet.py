@@ -1,12 +1,13 @@
 """The replicas there are: which were started, which take requests, and for how long each was paid for.
 
 A replica is one life of one engine: it starts, becomes ready, serves, and drains or crashes. What recovers from a crash
-is a new replica. Requests of an SLO class that pools are reserved for go to those pools, all others to the rest.
+is a new replica. Requests of an SLO class that pools are reserved for go to those pools, all others to the rest; so
+do, among decode pools, those that come from a prefill pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from serving.request import Request
 from serving.scheduler import find_policy
 from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
+from sim.kv_tiers import add_tiers
+from sim.kv_transfers import KvTransfers
 from sim.pace import paced
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
@@ -51,10 +54,17 @@ def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> 
 
 def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
     """`deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
+    where = f"fleet.pools.{pool.name}.deployment"
+    own = _own_deployment(deployment, pool, where)
+    if own.kv_tiers is not None and pool.role != "serve":
+        raise UserError(f"{where}.kv_tiers", "given", f"goes with pools of role serve, not {pool.role}; set it to null")
+    return own
+
+
+def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Deployment:
     alone = deployment.model_copy(update={"fleet": None})
     if not pool.deployment:
         return alone
-    where = f"fleet.pools.{pool.name}.deployment"
     if "fleet" in pool.deployment:
         raise UserError(f"{where}.fleet", pool.deployment["fleet"], "a pool has no fleet of its own; leave it out")
     return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
@@ -105,6 +115,8 @@ class Fleet:
         shares_prefixes: bool,
         on_end: Callable[[Request], None],
         on_lost: Callable[[list[Request]], None],
+        decode_routers: Callable[[], Router] | None = None,
+        transfers: KvTransfers | None = None,
     ) -> None:
         self.pools = pools
         self.replicas: list[Replica] = []
@@ -119,12 +131,11 @@ class Fleet:
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
         self._living: list[dict[int, Life]] = [{} for _ in pools]  # by pool and index
-        self._routes = _routes(pools, routers)
-        self._rest = self._routes[None]
-        self._routes_of = [
-            [route for route in dict.fromkeys(self._routes.values()) if pool in route.pools]
-            for pool in range(len(pools))
-        ]
+        self._transfers = transfers
+        self._routes = _routes(pools, ("serve", "prefill"), routers)
+        self._decode_routes = _routes(pools, ("decode",), decode_routers or routers)
+        routes = dict.fromkeys([*self._routes.values(), *self._decode_routes.values()])
+        self._routes_of = [[route for route in routes if pool in route.pools] for pool in range(len(pools))]
         for number, pool in enumerate(pools):
             for _ in range(pool.config.replicas):
                 self._ready(self._new(number))
@@ -132,13 +143,32 @@ class Fleet:
     # What the gateway asks
 
     def route(self, request: WorkloadRequest) -> Replica | None:
-        """The replica for `request`; None when none is ready."""
-        route = self._routes.get(request.slo_class, self._rest)
-        return route.router.choose(request, route.replicas) if route.replicas else None
+        """The replica for `request`, which has arrived; None when none is ready."""
+        return self._routes.choose(request)
+
+    def route_decode(self, request: WorkloadRequest) -> Replica | None:
+        """The decode replica for `request`, which has its first token; None when none is ready."""
+        return self._decode_routes.choose(request)
+
+    def asked_of(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
+        """What `replica` is to do of `request`: all of it, unless it only prefills."""
+        if self._transfers is None or self.role(replica) != "prefill":
+            return request
+        return self._transfers.first_token_of(request)
+
+    def role(self, replica: Replica) -> str:
+        """The role of its pool."""
+        return self.pools[self._lives[replica.index].pool].config.role
 
     def awaits(self, request: WorkloadRequest) -> bool:
-        """Whether a replica for `request` is on its way."""
-        route = self._routes.get(request.slo_class, self._rest)
+        """Whether a replica for `request`, which has arrived, is on its way."""
+        return self._awaits(self._routes.of(request))
+
+    def awaits_decode(self, request: WorkloadRequest) -> bool:
+        """Whether a decode replica for `request` is on its way."""
+        return self._awaits(self._decode_routes.of(request))
+
+    def _awaits(self, route: _Route) -> bool:
         return any(
             pool in self.scaled_pools or any(life.ready_ns is None for life in self._living[pool].values())
             for pool in route.pools
@@ -192,10 +222,15 @@ class Fleet:
 
     def _new(self, pool: int) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
-        scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=self._shares_prefixes)
+        shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
+        scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=shares)
         self._log.started(index, deployment.scheduler.block_size)
         stages = deployment.pipeline_parallel_size
         replica = Replica(self._clock, index, scheduler, self._costs[pool], self._log, self._on_end, stages)
+        if self._transfers is not None:
+            self._transfers.connect(replica, self.pools[pool].config.role)
+        if deployment.kv_tiers is not None:
+            add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, self._clock.now_ns)
         self.replicas.append(replica)
         self._lives.append(life)
@@ -240,13 +275,26 @@ class _Route:
     replicas: ReplicaSet
 
 
-def _routes(pools: Sequence[PricedPool], routers: Callable[[], Router]) -> dict[str | None, _Route]:
-    """By SLO class; None is of every class that no pool is reserved for. Classes of the same pools share a route."""
-    classes = dict.fromkeys(name for pool in pools for name in pool.config.slo_classes)
+class _Routes(dict[str | None, _Route]):
+    """Routes by SLO class; None is of every class that no pool is reserved for."""
+
+    def of(self, request: WorkloadRequest) -> _Route:
+        return self.get(request.slo_class) or self[None]
+
+    def choose(self, request: WorkloadRequest) -> Replica | None:
+        """The replica for `request`; None when none is ready."""
+        route = self.of(request)
+        return route.router.choose(request, route.replicas) if route.replicas else None
+
+
+def _routes(pools: Sequence[PricedPool], roles: Collection[str], routers: Callable[[], Router]) -> _Routes:
+    """Routes to the pools of these roles. Classes of the same pools share a route."""
+    numbers = [number for number, pool in enumerate(pools) if pool.config.role in roles]
+    reserved = {number: pools[number].config.slo_classes for number in numbers}
     wanted: dict[str | None, tuple[int, ...]] = {
-        name: tuple(number for number, pool in enumerate(pools) if name in pool.config.slo_classes) for name in classes
+        name: tuple(number for number in numbers if name in reserved[number])
+        for name in dict.fromkeys(name for names in reserved.values() for name in names)
     }
-    rest = tuple(number for number, pool in enumerate(pools) if not pool.config.slo_classes)
-    wanted[None] = rest or tuple(range(len(pools)))
-    made = {numbers: _Route(numbers, routers(), ReplicaSet()) for numbers in dict.fromkeys(wanted.values())}
-    return {name: made[numbers] for name, numbers in wanted.items()}
+    wanted[None] = tuple(number for number in numbers if not reserved[number]) or tuple(numbers)
+    made = {those: _Route(those, routers(), ReplicaSet()) for those in dict.fromkeys(wanted.values())}
+    return _Routes({name: made[those] for name, those in wanted.items()})

@@ -3,6 +3,9 @@
 A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. None ever disappears. A
 replica that crashes gives its requests back, and they start again at once elsewhere. While no replica is ready,
 requests wait here for one that is on its way.
+
+Where prefill replicas took a request, a decode replica takes it over once its first token is there. The KV of the
+prompt stays behind until then; if that is lost, the request starts again too.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from random import Random
 from serving.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request
 from serving.workload import WorkloadRequest
-from sim.clock import ARRIVAL, Alarm, VirtualClock, from_seconds
+from sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
+from sim.kv_transfers import KvTransfers
 from sim.replica import Replica
 from sim.run_log import RunLog
 
@@ -48,6 +52,7 @@ class Gateway:
         self._on_end = on_end
         self._visits: dict[int, _Visit] = {}
         self._held: deque[_Visit] = deque()  # no replica is ready for them
+        self._prefilled: deque[tuple[_Visit, Request]] = deque()  # no decode replica is
         self._most_at_replica = admission.max_queued_per_replica
         self._most = admission.max_queued
         self._limited = self._most_at_replica is not None or self._most is not None
@@ -55,9 +60,10 @@ class Gateway:
         self._patience = admission.patience
         self._retry = admission.retry
 
-    def open(self, fleet: Fleet) -> None:
-        """Requests go to `fleet`, which tells `ended` and `lost` what becomes of them."""
+    def open(self, fleet: Fleet, transfers: KvTransfers | None = None) -> None:
+        """Requests go to `fleet`, which tells `ended` and `lost` what becomes of them, and `transfers` `prefilled`."""
         self._fleet = fleet
+        self._transfers = transfers
         fleet.on_ready.append(self._ready)
 
     def __len__(self) -> int:
@@ -78,6 +84,12 @@ class Gateway:
         """It finished, or can never fit."""
         self._left(request.arrived)
 
+    def prefilled(self, request: Request) -> None:
+        """Its first token is there, on a prefill replica that keeps its KV."""
+        visit = self._visits[request.id]
+        # Not before all steps have ended that end now: a router may look at them.
+        Alarm(self._clock, self._clock.now_ns, TRANSFER_ENDS, lambda _: self._take_over(visit, request))
+
     def lost(self, requests: Sequence[Request]) -> None:
         """They were on a replica that crashed."""
         for request in requests:
@@ -89,6 +101,9 @@ class Gateway:
         held, self._held = self._held, deque()
         for visit in held:
             self._place(visit)
+        prefilled, self._prefilled = self._prefilled, deque()
+        for visit, request in prefilled:
+            self._take_over(visit, request)
 
     # Attempts
 
@@ -112,7 +127,20 @@ class Gateway:
             self._failed(visit, "rejected", refusal)
         elif replica is not None:
             visit.replica = replica
-            visit.live = replica.offer(visit.request, visit.arrival_ns, visit.attempts)
+            offered = self._fleet.asked_of(replica, visit.request)
+            visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts)
+
+    def _take_over(self, visit: _Visit, request: Request) -> None:
+        if visit.live is not request or self._visits.get(request.id) is not visit:
+            return  # lost or given up since
+        replica = self._fleet.route_decode(visit.request)
+        if replica is not None:
+            visit.replica = replica
+            visit.live = replica.take_over(visit.request, request)
+        elif self._fleet.awaits_decode(visit.request):
+            self._prefilled.append((visit, request))
+        else:
+            self._leave(visit, "rejected", "no decode replica is left")
 
     def _refusal(self, replica: Replica | None) -> str:
         """Why nobody can be queued now; empty if somebody can."""
@@ -141,7 +169,7 @@ class Gateway:
         if self._visits.get(visit.request.id) is not visit or visit.attempts != attempt:
             return
         if visit.live is not None:
-            if visit.live.admitted >= 0:
+            if visit.live.admitted >= 0 or visit.live.outputs:
                 return
             self._take_off(visit)
         elif visit in self._held:
@@ -169,19 +197,24 @@ class Gateway:
         assert visit.replica is not None and visit.live is not None
         if not visit.live.ended:
             visit.replica.withdraw(visit.live)
+        if self._transfers is not None:
+            self._transfers.drop(visit.request.id)
         self._log.withdrawn(visit.live)
         visit.replica = visit.live = None
 
     def _leave(self, visit: _Visit, status: str, reason: str) -> None:
         now = self._clock.now_ns
         if visit.replica is not None and visit.live is not None:
-            visit.replica.withdraw(visit.live)
+            if not visit.live.ended:
+                visit.replica.withdraw(visit.live)
             self._log.ended(visit.live, now, status, reason)
         else:
             self._log.refused(visit.request, visit.arrival_ns, now, status, reason, visit.attempts)
         self._left(visit.request)
 
     def _left(self, request: WorkloadRequest) -> None:
+        if self._transfers is not None:
+            self._transfers.drop(request.id)
         del self._visits[request.id]
         self._on_end(request)
 

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
 from math import prod
-from typing import Protocol
+from typing import Protocol, cast
 
 from serving.cost_model import CostModel
+from serving.external_kv import ExternalScheduler
 from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
@@ -40,6 +41,9 @@ class Replica:
     outstanding_tokens    prompt and output tokens of those
     listeners             told of each change of its load
     on_end                called with each request that finishes, or is rejected because it can never fit
+    on_planned            called with each plan that is launched, and when it will have ended
+    on_kept               if given, called instead with each that finishes and whose KV blocks are kept until `release`
+    on_planned            if given, called with each plan that is launched, and when it ends
     """
 
     def __init__(
@@ -63,6 +67,9 @@ class Replica:
         self._slowed: list[float] = []  # factors of the slowdowns under way
         self._log = log
         self._on_end = on_end
+        self.on_kept: Callable[[Request], None] | None = None
+        self.on_planned: Callable[[StepPlan, int], None] | None = None
+        self._kept: dict[int, Request] = {}
         self._depth = 2 if scheduler.config.async_scheduling else stages
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         self._leaps = self._depth == 1 and not log.keeps_steps
@@ -112,18 +119,30 @@ class Replica:
             self._end_leap()
         request = self.scheduler.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
+        self._accept(request)
+        return request
+
+    def take_over(self, arrived: WorkloadRequest, prefilled: Request) -> Request:
+        """A request is routed here, now, to be decoded: `prefilled` is what a prefill replica did of it."""
+        if self._leap_ends:
+            self._end_leap()
+        request = cast(ExternalScheduler, self.scheduler).add(arrived, prefilled.outputs)
+        self._log.taken_over(self.index, prefilled, request)
+        self._accept(request)
+        return request
+
+    def _accept(self, request: Request) -> None:
         if request.status is Status.REJECTED:
             self._log.ended(request, self._clock.now_ns)
             self._on_end(request)
-            return request
+            return
         self.outstanding_requests += 1
         self.outstanding_tokens += request.max_len
-        self._known_tokens += request.prompt_len
+        self._known_tokens += request.known
         for listener in self.listeners:
             listener.loaded(self)
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
-        return request
 
     def withdraw(self, request: Request) -> None:
         """Drop a request that has not ended. The step it may be part of runs on without it."""
@@ -135,17 +154,43 @@ class Replica:
         if self._alarm is None:  # its place may be what others waited for
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
+    def loaded(self, request: Request) -> None:
+        """KV that its scheduler asked for is there, now."""
+        self._wake()
+        cast(ExternalScheduler, self.scheduler).loaded(request)
+
+    def load_failed(self, request: Request) -> None:
+        """KV that its scheduler asked for will never be there."""
+        self._wake()
+        cast(ExternalScheduler, self.scheduler).load_failed(request)
+
+    def release(self, request: Request) -> None:
+        """The KV blocks that were kept when `request` ended are needed no more."""
+        self._wake()
+        cast(ExternalScheduler, self.scheduler).release(request)
+        if self._kept.pop(request.id, None):
+            self._lighten(request)
+
+    def _wake(self) -> None:
+        """What is about to change may be what somebody waits for: plan when everything of this moment has happened."""
+        if self._leap_ends:
+            self._end_leap()
+        if self._alarm is None:
+            self._set(self._clock.now_ns, PLANNING, self._plan)
+
     def crash(self) -> list[Request]:
         """Stop for ever; the requests that were here, in the order in which they came."""
         if self._leap_ends:
             self._end_leap()  # its whole steps count
         self._alarm = None
         self._launched.clear()
-        lost = list(self.scheduler.requests.values())
+        kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
             self.scheduler.abort(request.id)
             self._lighten(request)
-        return lost
+        for request in kept:
+            self.release(request)
+        return kept + lost
 
     def slow_down(self, factor: float) -> None:
         """Steps planned from now on take `factor` times as long as they would have."""
@@ -192,6 +237,8 @@ class Replica:
                 stages_ns = None
             self._launched.append((plan, self._last_end_ns))
             self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns, stages_ns)
+            if self.on_planned is not None:
+                self.on_planned(plan, self._last_end_ns)
             if cpu_ns:
                 if len(self._launched) < self._depth:
                     self._set(now + cpu_ns, PLANNING, self._plan)
@@ -225,6 +272,10 @@ class Replica:
             self._set(now, PLANNING, self._plan)
 
     def _end(self, request: Request, now: int) -> None:
+        if request.held and self.on_kept is not None:
+            self._kept[request.id] = request
+            self.on_kept(request)
+            return
         self._lighten(request)
         self._log.ended(request, now)
         self._on_end(request)

@@ -74,9 +74,15 @@ class _Life:
         "first_token_ns",
         "preempted_at_ns",
         "preempted_ns",
+        "prefill_replica",
+        "prefilled",
         "queued_ns",
         "replica",
         "scheduled_ns",
+        "swapped_in_tokens",
+        "tier_hits",
+        "transfer_ns",
+        "transfer_since_ns",
         "waits",
     )
 
@@ -88,7 +94,11 @@ class _Life:
         self.attempts = attempts
         self.waits = False
         self.scheduled_ns = self.first_token_ns = self.preempted_at_ns = -1
-        self.preempted_ns = 0
+        self.preempted_ns = self.swapped_in_tokens = 0
+        self.tier_hits: list[tuple[str, int]] = []
+        self.prefilled: Request | None = None  # what a prefill replica did of it, and which
+        self.prefill_replica = -1
+        self.transfer_since_ns = self.transfer_ns = -1
 
 
 _MEASURED_ONLY = ("schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns")
@@ -118,6 +128,7 @@ class RunLog:
         self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
         self._waiting_blocks: dict[int, int] = {}
         self._block_size: dict[int, int] = {}
+        self._tiered: set[int] = set()
         self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
         self._request_rows: list[tuple[Any, ...]] = []
         self._step_rows: list[tuple[Any, ...]] = []
@@ -128,6 +139,10 @@ class RunLog:
         self._block_size[replica] = block_size
         self._waiting_blocks[replica] = 0
         self._under_way[replica] = deque()
+
+    def tiered(self, replica: int) -> None:
+        """It has KV tiers."""
+        self._tiered.add(replica)
 
     def crashed(self, replica: int) -> None:
         """Its steps in flight never end."""
@@ -228,6 +243,34 @@ class RunLog:
         if request.status is not Status.REJECTED:
             self._queue(life)
 
+    def taken_over(self, replica: int, prefilled: Request, request: Request) -> None:
+        """A decode replica goes on with `request`, of which a prefill replica did `prefilled`."""
+        life = self._lives[request.id]
+        life.prefilled, life.prefill_replica, life.replica = prefilled, life.replica, replica
+        life.demand = blocks_for(request.known, self._block_size[replica])
+        if request.status is not Status.REJECTED:
+            self._queue(life)
+
+    def transfer_begins(self, request: Request, now_ns: int) -> None:
+        """It has its blocks on the decode replica, and its KV is on its way there."""
+        life = self._lives[request.id]
+        self._has_blocks(life)
+        life.transfer_since_ns = now_ns
+
+    def transferred(self, request: Request, now_ns: int) -> None:
+        """Its KV is there."""
+        life = self._lives[request.id]
+        life.transfer_ns = now_ns - life.transfer_since_ns
+
+    def loads(self, request: Request, tier: str, tokens: int) -> None:
+        """It has its blocks, and loads `tokens` tokens from a KV tier."""
+        life = self._lives[request.id]
+        self._has_blocks(life)
+        if request.preemptions:
+            life.swapped_in_tokens += tokens
+        else:
+            life.tier_hits.append((tier, tokens))
+
     def withdrawn(self, request: Request) -> None:
         """This attempt has come to nothing."""
         self._unqueue(self._lives.pop(request.id))
@@ -247,6 +290,7 @@ class RunLog:
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
         finished = status == Status.FINISHED.value
         outputs = request.outputs
+        before = life.prefilled
         self.finished += finished
         self.output_tokens += outputs
         arrived = request.arrived
@@ -267,11 +311,11 @@ class RunLog:
                 _or_null(life.scheduled_ns),
                 _or_null(life.first_token_ns),
                 now_ns if finished else None,
-                request.first_hit or 0,
-                request.preemptions,
+                (before or request).first_hit or 0,
+                request.preemptions + (before.preemptions if before else 0),
                 life.preempted_ns,
-                max(request.recomputed, 0),
-                self._token_times(request, life.replica) if self.keeps_tokens and finished else None,
+                max(request.recomputed, 0) + (max(before.recomputed, 0) if before else 0),
+                self._token_times(request, life) if self.keeps_tokens and finished else None,
                 life.attempts,
                 now_ns,
                 arrived.session,
@@ -279,6 +323,10 @@ class RunLog:
                 request.drafts,
                 request.draft_tokens,
                 request.accepted_tokens,
+                _or_null(life.prefill_replica),
+                _or_null(life.transfer_ns),
+                life.tier_hits if life.replica in self._tiered else None,
+                life.swapped_in_tokens if life.replica in self._tiered else None,
             )
         )
         if len(self._request_rows) >= _BLOCK:
@@ -291,15 +339,20 @@ class RunLog:
         self.queued += 1
         self._waiting_blocks[life.replica] += life.demand
 
+    def _has_blocks(self, life: _Life) -> None:
+        """It still waits, but not for blocks."""
+        self._waiting_blocks[life.replica] -= life.demand
+        life.demand = 0
+
     def _unqueue(self, life: _Life) -> None:
         if life.waits:
             life.waits = False
             self.queued -= 1
             self._waiting_blocks[life.replica] -= life.demand
 
-    def _token_times(self, request: Request, replica: int) -> list[int]:
-        ends = self._ends[replica]
-        times: list[int] = []
+    def _token_times(self, request: Request, life: _Life) -> list[int]:
+        ends = self._ends[life.replica]
+        times = [life.first_token_ns] if life.prefilled else []
         for first, count in request.sampled_in:
             times.extend(ends[first : first + count])
         return times[: request.outputs]

@@ -31,6 +31,8 @@ fleet:
   autoscaler: {metric: queue, target: 4, max_replicas: 12, pool: big}
 """
 
+APART = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}, {"name": "s"}]
+
 
 def test_one_file_describes_a_fleet(tmp_path):
     (tmp_path / "fleet.yaml").write_text(YAML)
@@ -77,6 +79,13 @@ def test_the_default_is_one_replica_and_a_router_may_be_a_name():
         ({"autoscaler": {"target": 0.9, "max_replicas": 3, "metric": "attainment"}}, "slo_ms"),
         ({"autoscaler": {"target": 1.5, "max_replicas": 3, "metric": "kv"}}, "share"),
         ({"autoscaler": {"target": 1, "max_replicas": 3, "interval_s": 0}}, "interval_s"),
+        ({"pools": [{"role": "prefill"}]}, "none of role decode"),
+        ({"pools": [{"role": "decode"}, {"name": "b"}]}, "none of role prefill"),
+        ({"links": {}}, "links"),
+        ({"decode_router": "random"}, "decode_router"),
+        ({"failures": {"link_losses": [{"at_s": 1, "for_s": 1, "pool": "pool"}]}}, "failures.link_losses"),
+        ({"pools": APART, "links": {"nic_gb_s": 0}}, "nic_gb_s"),
+        ({"pools": APART, "failures": {"link_losses": [{"at_s": 1, "for_s": 1, "pool": "s"}]}}, "no links"),
     ],
 )
 def test_what_cannot_be_is_one_line(fleet, named):
@@ -93,9 +102,10 @@ def test_a_wrong_pool_setting_names_pool_and_setting(override):
     assert str(error.value).startswith("fleet.pools.odd.deployment.") and "\n" not in str(error.value)
 
 
-def test_the_example_of_the_manual_is_valid(tmp_path):
+@pytest.mark.parametrize("number, pools", [(1, ["chat", "rest"]), (2, ["prefill", "decode"])])
+def test_the_examples_of_the_manual_are_valid(tmp_path, number, pools):
     manual = (Path(__file__).parents[1] / "docs/fleet.md").read_text(encoding="utf-8")
-    (tmp_path / "example.yaml").write_text(manual.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    (tmp_path / "example.yaml").write_text(manual.split("```yaml\n")[number].split("```")[0], encoding="utf-8")
     fleet = load_deployment(tmp_path / "example.yaml").fleet
-    assert [pool.name for pool in fleet.pools] == ["chat", "rest"]
+    assert [pool.name for pool in fleet.pools] == pools
     find_router(fleet.router.name, **fleet.router.settings)

@@ -42,7 +42,7 @@ def finished(arrival, scheduled, first, finish, tokens, **more):
     return {**{name: ms * MS for name, ms in times.items()}, "output_tokens": tokens, **more}
 
 
-ONE = finished(100, 150, 350, 1250, 10, send_ns=107 * MS, preempted_ns=200 * MS, preemptions=1)
+ONE = finished(100, 150, 350, 1250, 10, send_ns=107 * MS, preempted_ns=200 * MS, preemptions=1, transfer_ns=40 * MS)
 
 
 def test_one_request_by_hand():
@@ -59,6 +59,7 @@ def test_one_request_by_hand():
         "prefill_ms": 200,
         "decode_ms": 900,
         "preempted_ms": 200,
+        "transfer_ms": 40,
         "send_delay_ms": 7,
         "tok_s_user": 10,
     }
@@ -209,6 +210,7 @@ def synthetic(count, rate=50.0, servers=None, service_s=0.1, seed=0):
         "prefix_hit_tokens": np.zeros(count, np.int64),
         "preemptions": np.zeros(count, np.int64),
         "preempted_ns": np.zeros(count, np.int64),
+        "transfer_ns": np.zeros(count, np.int64),
         "recomputed_tokens": np.zeros(count, np.int64),
     }
     return pa.table(columns)

@@ -90,7 +90,7 @@ def _of_our_engine(calibration: str, settle: Callable[[Deployment], Deployment])
             "has no price in a calibration of our own engine, which does not speculate; give --gpu instead",
         )
     for name in Deployment.model_fields:
-        if name in ("policy", "scheduler", "fleet"):
+        if name in ("policy", "scheduler", "fleet", "kv_tiers"):
             continue
         asked, known = getattr(deployment, name), getattr(base, name)
         if asked != known:

@@ -68,6 +68,13 @@ def print_rejections(recording: Recording) -> None:
         click.echo(f"{len(reasons)} turned away, the first because: {reasons[0]}")
 
 
+def print_tiers(metrics: RunMetrics) -> None:
+    """Which share of the prompt tokens came from each KV tier, if there were any."""
+    if metrics.scalars()["tier_hit_rate"] is not None:
+        shares = [f"{rate:.1%} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        click.echo(f"of the prompt tokens were loaded: {', '.join(shares) or 'none'}")
+
+
 def _range(band: tuple[float, float] | None) -> str:
     return "" if band is None else f"{_shown(band[0])}–{_shown(band[1])}"
 

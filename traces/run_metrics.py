@@ -38,6 +38,7 @@ REQUEST_METRICS = (
     "prefill_ms",
     "decode_ms",
     "preempted_ms",
+    "transfer_ms",
     "send_delay_ms",
     "tok_s_user",
 )
@@ -214,6 +215,8 @@ class RunMetrics:
                 return (ns("finish_ns") - ns("first_token_ns")) / 1e6
             case "preempted_ms":
                 return ns("preempted_ns") / 1e6
+            case "transfer_ms":
+                return ns("transfer_ns") / 1e6
             case _:
                 return (ns("send_ns") - ns("arrival_ns")) / 1e6
 
@@ -336,6 +339,8 @@ class RunMetrics:
             "kv_pressure": self.step_mean("kv_pressure"),
             "kv_pressure_peak": self._peak("kv_pressure"),
             "prefix_hit_rate": self.prefix_hit_rate(),
+            "tier_hit_rate": sum(self.tier_hit_rates().values()) if self._tiered else None,
+            "swapped_in_tokens": int(np.nansum(self._request("swapped_in_tokens"))) if self._tiered else None,
             "preemptions": int(np.nansum(self._request("preemptions"))),
             "recomputed_tokens": int(np.nansum(self._request("recomputed_tokens"))),
             **self.speculation(),
@@ -414,6 +419,24 @@ class RunMetrics:
             "draft_acceptance_rate": accepted / proposed if proposed else None,
             "rejected_draft_tokens": proposed - accepted if proposed else None,
         }
+
+    def tier_hit_rates(self) -> dict[str, float]:
+        """Tokens loaded from each KV tier over the prompt tokens of every request that was admitted; none, no tiers."""
+        if not self._tiered:
+            return {}
+        admitted = np.isfinite(self._request("scheduled_ns"))
+        looked_up = float(np.nansum(self._request("prompt_tokens")[admitted]))
+        hits: dict[str, int] = {}
+        for hit in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).to_pylist():
+            for tier, tokens in hit or ():
+                hits[tier] = hits.get(tier, 0) + tokens
+        return {tier: tokens / looked_up for tier, tokens in sorted(hits.items())}
+
+    @cached_property
+    def _tiered(self) -> bool:
+        """Whether some replica had KV tiers."""
+        name = "tier_hit_tokens"
+        return name in self._requests.column_names and self._requests.column(name).null_count < self._requests.num_rows
 
     def _peak(self, name: str) -> float | None:
         values = self.values(name)
@@ -597,6 +620,9 @@ _REQUEST_COLUMNS = [
     "preemptions",
     "preempted_ns",
     "recomputed_tokens",
+    "tier_hit_tokens",
+    "swapped_in_tokens",
+    "transfer_ns",
     "end_ns",
     "drafts",
     "draft_tokens",

@@ -82,6 +82,15 @@ REQUESTS = (
     Column("drafts", _I32, "", "steps that verified draft tokens of it; null on the wall clock"),
     Column("draft_tokens", _I32, "tokens", "draft tokens verified; null on the wall clock"),
     Column("accepted_tokens", _I32, "tokens", "of those, the accepted ones; null on the wall clock"),
+    Column("prefill_replica", _I32, "", "replica of a prefill pool that had it first; null if `replica` did all of it"),
+    Column("transfer_ns", _I64, "ns", "its KV on the way to the decode replica; null if it never was, or all of it"),
+    Column(
+        "tier_hit_tokens",
+        pa.map_(_TEXT, _I64),
+        "tokens",
+        "prompt tokens loaded from each KV tier, at first admission; null without tiers",
+    ),
+    Column("swapped_in_tokens", _I32, "tokens", "tokens loaded from KV tiers after preemptions; null without tiers"),
 )
 
 STEPS = (

@@ -134,6 +134,8 @@ def _stages(found: Explanation) -> Table:
     transfers = found.step_ns - sum(stage.ns for stage in found.stages)
     table.add_row("transfers", "", f"{transfers / 1e3:,.1f}")
     return table
+
+
 def _with(drafts: int) -> str:
     return f" with {drafts} draft tokens each" if drafts else ""
 

@@ -56,7 +56,7 @@ def simulate(
     from calibration.bands import bands, run_metrics
     from sim.simulate import simulate_to
     from tokentwin.fleets import asked_fleet, ends, priced_pools
-    from tokentwin.run_table import print_metrics, print_rejections
+    from tokentwin.run_table import print_metrics, print_rejections, print_tiers
     from traces.reader import read_workload
     from traces.recording import Recording
     from traces.reshape import reshaped
@@ -86,7 +86,9 @@ def simulate(
         around = bands(metrics, *others)
     mark, why = max(pool.cost.standing() for pool in pools)
     standing = {"mark": mark.name.lower(), "reason": why}
-    print_metrics(metrics, style, bands=around, standing=standing)
+    tiers = {"tier_hit_rates": metrics.tier_hit_rates()} if deployment.kv_tiers else {}
+    print_metrics(metrics, style, bands=around, standing=standing, **tiers)
     if style == "table":
         print_rejections(recording)
+        print_tiers(metrics)
         click.echo(f"{mark.name.lower()}: {why}")

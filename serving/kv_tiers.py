@@ -1,0 +1,39 @@
+"""Settings of slower memory behind an engine's KV blocks: host memory, a disk (docs/kv-tiers.md)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KvTier(_Settings):
+    """One kind of memory of a replica, all its devices together, and the way to it. GB are 10^9 bytes."""
+
+    name: str = Field(min_length=1, description="name of the tier, unique among them")
+    capacity_gib: float = Field(gt=0, le=1e9, description="GiB for KV")
+    read_gb_s: float = Field(gt=0, le=1e9, description="GB/s into the device's memory, one load after another")
+    write_gb_s: float = Field(gt=0, le=1e9, description="GB/s out of the tier above, one write after another")
+    latency_us: float = Field(0.0, ge=0, le=1e9, description="microseconds before a transfer's first byte")
+
+
+class KvTiersConfig(_Settings):
+    """Tiers, the fastest first. A full block is written to the first; what does not fit moves down."""
+
+    tiers: tuple[KvTier, ...] = Field(min_length=1, description="the tiers, fastest first")
+    preemption: Literal["swap", "recompute"] = Field(
+        "swap", description="swap: a preempted request loads what tiers hold of it; recompute: it computes it again"
+    )
+    kv_bytes_per_token: int | None = Field(
+        None, ge=1, le=10**9, description="KV bytes of a token, of all layers and devices; null: by the model's shapes"
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> KvTiersConfig:
+        if len({tier.name for tier in self.tiers}) < len(self.tiers):
+            raise ValueError("tiers must have different names")
+        return self

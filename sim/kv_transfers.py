@@ -1,0 +1,183 @@
+"""KV that goes from prefill replicas to decode replicas.
+
+A prefill replica keeps the blocks of a request whose first token is there. A decode replica pulls them when it has
+blocks of its own for them, and only the part that its prefix cache lacks; then the prefill replica lets go. So a full
+decode pool fills the prefill pool, which then prefills no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from serving.errors import UserError
+from serving.external_kv import connect
+from serving.fleet import LinksConfig
+from serving.kv_bytes import kv_bytes_per_token, kv_dtype
+from serving.request import Request
+from serving.workload import WorkloadRequest
+from sim.clock import VirtualClock
+from sim.links import Flow, Links
+from sim.replica import Replica
+from sim.run_log import RunLog
+
+if TYPE_CHECKING:
+    from sim.fleet import PricedPool
+
+_GB = 1e9
+
+
+class _Kept:
+    """KV of `request`, which has its first token on `source`, and where it goes to."""
+
+    __slots__ = ("flow", "pulled_by", "request", "source")
+
+    def __init__(self, source: Replica, request: Request) -> None:
+        self.source = source
+        self.request = request
+        self.flow: Flow | None = None
+        self.pulled_by: tuple[Replica, Request] | None = None
+
+
+class KvTransfers:
+    """What is kept for decode replicas, and what is on its way to them.
+
+    on_kept  called with each request that has its first token and will be taken over by a decode replica
+    links    what it goes over
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        log: RunLog,
+        links: LinksConfig,
+        bytes_per_token: int,
+        on_kept: Callable[[Request], None],
+    ) -> None:
+        fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
+        self.links = Links(clock, round(links.latency_us * 1000), links.nic_gb_s * _GB, fabric)
+        self._clock = clock
+        self._log = log
+        self._bytes_per_token = bytes_per_token
+        self._on_kept = on_kept
+        self._awaited: set[int] = set()  # requests that prefill, to be taken over
+        self._kept: dict[int, _Kept] = {}
+
+    def connect(self, replica: Replica, role: str) -> None:
+        """`replica`, of a pool of that role, is new. Raises UserError if its policy can keep or load no KV."""
+        if role == "prefill":
+            connect(replica.scheduler, _Source(self))
+            replica.on_kept = partial(self._keep, replica)
+        elif role == "decode":
+            connect(replica.scheduler, _Destination(self, replica))
+
+    def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
+        """What of `request` a prefill replica is asked for."""
+        if request.output_len == 1:
+            return request
+        self._awaited.add(request.id)
+        return replace(request, output_len=1)
+
+    def drop(self, id: int) -> None:
+        """Whatever is kept of a request, or on its way, is of no use any more."""
+        self._awaited.discard(id)
+        kept = self._kept.pop(id, None)
+        if kept is None:
+            return
+        if kept.flow is not None and kept.pulled_by is not None:
+            self.links.cancel(kept.flow)
+            replica, request = kept.pulled_by
+            replica.load_failed(request)
+        kept.source.release(kept.request)
+
+    def keeps(self, id: int) -> bool:
+        return id in self._awaited
+
+    def matched(self, request: Request, found: int) -> int:
+        return request.prompt_len - found if request.id in self._kept else 0
+
+    def pull(self, replica: Replica, request: Request, tokens: int) -> None:
+        kept = self._kept[request.id]
+        kept.pulled_by = replica, request
+        size = tokens * self._bytes_per_token
+        kept.flow = self.links.start(kept.source.index, replica.index, size, partial(self._pulled, request.id))
+        self._log.transfer_begins(request, self._clock.now_ns)
+
+    def _keep(self, source: Replica, request: Request) -> None:
+        self._awaited.remove(request.id)
+        self._kept[request.id] = _Kept(source, request)
+        self._on_kept(request)
+
+    def _pulled(self, id: int) -> None:
+        kept = self._kept.pop(id)
+        assert kept.pulled_by is not None
+        replica, request = kept.pulled_by
+        self._log.transferred(request, self._clock.now_ns)
+        kept.source.release(kept.request)
+        replica.loaded(request)
+
+    def admitted(self, request: Request) -> None:
+        """It runs on its decode replica, which may have found all of its KV in its own cache."""
+        kept = self._kept.pop(request.id, None)
+        if kept is not None:
+            kept.source.release(kept.request)
+
+
+class _Source:
+    """The KV of a prefill replica, as its scheduler sees what is outside: nothing, but some must be kept."""
+
+    def __init__(self, transfers: KvTransfers) -> None:
+        self._transfers = transfers
+
+    def matched(self, request: Request, found: int) -> int:
+        return 0
+
+    def load(self, request: Request, start: int, tokens: int) -> None:
+        raise AssertionError("nothing matched")
+
+    def admitted(self, request: Request) -> None:
+        """Nothing was elsewhere."""
+
+    def keeps(self, request: Request) -> bool:
+        return self._transfers.keeps(request.id)
+
+
+class _Destination:
+    """What prefill replicas keep for a decode replica, as its scheduler sees it."""
+
+    def __init__(self, transfers: KvTransfers, replica: Replica) -> None:
+        self._transfers = transfers
+        self._replica = replica
+
+    def matched(self, request: Request, found: int) -> int:
+        return self._transfers.matched(request, found)
+
+    def load(self, request: Request, start: int, tokens: int) -> None:
+        self._transfers.pull(self._replica, request, tokens)
+
+    def admitted(self, request: Request) -> None:
+        self._transfers.admitted(request)
+
+    def keeps(self, request: Request) -> bool:
+        return False
+
+
+def exchanged_bytes_per_token(links: LinksConfig, pools: Sequence[PricedPool]) -> int:
+    """KV bytes of a token that the pools of role prefill and decode exchange.
+
+    Raises UserError unless all of them keep it alike.
+    """
+    ends = [pool for pool in pools if pool.config.role != "serve"]
+    first, name = ends[0].deployment, ends[0].config.name
+    for pool in ends[1:]:
+        own = pool.deployment
+        for setting, kept, other in (
+            ("model", first.model, own.model),
+            ("kv_cache_dtype", kv_dtype(first), kv_dtype(own)),
+        ):
+            if kept != other:
+                remedy = f"must be {kept}, as in pool {name!r}: they exchange KV"
+                raise UserError(f"fleet.pools.{pool.config.name}.deployment.{setting}", other, remedy)
+    return kv_bytes_per_token(first, links.kv_bytes_per_token, "fleet.links.kv_bytes_per_token")

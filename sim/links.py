@@ -1,0 +1,152 @@
+"""Links between replicas, which transfers share max-min fairly.
+
+Every replica has a port out and a port in, and all may share one fabric. Whenever a flow starts or ends, the rates of
+those it shares a port with, directly or through others, are filled anew: all rise together, and a flow stops rising
+when one of its ports is full (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2). Rates and bytes are
+integers of a very small unit, so that the same flows end at the same nanosecond everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from sim.clock import SECOND_NS, TRANSFER_ENDS, Alarm, VirtualClock
+
+_FINE = 1_000_000  # rates are in millionths of a byte a second: shares are rounded down to one
+
+
+class Port:
+    """One direction of a link, and the flows that go through it. `capacity` is 0 while the link is lost."""
+
+    __slots__ = ("capacity", "flows")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.flows: dict[Flow, None] = {}
+
+
+class Flow:
+    """One transfer: `rate` is what it takes each nanosecond off `left`, since `since_ns`."""
+
+    __slots__ = ("alarm", "left", "on_end", "ports", "rate", "since_ns", "size")
+
+    def __init__(self, size: int, ports: tuple[Port, ...], on_end: Callable[[], None]) -> None:
+        self.size = self.left = size
+        self.ports = ports
+        self.on_end = on_end
+        self.rate = 0
+        self.since_ns = 0
+        self.alarm: Alarm | None = None  # that it begins or ends; None while it stands still
+
+
+class Links:
+    """The links of replicas, by their index.
+
+    nic_bytes_s     what a replica sends at most, and what it receives at most
+    fabric_bytes_s  what all of them together do; None is no limit
+    """
+
+    def __init__(
+        self, clock: VirtualClock, latency_ns: int, nic_bytes_s: float, fabric_bytes_s: float | None = None
+    ) -> None:
+        self._clock = clock
+        self._latency_ns = latency_ns
+        self._nic = round(nic_bytes_s * _FINE)
+        self._fabric = () if fabric_bytes_s is None else (Port(round(fabric_bytes_s * _FINE)),)
+        self._ports: dict[int, tuple[Port, Port]] = {}  # out and in
+        self._losses: Counter[int] = Counter()  # under way
+
+    def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
+        """Send `size` bytes, beginning after the latency; `on_end` is called when all of them are there."""
+        ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
+        flow = Flow(size * _FINE * SECOND_NS, ports, on_end)
+        begins_ns = self._clock.now_ns + self._latency_ns
+        flow.alarm = Alarm(self._clock, begins_ns, TRANSFER_ENDS, partial(self._begin, flow))
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        """Stop `flow`; nothing happens if it has ended."""
+        flow.alarm = None
+        if flow in flow.ports[0].flows:
+            for port in flow.ports:
+                del port.flows[flow]
+            self._share(flow.ports)
+
+    def lose(self, replica: int) -> None:
+        """Nothing goes into or out of `replica` until `restore`. What was on its way starts over then."""
+        self._losses[replica] += 1
+        for port in self._of(replica):
+            port.capacity = 0
+            for flow in port.flows:
+                flow.left, flow.rate, flow.alarm = flow.size, 0, None
+        self._share(self._of(replica))
+
+    def restore(self, replica: int) -> None:
+        """One loss of the link of `replica` is over; the link is back if no other is."""
+        self._losses[replica] -= 1
+        if self._losses[replica]:
+            return
+        for port in self._of(replica):
+            port.capacity = self._nic
+        self._share(self._of(replica))
+
+    def _of(self, replica: int) -> tuple[Port, Port]:
+        if replica not in self._ports:
+            self._ports[replica] = Port(self._nic), Port(self._nic)
+        return self._ports[replica]
+
+    def _begin(self, flow: Flow, alarm: Alarm) -> None:
+        if alarm is flow.alarm:
+            flow.alarm = None
+            for port in flow.ports:
+                port.flows[flow] = None
+            self._share(flow.ports)
+
+    def _end(self, flow: Flow, alarm: Alarm) -> None:
+        if alarm is flow.alarm:
+            self.cancel(flow)
+            flow.on_end()
+
+    def _share(self, touched: Iterable[Port]) -> None:
+        """New rates for the flows through the ports `touched`, and for all that share a port with one of those."""
+        now = self._clock.now_ns
+        for flow, rate in max_min_rates(_connected(touched)).items():
+            if rate == flow.rate:
+                continue  # it ends when it would have
+            flow.left = max(flow.left - flow.rate * (now - flow.since_ns), 0)
+            flow.since_ns, flow.rate, flow.alarm = now, rate, None
+            if rate:
+                ends_ns = now + -(-flow.left // rate)
+                flow.alarm = Alarm(self._clock, ends_ns, TRANSFER_ENDS, partial(self._end, flow))
+
+
+def max_min_rates(ports: list[Port]) -> dict[Flow, int]:
+    """The max-min fair rate of every flow through `ports`, among which are all ports of those flows."""
+    left = {port: port.capacity for port in ports}
+    rising = {port: len(port.flows) for port in ports}
+    rates: dict[Flow, int] = {}
+    while any(rising.values()):
+        full = min((port for port in ports if rising[port]), key=lambda port: left[port] // rising[port])
+        share = left[full] // rising[full]
+        for flow in full.flows:
+            if flow not in rates:
+                rates[flow] = share
+                for port in flow.ports:
+                    left[port] -= share
+                    rising[port] -= 1
+    return rates
+
+
+def _connected(ports: Iterable[Port]) -> list[Port]:
+    """`ports`, and whatever flows lead to from there."""
+    reached = dict.fromkeys(ports)
+    to_visit = list(reached)
+    for port in to_visit:
+        for flow in port.flows:
+            for other in flow.ports:
+                if other not in reached:
+                    reached[other] = None
+                    to_visit.append(other)
+    return to_visit
