@@ -73,5 +73,5 @@ class PipelineCost(OperationCost):
 class _EarlyStage(OperationCost):
     """A stage before the last: nothing is sampled on it."""
 
-    def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        return super().parts(replace(sizes, sampled_rows=0 * sizes.sampled_rows))
+    def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
+        return super().own_parts(replace(sizes, sampled_rows=0 * sizes.sampled_rows))
