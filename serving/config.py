@@ -216,4 +216,5 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
         field = ".".join([where, *map(str, first["loc"])])
         unknown = first["type"] == "extra_forbidden"
         remedy = "is no setting; leave it out" if unknown else first["msg"].removeprefix("Value error, ")
-        raise UserError(field, first["input"], remedy) from None
+        given = first["input"]
+        raise UserError(field, "given" if isinstance(given, dict) else given, remedy) from None

@@ -164,6 +164,10 @@ class FleetConfig(_Settings):
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="what the fleet is made of")
     router: RouterConfig = RouterConfig()
     decode_router: RouterConfig | None = Field(None, description="which decode replica takes over; null: as router")
+    first_token_from: Literal["prefill", "decode"] = Field(
+        "prefill",
+        description="whose first token users get: decode samples it again from what it pulled, as stock vLLM does",
+    )
     links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: as by default")
     admission: AdmissionConfig = AdmissionConfig()
     failures: FailuresConfig = FailuresConfig()
@@ -203,6 +207,7 @@ class FleetConfig(_Settings):
             for name, given in (
                 ("links", self.links),
                 ("decode_router", self.decode_router),
+                ("first_token_from", self.first_token_from == "decode"),
                 ("failures.link_losses", self.failures.link_losses),
             ):
                 if given:

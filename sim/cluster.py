@@ -76,7 +76,12 @@ class Cluster:
         if config.prefills_apart:
             links = config.links or LinksConfig()
             transfers = KvTransfers(
-                self._clock, self._log, links, exchanged_bytes_per_token(links, pools), gateway.prefilled
+                self._clock,
+                self._log,
+                links,
+                exchanged_bytes_per_token(links, pools),
+                gateway.prefilled,
+                hands_on_first_token=config.first_token_from == "prefill",
             )
         self._links = None if transfers is None else transfers.links
         self._fleet = Fleet(

@@ -25,9 +25,12 @@ from sim.run_log import RunLog
 
 
 class _Visit:
-    """A request that has not left: `replica` and `live` are None while it is on none."""
+    """A request that has not left: `replica` and `live` are None while it is on none.
 
-    __slots__ = ("arrival_ns", "attempts", "live", "replica", "request")
+    `taken_over` says whether it is on a decode replica, after a prefill replica.
+    """
+
+    __slots__ = ("arrival_ns", "attempts", "live", "replica", "request", "taken_over")
 
     def __init__(self, request: WorkloadRequest, arrival_ns: int) -> None:
         self.request = request
@@ -35,6 +38,7 @@ class _Visit:
         self.attempts = 0
         self.replica: Replica | None = None
         self.live: Request | None = None
+        self.taken_over = False
 
 
 class Gateway:
@@ -64,6 +68,7 @@ class Gateway:
         """Requests go to `fleet`, which tells `ended` and `lost` what becomes of them, and `transfers` `prefilled`."""
         self._fleet = fleet
         self._transfers = transfers
+        self._hands_on_first_token = transfers is None or transfers.hands_on_first_token
         fleet.on_ready.append(self._ready)
 
     def __len__(self) -> int:
@@ -135,12 +140,16 @@ class Gateway:
             return  # lost or given up since
         replica = self._fleet.route_decode(visit.request)
         if replica is not None:
-            visit.replica = replica
-            visit.live = replica.take_over(visit.request, request)
+            visit.replica, visit.taken_over = replica, True
+            visit.live = replica.take_over(visit.request, request, self._got(visit.request, request))
         elif self._fleet.awaits_decode(visit.request):
             self._prefilled.append((visit, request))
         else:
             self._leave(visit, "rejected", "no decode replica is left")
+
+    def _got(self, request: WorkloadRequest, live: Request) -> int:
+        """Output tokens that the user has got; what a prefill replica samples may be for its own use."""
+        return live.outputs if self._hands_on_first_token or live.arrived is request else 0
 
     def _refusal(self, replica: Replica | None) -> str:
         """Why nobody can be queued now; empty if somebody can."""
@@ -169,7 +178,7 @@ class Gateway:
         if self._visits.get(visit.request.id) is not visit or visit.attempts != attempt:
             return
         if visit.live is not None:
-            if visit.live.admitted >= 0 or visit.live.outputs:
+            if visit.live.admitted >= 0 or visit.taken_over:
                 return
             self._take_off(visit)
         elif visit in self._held:
@@ -183,7 +192,7 @@ class Gateway:
         if self._visits.get(visit.request.id) is not visit:
             return
         live, now = visit.live, self._clock.now_ns
-        if live is not None and live.outputs and self._patience.until == "first-token":
+        if live is not None and self._patience.until == "first-token" and self._got(visit.request, live):
             return
         reason = f"its user gave up after {(now - visit.arrival_ns) / 1e9:.3g} s"
         if visit in self._held:
@@ -201,6 +210,7 @@ class Gateway:
             self._transfers.drop(visit.request.id)
         self._log.withdrawn(visit.live)
         visit.replica = visit.live = None
+        visit.taken_over = False
 
     def _leave(self, visit: _Visit, status: str, reason: str) -> None:
         now = self._clock.now_ns

@@ -72,14 +72,13 @@ class TieredKv:
         Alarm(self._clock, ends_ns, TRANSFER_ENDS, lambda _: self._replica.loaded(request))
 
     def admitted(self, request: Request) -> None:
-        """What it found counts as used once it has a step (`planned`)."""
+        """What it found counts as used when it ends."""
 
     def keeps(self, request: Request) -> bool:
         """What is still to be written stays until it is."""
-        keys = [key for key in request.keys if key in self._there_ns]
-        self._use(keys)
-        written_ns = max((self._there_ns[key] for key in keys if key in self._there_ns), default=0)
-        if written_ns <= self._clock.now_ns:
+        now = self._clock.now_ns
+        written_ns = self._store(request, 0, request.computed // self._block_size, now)
+        if written_ns <= now:
             return False
         Alarm(self._clock, written_ns, TRANSFER_ENDS, lambda _: self._replica.release(request))
         return True
@@ -87,25 +86,35 @@ class TieredKv:
     # What the replica tells
 
     def planned(self, plan: StepPlan, end_ns: int) -> None:
-        """`plan` runs until `end_ns`. What it fills is written then; what its new requests found is used."""
+        """`plan` runs until `end_ns`; what it fills is written then."""
         for request in plan.preempted:
             self._use([key for key in request.keys if key in self._there_ns])
+<<<<<<< HEAD
         admitted = {request.id for request in plan.admitted}
         for request, start, tokens, *_ in plan.listed:
             first = 0 if request.id in admitted else start // self._block_size
             self._store(request, first, (start + tokens) // self._block_size, end_ns)
+=======
+        for request, start, tokens, _ in plan.listed:
+            self._store(request, start // self._block_size, (start + tokens) // self._block_size, end_ns)
+>>>>>>> kv
         for request in plan.decodes.crossing().values():
             full = request.computed // self._block_size
             self._store(request, full - 1, full, end_ns)
 
-    def _store(self, request: Request, first: int, last: int, ready_ns: int) -> None:
-        """Blocks from `first` up to but not including `last` are used; those in no tier are written to the first."""
+    def _store(self, request: Request, first: int, last: int, ready_ns: int) -> int:
+        """Blocks from `first` up to but not including `last` are used; those in no tier are written to the first.
+
+        When all of them have been written.
+        """
         keys = block_keys(request, last, self._content)[first:last]
         missing = [key for key in keys if key not in self._there_ns]
         if missing:
             there_ns = self._writes[0].send(len(missing) * self._block_bytes, ready_ns)
             self._there_ns.update(dict.fromkeys(missing, there_ns))
+        written_ns = max((self._there_ns[key] for key in keys), default=0)
         self._use(keys)
+        return written_ns
 
     def _use(self, keys: Sequence[bytes]) -> None:
         """Blocks of a prefix are used, the last of them first: it is a prefix's end that is to be lost first."""

@@ -44,8 +44,9 @@ class _Kept:
 class KvTransfers:
     """What is kept for decode replicas, and what is on its way to them.
 
-    on_kept  called with each request that has its first token and will be taken over by a decode replica
-    links    what it goes over
+    on_kept               called with each request that has its first token and will be taken over by a decode replica
+    links                 what it goes over
+    hands_on_first_token  whether decode replicas take the first token over, not only KV
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class KvTransfers:
         links: LinksConfig,
         bytes_per_token: int,
         on_kept: Callable[[Request], None],
+        hands_on_first_token: bool = True,
     ) -> None:
         fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
         self.links = Links(clock, round(links.latency_us * 1000), links.nic_gb_s * _GB, fabric)
+        self.hands_on_first_token = hands_on_first_token
         self._clock = clock
         self._log = log
         self._bytes_per_token = bytes_per_token
@@ -75,7 +78,7 @@ class KvTransfers:
 
     def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
         """What of `request` a prefill replica is asked for."""
-        if request.output_len == 1:
+        if request.output_len == 1 and self.hands_on_first_token:
             return request
         self._awaited.add(request.id)
         return replace(request, output_len=1)
@@ -96,7 +99,7 @@ class KvTransfers:
         return id in self._awaited
 
     def matched(self, request: Request, found: int) -> int:
-        return request.prompt_len - found if request.id in self._kept else 0
+        return min(request.prompt_len, request.known - 1) - found if request.id in self._kept else 0
 
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         kept = self._kept[request.id]

@@ -122,11 +122,14 @@ class Replica:
         self._accept(request)
         return request
 
-    def take_over(self, arrived: WorkloadRequest, prefilled: Request) -> Request:
-        """A request is routed here, now, to be decoded: `prefilled` is what a prefill replica did of it."""
+    def take_over(self, arrived: WorkloadRequest, prefilled: Request, outputs: int) -> Request:
+        """A request is routed here, now, to be decoded after its first `outputs` tokens.
+
+        `prefilled` is what a prefill replica did of it.
+        """
         if self._leap_ends:
             self._end_leap()
-        request = cast(ExternalScheduler, self.scheduler).add(arrived, prefilled.outputs)
+        request = cast(ExternalScheduler, self.scheduler).add(arrived, outputs)
         self._log.taken_over(self.index, prefilled, request)
         self._accept(request)
         return request

@@ -78,6 +78,7 @@ class _Life:
         "prefilled",
         "queued_ns",
         "replica",
+        "sampled_before",
         "scheduled_ns",
         "swapped_in_tokens",
         "tier_hits",
@@ -98,6 +99,7 @@ class _Life:
         self.tier_hits: list[tuple[str, int]] = []
         self.prefilled: Request | None = None  # what a prefill replica did of it, and which
         self.prefill_replica = -1
+        self.sampled_before = 0  # tokens that `prefilled` sampled and its user got
         self.transfer_since_ns = self.transfer_ns = -1
 
 
@@ -247,6 +249,9 @@ class RunLog:
         """A decode replica goes on with `request`, of which a prefill replica did `prefilled`."""
         life = self._lives[request.id]
         life.prefilled, life.prefill_replica, life.replica = prefilled, life.replica, replica
+        life.sampled_before = request.outputs
+        if not request.outputs:
+            life.first_token_ns = -1
         life.demand = blocks_for(request.known, self._block_size[replica])
         if request.status is not Status.REJECTED:
             self._queue(life)
@@ -352,7 +357,7 @@ class RunLog:
 
     def _token_times(self, request: Request, life: _Life) -> list[int]:
         ends = self._ends[life.replica]
-        times = [life.first_token_ns] if life.prefilled else []
+        times = [life.first_token_ns] * life.sampled_before
         for first, count in request.sampled_in:
             times.extend(ends[first : first + count])
         return times[: request.outputs]

@@ -44,6 +44,26 @@ def test_one_request_takes_prefill_transfer_and_decode_steps():
     assert (row["finish_ns"], row["output_tokens"]) == (row["token_times_ns"][-1], 4)
 
 
+def test_stock_vllm_samples_the_first_token_again_where_it_decodes():
+    cost = TokenCost(6 * MS, 18_000, 0)
+    fleet = apart(links={"nic_gb_s": 1, "latency_us": 30}, first_token_from="decode")
+    run = FleetRun(fleet, [request(0, 5, 100, 3), request(1, S, 100, 1)], cost, tokens=True)
+    pulled, step = 6 * MS + 100 * 18_000 + 30_000 + 99 * KV, 6 * MS + 18_000
+    assert run.rows[0]["token_times_ns"] == [5 + pulled + n * step for n in (1, 2, 3)]
+    assert run.rows[0]["first_token_ns"] == run.rows[0]["token_times_ns"][0]
+    assert run.rows[1]["token_times_ns"] == [S + pulled + step] and run.rows[1]["replica"] == 1
+
+
+def test_who_waits_for_a_first_token_from_the_decode_replica_may_give_up_before_it():
+    admission = {"patience": {"mean_s": 0.010, "distribution": "constant"}, "queue_timeout_s": 0.008}
+    offered, links = [request(0, 0, 100, 3)], {"nic_gb_s": 1, "latency_us": 0}
+    for source, end in (("prefill", "finished"), ("decode", "cancelled")):
+        fleet = apart(links=links, admission=admission, first_token_from=source)
+        run = FleetRun(fleet, offered, TokenCost(6 * MS, 0, 0))
+        assert_everything_is_accounted_for(run, offered)
+        assert run.rows[0]["status"] == end
+
+
 def test_a_single_token_needs_no_decode_replica():
     (row,) = FleetRun(apart(), [request(0, 0, 100, 1)]).rows
     assert (row["status"], row["replica"], row["prefill_replica"], row["transfer_ns"]) == ("finished", 0, None, None)
@@ -238,6 +258,7 @@ def fleets(draw):
         failures=draw(accidents),
     )
     fleet["pools"].append({"name": "e", "role": "decode", "replicas": draw(st.integers(0, 1)), "speed": 0.7})
+    fleet["first_token_from"] = draw(st.sampled_from(["prefill", "decode"]))
     if draw(st.booleans()):
         fleet["decode_router"] = draw(st.sampled_from(sorted(ROUTERS)))
     if draw(st.booleans()):

@@ -83,6 +83,7 @@ def test_the_default_is_one_replica_and_a_router_may_be_a_name():
         ({"pools": [{"role": "decode"}, {"name": "b"}]}, "none of role prefill"),
         ({"links": {}}, "links"),
         ({"decode_router": "random"}, "decode_router"),
+        ({"first_token_from": "decode"}, "first_token_from"),
         ({"failures": {"link_losses": [{"at_s": 1, "for_s": 1, "pool": "pool"}]}}, "failures.link_losses"),
         ({"pools": APART, "links": {"nic_gb_s": 0}}, "nic_gb_s"),
         ({"pools": APART, "failures": {"link_losses": [{"at_s": 1, "for_s": 1, "pool": "s"}]}}, "no links"),

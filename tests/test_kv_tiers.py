@@ -119,6 +119,18 @@ def test_what_the_first_tier_has_no_room_for_is_loaded_from_the_second():
     assert metrics.scalars()["tier_hit_rate"] == pytest.approx(1600 / 5120)
 
 
+def test_the_end_of_a_prefix_is_lost_first():
+    run = TieredRun(in_turn(A, B, A_AGAIN), tier(blocks=110 + 50), **SMALL)
+    assert run.rows[2]["tier_hit_tokens"] == [("cpu", 50 * BLOCK)]
+
+
+def test_a_prefix_in_use_stays():
+    """A tier forgets x, which came after a, because a came again."""
+    prompts = (A, (("x", 320),), A, B, A_AGAIN, (("x", 336),))
+    run = TieredRun(in_turn(*prompts), tier(blocks=110 + 100), num_blocks=122)
+    assert run.hits == [0, 0, 1584, 0, 1600, 0]
+
+
 def test_tiers_load_side_by_side():
     halves = [tier(blocks=160, read=10.0), tier("disk", read=2.0)]  # b, and the 50 first blocks of a
     run = TieredRun(in_turn(A, B, A_AGAIN), *halves, **SMALL)
