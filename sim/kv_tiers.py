@@ -89,15 +89,8 @@ class TieredKv:
         """`plan` runs until `end_ns`; what it fills is written then."""
         for request in plan.preempted:
             self._use([key for key in request.keys if key in self._there_ns])
-<<<<<<< HEAD
-        admitted = {request.id for request in plan.admitted}
         for request, start, tokens, *_ in plan.listed:
-            first = 0 if request.id in admitted else start // self._block_size
-            self._store(request, first, (start + tokens) // self._block_size, end_ns)
-=======
-        for request, start, tokens, _ in plan.listed:
             self._store(request, start // self._block_size, (start + tokens) // self._block_size, end_ns)
->>>>>>> kv
         for request in plan.decodes.crossing().values():
             full = request.computed // self._block_size
             self._store(request, full - 1, full, end_ns)
