@@ -80,7 +80,7 @@ class FairScheduler(VllmScheduler):
         steps = super().steady_steps()
         if not steps or not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return steps
-        if any(request.loading for request in self.waiting):
+        if self._external is not None and any(request.loading for request in self.waiting):
             return 0  # who is first is then not the tenant served least
         return min(steps, self._ticks_as_head(steps))
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.cost_model import TokenCost
 from serving.errors import UserError
 from serving.scheduler import POLICIES
-from serving.workload import WorkloadRequest
+from serving.workload import Workload, WorkloadRequest
 from sim.router import ROUTERS
 from tests.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
 from tests.test_fleet_properties import admissions, times
+from tokentwin.cli import cli
+from traces.parquet import write_parquet
+from traces.recording import Recording
 
 KV = 100_000  # bytes of a token
 INSTANT = {"nic_gb_s": 1e9, "latency_us": 0, "kv_bytes_per_token": KV}
@@ -307,3 +313,20 @@ def test_nobody_is_lost_where_prefixes_are_shared(fleet, seed, overlapped):
         replica.scheduler.pool.check([])
     again = FleetRun(fleet, offered, num_blocks=120, async_scheduling=overlapped, shares_prefixes=True)
     assert run.requests.equals(again.requests)
+
+
+def test_simulate_takes_such_a_fleet_and_shows_the_transfers(tmp_path):
+    offered = [request(n, n * 100 * MS, 1000, 20) for n in range(20)]
+    write_parquet(Workload(offered), tmp_path / "trace.parquet")
+    (tmp_path / "apart.yaml").write_text(
+        "{model: Llama-3.1-8B, device: cuda, gpu_memory_utilization: 0.9, fleet: {pools: "
+        "[{name: p, role: prefill}, {name: d, role: decode, deployment: {tensor_parallel_size: 2}}]}}"
+    )
+    trace, deployment, out = (str(tmp_path / name) for name in ("trace.parquet", "apart.yaml", "run"))
+    done = CliRunner().invoke(
+        cli, ["simulate", trace, "-d", deployment, "--gpu", "H100", "-o", out, "--format", "json"]
+    )
+    assert done.exit_code == 0, done.output
+    transfer = json.loads(done.stdout)["distributions"]["transfer_ms"]
+    assert (transfer["count"], transfer["p50"]) == (20, pytest.approx(0.02 + 1000 * 131_072 / 50e6, abs=1e-5))
+    assert [(life["pool"], life["gpus"]) for life in Recording.load(out).run["replica_lives"]] == [("p", 1), ("d", 2)]

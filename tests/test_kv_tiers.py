@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from serving.config import Deployment, SchedulerConfig, parse
 from serving.cost_model import TokenCost
 from serving.errors import UserError
+from serving.fleet import FleetConfig
 from serving.kv_tiers import KvTier, KvTiersConfig
 from serving.scheduler import POLICIES
 from serving.tiered_cache import TieredCache
@@ -349,3 +350,17 @@ def test_a_model_without_shapes_needs_its_bytes_said():
     deployment = Deployment(model="random:nothing", kv_tiers=KvTiersConfig(tiers=(tier(),)))
     with pytest.raises(UserError, match=r"give kv_tiers\.kv_bytes_per_token"):
         Cluster(deployment, COST, TableSink())
+
+
+def test_a_crash_takes_the_tiers_along():
+    """What a replica had in its tiers is gone; requests that were loading start again elsewhere, and none is lost."""
+    fleet = {"failures": {"crashes": [{"at_s": 2.005, "recovery_s": 0.5}]}}
+    tiers = KvTiersConfig(tiers=(tier(),), kv_bytes_per_token=TOKEN_BYTES)
+    deployment = Deployment(
+        scheduler=SchedulerConfig(**SMALL), kv_tiers=tiers, fleet=parse(FleetConfig, fleet, "fleet")
+    )
+    sink = TableSink()
+    Cluster(deployment, COST, sink).run(Workload(in_turn(A, B, A_AGAIN)))
+    last = sink.requests.sort_by("request_id").to_pylist()[2]
+    assert (last["status"], last["attempts"], last["tier_hit_tokens"]) == ("finished", 2, [])
+    assert last["first_token_ns"] == 2505 * MS + STEP_NS + 1760 * TOKEN_NS
