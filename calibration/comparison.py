@@ -67,7 +67,7 @@ class Comparison:
     """The outcome. `unit_is` says what was resampled: `runs`, or `blocks` of consecutive arrivals.
 
     threshold   relative change of a request's latency that counts as a gain or a loss
-    carry_over  blocks depend on one another, so that the intervals are too narrow
+    carry_over  in some rows blocks go together more than the intervals allow for
     """
 
     rows: list[ComparedRow]
@@ -129,9 +129,10 @@ class Comparison:
 def compare(pairs: PairedRuns, threshold: float = 0.05, seed: int = 0) -> Comparison:
     """Compare B with A. `threshold` is the change of a request's latency that counts, `seed` the bootstrap's."""
     named = list(_statistics(pairs))
-    found = differences([(a, b) for _, a, b in named], pairs.units, seed)
+    serial = pairs.unit_is == "blocks"
+    found = differences([(a, b) for _, a, b in named], pairs.units, seed, serial)
     rows = [_row(*name, difference) for (name, _, _), difference in zip(named, found, strict=True)]
-    if pairs.unit_is == "blocks":
+    if serial:
         rows += list(_throughputs(pairs))
     return Comparison(
         rows=rows,
@@ -141,7 +142,7 @@ def compare(pairs: PairedRuns, threshold: float = 0.05, seed: int = 0) -> Compar
         units=pairs.units,
         unit_is=pairs.unit_is,
         threshold=threshold,
-        carry_over=pairs.carry_over(),
+        carry_over=any(difference.carried for difference in found),
     )
 
 

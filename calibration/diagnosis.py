@@ -9,7 +9,7 @@ a resource before the number of replicas, where it buys nearly as much.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -92,9 +92,10 @@ class Diagnosis:
         if self.cause is None:
             return f"neither a capacity nor a policy problem: no constraint buys a tenth of the p99 of {label}"
         cause, before = self.cause, self.simulated[self.metric]
+        after, share = cause.p99[self.metric], -100 * cause.bought[self.metric]
         return (
             f"a {self.kind} problem: {cause.cause}; with {cause.name} the p99 of {label} would be "
-            f"{cause.p99[self.metric]:,.4g} ms instead of {before:,.4g} ({-100 * cause.bought[self.metric]:+.0f} %)"
+            f"{shown_ms(after)} ms instead of {shown_ms(before)} ({share:+.0f} %)"
             + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in cause.bought.items() if s < -_LEAST)
         )
 
@@ -116,11 +117,16 @@ class Diagnosis:
 
 
 def diagnose(
-    found: Sequence[Symptom], recorded: RunMetrics, scenario: Scenario | None = None, judged: str | None = None
+    found: Sequence[Symptom],
+    recorded: RunMetrics,
+    scenario: Scenario | None = None,
+    judged: str | None = None,
+    tell: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Diagnosis:
     """From the symptoms of a recorded run and, if there is a cost model for it, the scenario that was recorded.
 
-    `judged` is the latency to explain; by default the one in which the worst symptom shows.
+    `judged` is the latency to explain; by default the one in which the worst symptom shows. `tell` hears what is
+    simulated next, and the share of all simulations that are done.
     """
     name = judged or (found[0].metric if found else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
@@ -128,15 +134,20 @@ def diagnose(
     if scenario is None:
         return Diagnosis(list(found), name, by_metric, {}, [])
     scenario = replace(scenario, workload=offered(scenario.workload))
+    tell("simulating the run as it was", 0.0)
     base = scenario.requests(tokens=name == _GAPS)
     simulated = _p99s(base, base, names)
-    tried = _by_blame(list(_counterfactuals(scenario, base, simulated)), name)
+    tried = _by_blame(list(_counterfactuals(scenario, base, simulated, tell)), name)
     symptoms = [*found, *_no_help(tried, name, found)]
     return Diagnosis(symptoms, name, by_metric, simulated, tried)
 
 
-def _counterfactuals(scenario: Scenario, base: pa.Table, before: dict[str, float]) -> Iterator[Counterfactual]:
-    for lift in (lift for tier in TIERS for lift in tier):
+def _counterfactuals(
+    scenario: Scenario, base: pa.Table, before: dict[str, float], tell: Callable[[str, float], None]
+) -> Iterator[Counterfactual]:
+    lifts = [lift for tier in TIERS for lift in tier]
+    for done, lift in enumerate(lifts, start=1):
+        tell(f"simulating it with {lift.name}", done / (len(lifts) + 1))
         lifted = lift.apply(scenario)
         told = lift.name, lift.cause, lift.lifecycle, lift.kind(scenario)
         if isinstance(lifted, str):
@@ -195,6 +206,11 @@ def _no_help(tried: Sequence[Counterfactual], name: str, found: Sequence[Symptom
         f"one more replica takes {100 * replica.bought[name]:.0f} % off the p99 of {metric(name).label}",
         "the same run on two replicas",
     )
+
+
+def shown_ms(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _finite(numbers: dict[str, float]) -> dict[str, float | None]:

@@ -15,8 +15,8 @@ from calibration.operations import Collective, StepSizes
 if TYPE_CHECKING:
     from calibration.operation_cost import OperationCost
 
-_REACH = 1.645  # standard deviations of a normal's 90 % interval
-_NEGLIGIBLE = 0.01  # of the step: a part whose standard error is less cannot change how far to trust it
+REACH = 1.645  # standard deviations of a normal's 90 % interval
+NEGLIGIBLE = 0.01  # of the step: a part whose standard error is less cannot change how far to trust it
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         )
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
     step_ns = sum(parts.values())
-    telling = [o for o in operations if o.sigma * o.ns >= _NEGLIGIBLE * step_ns]
+    telling = [o for o in operations if o.sigma * o.ns >= NEGLIGIBLE * step_ns]
     worst = max(telling, key=lambda o: (o.mark, o.sigma * o.ns), default=None)
     rows = int(sizes.decode_rows + sizes.prefill_rows)
     return Explanation(
@@ -110,6 +110,6 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
 def _widened(known: tuple[float, float], operations: Sequence[ExplainedOperation]) -> tuple[float, float]:
     """`known` holds for kernels between measured ones; those beyond add their own error, all of them alike."""
     beyond = sum(o.sigma * o.ns for o in operations if o.mark is Mark.EXTRAPOLATED)
-    extra = _REACH * beyond / max(sum(o.ns for o in operations), 1e-9)
+    extra = REACH * beyond / max(sum(o.ns for o in operations), 1e-9)
     low, high = (hypot(log(factor), extra) for factor in known)
     return exp(-low), exp(high)

@@ -19,7 +19,7 @@ from traces.run_metrics import RunMetrics
 from traces.schema import REQUESTS
 
 COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # that a comparison looks at
-_BLOCKS = (20, 10)  # in a run: longer ones where shorter ones depend on one another
+_BLOCKS = 20  # in a run, at most
 _FEWEST_IN_BLOCK = 10
 
 
@@ -83,34 +83,16 @@ class PairedRuns:
             self.unit_is, self.unit, self.units = "runs", self.run, self.runs
             return
         self.unit_is = "blocks"
-        for most in _BLOCKS:
-            self.unit, self.units = self._blocks(most, repeated)
-            if not self.carry_over():
-                break
+        self.unit, self.units = self._blocks(repeated)
 
-    def _blocks(self, most: int, repeated: bool) -> tuple[Ints, int]:
-        """At most so many blocks a run: of each request, and how many there are."""
-        blocks = [_blocks(table["arrival_ns"].to_numpy(), most) for table in self.a.tables]
+    def _blocks(self, repeated: bool) -> tuple[Ints, int]:
+        """The block of each request, and how many there are."""
+        blocks = [_blocks(table["arrival_ns"].to_numpy()) for table in self.a.tables]
         if repeated:
             return np.concatenate(blocks), int(blocks[0].max()) + 1
         firsts = np.cumsum([0, *(int(block.max()) + 1 for block in blocks)])
         unit = np.concatenate([block + first for block, first in zip(blocks, firsts[:-1], strict=True)])
         return unit, int(firsts[-1])
-
-    def carry_over(self, name: str = "e2e_ms") -> bool:
-        """Whether the differences of neighbouring blocks go together, so that they are no independent units.
-
-        By the lag-1 correlation of their means: that of n independent ones exceeds 1.645 / sqrt(n) one time in 20.
-        """
-        if self.unit_is == "runs" or self.units < FEWEST_UNITS:
-            return False
-        change = self.b.values(name) - self.a.values(name)
-        known = ~np.isnan(change)
-        counts = np.bincount(self.unit[known], minlength=self.units)
-        means = np.bincount(self.unit[known], change[known], self.units) / np.maximum(counts, 1)
-        centred = means - means.mean()
-        total = float(centred @ centred)
-        return total > 0 and float(centred[1:] @ centred[:-1]) / total > 1.645 / self.units**0.5
 
 
 def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
@@ -131,10 +113,10 @@ def _equal(a: pa.Table, b: pa.Table, column: str) -> bool:
     return bool(np.array_equal(a[column].to_numpy(), b[column].to_numpy()))
 
 
-def _blocks(arrival_ns: Ints, most: int) -> Ints:
+def _blocks(arrival_ns: Ints) -> Ints:
     """Blocks of consecutive arrivals, equally many in each."""
     count = len(arrival_ns)
-    blocks = max(min(most, count // _FEWEST_IN_BLOCK), 1)
+    blocks = max(min(_BLOCKS, count // _FEWEST_IN_BLOCK), 1)
     block = np.empty(count, dtype=np.int64)
     block[np.argsort(arrival_ns, kind="stable")] = np.arange(count) * blocks // count
     return block

@@ -3,7 +3,8 @@
 Requests inside a run share its queues, so they are no independent sample. What is drawn are *units*: whole runs where
 there are enough of them, else blocks of consecutive arrivals. A unit is drawn for both sides at once, which is the
 pairing. Blocks are few and long rather than many and dependent: Schmeiser (Operations Research 30, 1982) finds that
-10 to 30 of them lose next to nothing, and Student's t makes up for their number.
+10 to 30 of them lose next to nothing, and Student's t makes up for their number. A queue may outlast a block all the
+same: blocks that go together count for fewer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Ints = NDArray[np.int64]
 LEVEL = 0.95
 FEWEST_UNITS = 5  # with fewer, t is so wide that no interval is given
 _DRAWS = 1000
+_MOST_CARRIED = 0.5  # of one unit into the next; beyond, units of one run cannot tell a trend from noise
 
 
 class Statistic(Protocol):
@@ -95,12 +97,16 @@ class Jain:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A statistic of two runs. `low` to `high` holds b - a; NaN where there are too few units to tell."""
+    """A statistic of two runs. `low` to `high` holds b - a; NaN where there are too few units to tell.
+
+    `carried`: serial units go together more than the interval allows for.
+    """
 
     a: float
     b: float
     low: float
     high: float
+    carried: bool = False
 
     @property
     def difference(self) -> float:
@@ -112,11 +118,14 @@ class Difference:
         return self.difference != 0 and (self.low > 0 or self.high < 0)
 
 
-def differences(pairs: Sequence[tuple[Statistic, Statistic]], units: int, seed: int = 0) -> list[Difference]:
+def differences(
+    pairs: Sequence[tuple[Statistic, Statistic]], units: int, seed: int = 0, serial: bool = False
+) -> list[Difference]:
     """Differences with intervals that hold *together*: where nothing differs, none is claimed 95 % of the time.
 
     Every statistic is drawn on the same units, and the widest of the studentised deviations of a draw is what the
-    intervals allow for (Westfall and Young 1993), so that statistics that move together cost little.
+    intervals allow for (Westfall and Young 1993), so that statistics that move together cost little. `serial` units
+    follow one another in time, and count for as many independent ones as they are worth.
     """
     whole = np.ones((1, units), dtype=np.int64)
     points = np.array([[float(statistic(whole)[0]) for statistic in pair] for pair in pairs]).reshape(-1, 2)
@@ -125,10 +134,31 @@ def differences(pairs: Sequence[tuple[Statistic, Statistic]], units: int, seed: 
     rng = np.random.Generator(np.random.PCG64(seed))
     weights = rng.multinomial(units, np.full(units, 1 / units), size=_DRAWS)
     drawn = np.column_stack([b(weights) - a(weights) for a, b in pairs])
+    worth = _worth(weights, drawn) if serial else np.full(len(pairs), float(units))
     with np.errstate(invalid="ignore"):
         errors = np.nanstd(drawn, axis=0) * math.sqrt(units / (units - 1))
-    half = _multiple(drawn - (points[:, 1] - points[:, 0]), errors, units) * errors
-    return [Difference(a, b, b - a - h, b - a + h) for (a, b), h in zip(points.tolist(), half.tolist(), strict=True)]
+    half = _multiple(drawn - (points[:, 1] - points[:, 0]), errors, units) * errors * np.sqrt(units / worth)
+    least = units * (1 - _MOST_CARRIED) / (1 + _MOST_CARRIED)
+    numbers = zip(points.tolist(), half.tolist(), (worth <= least).tolist(), strict=True)
+    return [Difference(a, b, b - a - h, b - a + h, carried) for (a, b), h, carried in numbers]
+
+
+def _worth(weights: Ints, drawn: Floats) -> Floats:
+    """How many independent units the serial ones are worth to each statistic: `n (1 - r) / (1 + r)`.
+
+    That is what n terms of an autoregression with lag-1 correlation r are worth to their mean (Bayley and Hammersley
+    1946). A statistic is taken for the mean of what each unit contributes to it, which is how it goes with the unit's
+    weight over the draws. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954), and is corrected for that.
+    """
+    units = weights.shape[1]
+    moves = np.nan_to_num(drawn - np.nanmean(drawn, axis=0))
+    shares = (weights - 1.0).T @ moves
+    shares -= shares.mean(axis=0)
+    total = (shares**2).sum(axis=0)
+    r = np.divide((shares[1:] * shares[:-1]).sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
+    r = np.clip(r + (1 + 4 * r) / units, 0.0, _MOST_CARRIED)
+    worth: Floats = np.where(total > 0, units * (1 - r) / (1 + r), units)
+    return worth
 
 
 def _multiple(deviations: Floats, errors: Floats, units: int) -> float:

@@ -8,18 +8,43 @@ from pathlib import Path
 import streamlit as st
 from PIL import Image, ImageDraw
 
-from dashboard import run_page, step_page, trust_page
+from dashboard import (
+    calibration_page,
+    frontier_page,
+    glossary_page,
+    plan_page,
+    run_page,
+    step_page,
+    sweeps_page,
+    trust_page,
+)
 from dashboard.palette import REAL, SIMULATED
 
 RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
+
+
+def plan() -> None:
+    plan_page.show(RUNS)
+
+
+def frontier() -> None:
+    frontier_page.show(RUNS, RUN)
+
+
+def run() -> None:
+    run_page.show(RUNS)
 
 
 def trust() -> None:
     trust_page.show(RUNS)
 
 
-def run() -> None:
-    run_page.show(RUNS)
+def calibration() -> None:
+    calibration_page.show(RUNS)
+
+
+def sweeps() -> None:
+    sweeps_page.show(RUNS)
 
 
 def _icon() -> Image.Image:
@@ -32,11 +57,15 @@ def _icon() -> Image.Image:
 
 
 st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
-st.navigation(
-    [
-        st.Page(trust, title="Trust", icon=":material/balance:", url_path="trust", default=True),
-        st.Page(run, title="Run", icon=":material/timeline:", url_path="run"),
-        st.Page(step_page.show, title="Step", icon=":material/layers:", url_path="step"),
-    ],
-    position="top",
-).run()
+RUN = st.Page(run, title="Run", icon=":material/timeline:", url_path="run")
+PAGES = [
+    st.Page(plan, title="Plan", icon=":material/dns:", url_path="plan", default=True),
+    st.Page(frontier, title="Frontier", icon=":material/scatter_plot:", url_path="frontier"),
+    RUN,
+    st.Page(step_page.show, title="Step", icon=":material/layers:", url_path="step"),
+    st.Page(trust, title="Trust", icon=":material/balance:", url_path="trust"),
+    st.Page(calibration, title="Calibration", icon=":material/tune:", url_path="calibration"),
+    st.Page(sweeps, title="Sweeps", icon=":material/table_chart:", url_path="sweeps"),
+    st.Page(glossary_page.show, title="Glossary", icon=":material/menu_book:", url_path="glossary"),
+]
+st.navigation(PAGES, position="top").run()

@@ -10,6 +10,7 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from dashboard.library import stamp
+from dashboard.palette import CLOCK, NEUTRAL
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -25,6 +26,11 @@ def compared_values(directory: Path) -> Mapping[str, NDArray[Any]]:
     """The latencies that the Trust page compares, one value a request."""
     _, metrics = open_run(directory)
     return {name: metrics.values(name) for name in COMPARED}
+
+
+def run_colour(recording: Recording) -> str:
+    """Blue for a simulated run, orange for a real one."""
+    return CLOCK.get(recording.run["clock"], NEUTRAL)
 
 
 @st.cache_resource(max_entries=8, show_spinner="Reading the recording")

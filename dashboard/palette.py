@@ -6,6 +6,8 @@ the page, so that a figure follows it.
 
 from __future__ import annotations
 
+import zlib
+
 import plotly.graph_objects as go
 
 SIMULATED = "#3b7ddd"
@@ -13,8 +15,25 @@ REAL = "#e8822a"
 NEUTRAL = "#8592a6"
 ALARM = "#d9534f"
 
+# Orange is not among them: it is real.
+POLICY = {
+    "vllm": SIMULATED,
+    "static": "#8592a6",
+    "prefill-first": "#a8744a",
+    "sarathi": "#18936f",
+    "sjf": "#8b5cd6",
+    "priority-ageing": "#d24f8e",
+    "edf": "#0e9fb0",
+    "fair": "#a0971c",
+}
+
 CLOCK = {"virtual": SIMULATED, "wall": REAL}
 CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
+
+
+def policy_colour(name: str) -> str:
+    """The colour of a scheduling policy, wherever it is drawn; one of a user's own always gets the same."""
+    return POLICY.get(name) or list(POLICY.values())[zlib.crc32(name.encode()) % len(POLICY)]
 
 
 def tint(colour: str, alpha: float) -> str:
@@ -39,7 +58,7 @@ def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
         bargap=0.3,
     )
     figure.update_xaxes(automargin=True, title_standoff=12)
-    figure.update_yaxes(automargin=True, title_standoff=8)
+    figure.update_yaxes(automargin=True, title_standoff=16)
     return figure
 
 

@@ -57,7 +57,10 @@ class StepRung(_Part):
 
 
 class RunRow(_Part):
-    """Rung 3: one statistic of one metric, simulated against real, beside the real-vs-real floor."""
+    """Rung 3: one statistic of one metric, simulated against real, beside the real-vs-real floor.
+
+    `low` and `high` are the ends of the simulated 90 % band (rung 5); None in reports that have none.
+    """
 
     metric: str
     stat: str
@@ -65,6 +68,15 @@ class RunRow(_Part):
     simulated: Number = None
     error_pct: Number = None
     floor_pct: Number = None
+    low: Number = None
+    high: Number = None
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the band holds the real number; None when unknown."""
+        if self.real is None or self.low is None or self.high is None:
+            return None
+        return self.low <= self.real <= self.high
 
     @property
     def within_floor(self) -> bool | None:

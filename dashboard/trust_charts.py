@@ -71,7 +71,10 @@ def cdfs(
 
 
 def errors(rows: Sequence[RunRow]) -> go.Figure:
-    """The simulator's error on each statistic as a bar, over the band within which real repeats differ."""
+    """The simulator's error on each statistic as a bar, over the band within which real repeats differ.
+
+    A whisker is the simulated 90 % band: where it reaches the zero line, it holds the real number.
+    """
     shown = [row for row in rows if row.error_pct is not None]
     if not shown:
         return empty("The report compares no run metrics", 340)
@@ -112,6 +115,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
             name="error of the simulation",
             legendgroup="error",
             showlegend=at == 1,
+            error_y=_whiskers([row for _, row in entries]),
             customdata=[
                 [
                     METRICS[row.metric].label if row.metric in METRICS else row.metric,
@@ -119,13 +123,14 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
                     _figure(row.real),
                     _figure(row.simulated),
                     "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
+                    "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
                 ]
                 for _, row in entries
             ],
             hovertemplate="<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, "
-            "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}<extra></extra>",
+            "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>",
             text=[f"{row.error_pct:+.1f}" for _, row in entries],
-            textposition="outside",
+            textposition="outside" if not any(row.low is not None for _, row in entries) else "none",
             cliponaxis=False,
             row=1,
             col=at,
@@ -148,7 +153,15 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
             marker={"symbol": "square", "size": 12, "color": tint(REAL, 0.45)},
             name="real against real (the floor)",
         )
-    reach = max(max(abs(row.error_pct or 0), abs(row.floor_pct or 0)) for row in shown)
+    if any(row.low is not None for row in shown):
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 12, "line": {"width": 1.5, "color": NEUTRAL}},
+            name="90 % band",
+        )
+    reach = max(abs(end) for row in shown for end in (row.error_pct or 0, row.floor_pct or 0, *_ends_pct(row)))
     figure.update_yaxes(range=[-1.25 * reach - 0.5, 1.25 * reach + 0.5], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="error (%)", row=1, col=1)
     return finish(figure, 340)
@@ -221,6 +234,28 @@ def _reach(distributions: Sequence[NDArray[Any] | None]) -> float:
     known = [values for values in known if len(values)]
     tails = [float(np.percentile(values, 99, method="inverted_cdf")) for values in known]
     return min(max(float(values.max()) for values in known), 1.3 * max(tails)) * 1.03 if known else 1.0
+
+
+def _ends_pct(row: RunRow) -> tuple[float, ...]:
+    """The ends of the band in percent of the real number; none where there is no band."""
+    if row.low is None or row.high is None or not row.real:
+        return ()
+    return tuple(100 * (end - row.real) / row.real for end in (row.low, row.high))
+
+
+def _whiskers(rows: Sequence[RunRow]) -> dict[str, Any] | None:
+    ends = [_ends_pct(row) or (row.error_pct or 0.0,) * 2 for row in rows]
+    if not any(_ends_pct(row) for row in rows):
+        return None
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - (row.error_pct or 0.0) for row, (_, high) in zip(rows, ends, strict=True)],
+        "arrayminus": [(row.error_pct or 0.0) - low for row, (low, _) in zip(rows, ends, strict=True)],
+        "color": NEUTRAL,
+        "thickness": 1.5,
+        "width": 5,
+    }
 
 
 def _figure(value: float | None) -> str:

@@ -1,4 +1,7 @@
-"""Trust: how far the simulator is from the real engine, from a validation report."""
+"""Trust: how far the simulator is from the real engine, and from engines of others, and where it was never held to any.
+
+Opens on bundled results where there are none of one's own.
+"""
 
 from __future__ import annotations
 
@@ -8,48 +11,76 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard import trust_charts
-from dashboard.library import REPORT, find
+from dashboard.badge import badge
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE
+from dashboard.external_results import EXTERNAL, External, load_external
+from dashboard.ladder import show_ladder
+from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
-from dashboard.report import Report, Rungs, RunRow, load_report, load_residuals, resolve
+from dashboard.report import Report, load_report, load_residuals, resolve
+from dashboard.trust_domain import show_domain
+from dashboard.trust_external import show_external
 from dashboard.url import choose, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 
+BUNDLED = "bundled: tokentwin demo"
+_NEGLIGIBLE = 0.01  # the share of steps outside the domain that does not change how a run stands, as in StepCost
+
 
 def show(runs: Path) -> None:
-    """The page, over the reports under `runs`."""
-    reports = find(runs, REPORT)
-    if not reports:
-        _nothing(runs)
-        return
+    """The page, over the reports under `runs`; without any, over those that are bundled."""
+    own = find(runs, REPORT)
+    reports = own or {BUNDLED: DEMO / "validation"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with title:
         st.title("Can you trust the numbers?", anchor=False)
     with chooser:
         name = choose("Validation report", list(reports), "report")
+    if not own:
+        _bundled(runs)
+    external = _external(runs)
     try:
         report = load_report(reports[name])
     except UserError as error:
         st.error(str(error), icon=":material/error:")
         return
     _verdict(report)
-    _ladder(report.rungs)
+    show_ladder(report, external)
     _distributions(reports[name], report)
     _errors(report)
     _steps(reports[name], report)
+    simulated = report.recordings.simulated
+    recordings = find(runs, RECORDING)
+    if not own:
+        recordings |= {f"bundled: {name}": path for name, path in find(DEMO, RECORDING).items()}
+    first = resolve(reports[name], simulated) if simulated else None
+    show_domain(runs, recordings, first, report.calibration)
+    if external is not None:
+        show_external(external)
     _provenance(report)
 
 
-def _nothing(runs: Path) -> None:
-    st.title("Can you trust the numbers?", anchor=False)
-    st.info(f"No validation report under `{runs}` yet.", icon=":material/balance:")
-    st.markdown(
-        "This page holds the simulator against the real engine, once there is something to hold it against. "
-        "The whole loop, real runs, calibration, simulation and the comparison, takes a few minutes on a laptop:"
+def _bundled(runs: Path) -> None:
+    st.info(
+        f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
+        icon=":material/inventory_2:",
     )
-    st.code("tokentwin demo", language="bash")
-    st.markdown("Or validate a trace of your own:")
-    st.code("tokentwin validate --help", language="bash")
+    with st.expander("Make one of this machine, in a few minutes on a laptop"):
+        st.markdown("The whole loop, real runs, calibration, simulation and the comparison:")
+        st.code("tokentwin demo", language="bash")
+        st.markdown("Or validate a trace of your own:")
+        st.code("tokentwin validate --help", language="bash")
+
+
+def _external(runs: Path) -> External | None:
+    """The newest results of rung 4 under `runs`, or the bundled ones; None, and why in a line, if they are damaged."""
+    places = [*find(runs, EXTERNAL).values(), EXTERNAL_SAMPLE]
+    try:
+        return load_external(places[0])
+    except UserError as error:
+        st.error(str(error), icon=":material/error:")
+        return None
 
 
 def _verdict(report: Report) -> None:
@@ -67,56 +98,12 @@ def _verdict(report: Report) -> None:
             "ran, so part of the error below is the machine's. Run it again on a quiet one.",
             icon=":material/warning:",
         )
-    if report.extrapolated_share:
-        st.info(
-            f"**{100 * report.extrapolated_share:.1f} %** of the simulated steps lie outside what the calibration "
-            "measured; their times are extrapolated.",
-            icon=":material/explore:",
-        )
-
-
-def _ladder(rungs: Rungs) -> None:
-    first, second, third = st.columns(3, gap="medium")
-    with first.container(border=True, height="stretch"):
-        st.markdown("**Rung 1 · Same decisions**")
-        replay = rungs.replay
-        if replay is None:
-            st.caption("Not climbed in this report.")
-        elif replay.identical == replay.steps:
-            st.markdown(f":green[:material/check_circle:] **{replay.steps:,} of {replay.steps:,}** steps identical")
-            st.caption(
-                f"Fed the measured step times, the simulator decides as the engine did, {replay.requests:,} requests."
-            )
-        else:
-            st.markdown(f":red[:material/cancel:] **{replay.identical:,} of {replay.steps:,}** steps identical")
-            st.caption(f"First difference: {replay.first_difference or 'not recorded'}")
-    with second.container(border=True, height="stretch"):
-        st.markdown("**Rung 2 · Step times**")
-        regimes = rungs.step.regimes if rungs.step else {}
-        if not regimes:
-            st.caption("Not climbed in this report.")
-        else:
-            worst = max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None)
-            st.markdown(f":blue[:material/timer:] median error **{_percent(worst)}** or less")
-            parts = [
-                f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
-                for name, r in regimes.items()
-            ]
-            st.caption("On held-out steps: " + "; ".join(parts) + ".")
-    with third.container(border=True, height="stretch"):
-        st.markdown("**Rung 3 · Whole runs**")
-        rows = [row for row in (rungs.run.rows if rungs.run else []) if row.error_pct is not None]
-        if not rows:
-            st.caption("Not climbed in this report.")
-        else:
-            known = [row for row in rows if row.within_floor is not None]
-            inside = sum(bool(row.within_floor) for row in known)
-            if known:
-                st.markdown(f":blue[:material/straighten:] **{inside} of {len(known)}** figures within the real noise")
-            else:
-                st.markdown(":blue[:material/straighten:] the real run was not repeated")
-            furthest = max(rows, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
-            st.caption(f"{'Closest to its edge' if furthest.within_floor else 'Furthest out'}: {_row(furthest)}.")
+    share = report.extrapolated_share or 0.0
+    outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
+    if share > _NEGLIGIBLE:
+        badge("extrapolated", outside)
+    else:
+        badge("validated", f"held against real runs of the same workload; {outside}")
 
 
 def _distributions(directory: Path, report: Report) -> None:
@@ -225,17 +212,6 @@ def _when(created: str) -> str:
         return datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
         return created
-
-
-def _row(row: RunRow) -> str:
-    name = METRICS[row.metric].label if row.metric in METRICS else row.metric
-    floor = "" if row.floor_pct is None else f" (floor {abs(row.floor_pct):.1f} %)"
-    stat = "" if row.stat in ("", "value") else f" {row.stat}"
-    return f"{name}{stat} {row.error_pct:+.1f} %{floor}"
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} %"
 
 
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}

@@ -52,19 +52,91 @@ def number(label: str, parameter: str, low: int, high: int, otherwise: int, help
     return chosen
 
 
+def named(parameter: str) -> str | None:
+    """The query parameter, or what it was when this tab last showed the page: going away and back changes nothing."""
+    text: str | None = st.query_params.get(parameter, st.session_state.get(f"last_{parameter}"))
+    return text
+
+
+def keep(parameter: str, text: str, otherwise: str = "") -> None:
+    """Have the query parameter say `text`; left out when that is what holds without it."""
+    st.session_state[f"last_{parameter}"] = text
+    if text != otherwise:
+        st.query_params[parameter] = text
+    elif parameter in st.query_params:
+        del st.query_params[parameter]
+
+
+def choose_many(
+    label: str, options: Sequence[str], parameter: str, otherwise: Sequence[str], help: str | None = None
+) -> list[str]:
+    """A choice of any number of options, separated by commas in the URL; names of no option are passed over."""
+    said = named(parameter)
+    wanted = [name for name in (otherwise if said is None else said.split(",")) if name in options]
+    chosen: list[str] = st.multiselect(label, options, wanted, help=help, key=f"url_{parameter}")
+    keep(parameter, ",".join(chosen), ",".join(otherwise))
+    return chosen
+
+
+def amount(
+    label: str,
+    parameter: str,
+    low: float,
+    high: float,
+    otherwise: float,
+    step: float,
+    help: str | None = None,
+    show: str = "%.6g",
+) -> float:
+    """A number that is the query parameter; `otherwise` when that is absent or no such number."""
+    try:
+        said = float(named(parameter) or "nan")
+    except ValueError:
+        said = otherwise
+    value = said if low <= said <= high else otherwise
+    ends = float(low), float(high), float(value), float(step)
+    chosen = float(st.number_input(label, *ends, format=show, help=help, key=f"url_{parameter}"))
+    keep(parameter, f"{chosen:.10g}", f"{otherwise:.10g}")
+    return chosen
+
+
+def pick(
+    label: str, options: Sequence[str], parameter: str, show: Callable[[str], str] = str, help: str | None = None
+) -> str:
+    """One of a few options, side by side; the first without the parameter."""
+    said = named(parameter)
+    wanted = said if said is not None and said in options else options[0]
+    chosen = st.segmented_control(
+        label, options, default=wanted, format_func=show, help=help, key=f"url_{parameter}", width="stretch"
+    )
+    keep(parameter, chosen or wanted, options[0])
+    return chosen or wanted
+
+
 def interval(label: str, low: float, high: float, parameter: str, help: str | None = None) -> tuple[float, float]:
     """A range slider whose ends are the query parameter `parameter`, `LOW-HIGH`; absent when it is the whole range."""
-    begin, end = _ends(st.query_params.get(parameter, ""), low, high)
+    key = _interval_key(low, high, parameter)
+    if key not in st.session_state:
+        st.session_state[key] = _ends(st.query_params.get(parameter, ""), low, high)
     step = round((high - low) / 200, 3) or 0.001
-    chosen: tuple[float, float] = st.slider(
-        label, low, high, (begin, end), step=step, help=help, key=f"url_{parameter}_{low:g}_{high:g}"
-    )
+    chosen: tuple[float, float] = st.slider(label, low, high, step=step, help=help, key=key)
     if chosen == (low, high):
         if parameter in st.query_params:
             del st.query_params[parameter]
     else:
         st.query_params[parameter] = f"{chosen[0]:g}-{chosen[1]:g}"
     return chosen
+
+
+def set_interval(low: float, high: float, parameter: str, ends: tuple[float, float]) -> None:
+    """Move the slider of `interval`, from the callback of another widget; `ends` outside the range are cut to it."""
+    begin, end = max(low, min(ends)), min(high, max(ends))
+    if begin < end:
+        st.session_state[_interval_key(low, high, parameter)] = (begin, end)
+
+
+def _interval_key(low: float, high: float, parameter: str) -> str:
+    return f"url_{parameter}_{low:g}_{high:g}"
 
 
 def _ends(text: str, low: float, high: float) -> tuple[float, float]:

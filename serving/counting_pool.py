@@ -71,7 +71,6 @@ class CountingPool:
         decodes.lag = lag
 
     def take_for(self, decodes: DecodeSet, steps: int) -> None:
-        """Blocks for `steps` decode steps at once."""
         self._take(decodes.crossings(steps))
 
     def release(self, request: Request, may_return: bool = False) -> None:

@@ -66,6 +66,10 @@ class KvBlocks(Protocol):
         """
         ...
 
+    def take_for(self, decodes: DecodeSet, steps: int) -> None:
+        """`extend_decodes` before each of `steps` ticks in a row, with nothing in flight."""
+        ...
+
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         """`register` all but the last `lag` computed tokens of every member, after a tick."""
         ...

@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable
 
 from serving.config import SchedulerConfig
 from serving.content import Content
-from serving.counting_pool import CountingPool
 from serving.decode_set import DecodeSet
 from serving.errors import UserError
 from serving.external_kv import ExternalKv
@@ -439,6 +438,8 @@ class VllmScheduler:
         self.decodes.committed = plan.clock
         if self.decodes.members and len(self._in_flight) < self.decodes.lag:
             self.pool.register_decodes(self.decodes, lag=len(self._in_flight))
+        if not (plan.listed or plan.strays or stopped):
+            return []
         ended = []
         for request, tokens, samples, drafts in plan.named_rows():
             if request.ended:
@@ -473,7 +474,9 @@ class VllmScheduler:
     # Many steps at once
 
     def steady_steps(self) -> int:
-        if self._others or self._in_flight or not self.decodes.members or not self.pool.counts_only or self._loaded:
+        if self._others or self._in_flight or not self.decodes.members or self._loaded:
+            return 0
+        if self._external is not None and not self.pool.counts_only:  # it is told of every block that fills
             return 0
         if self.waiting and not self._head_stays_out():
             return 0
@@ -484,7 +487,10 @@ class VllmScheduler:
         return steps
 
     def _head_stays_out(self) -> bool:
-        """Whether planning a pure decode step now would leave the queue as it is."""
+        """Whether planning pure decode steps from now on would leave the queue as it is.
+
+        Where blocks have identities, every block that fills up may be one that the head could share.
+        """
         if len(self.running) >= self.config.max_num_seqs:
             return True
         budget = self._budget_of_waiting()
@@ -492,7 +498,10 @@ class VllmScheduler:
         return (
             budget <= 0
             or head is None
-            or (head.id, self.pool.version, budget, self._threshold(), False) == self._refused
+            or (
+                self.pool.counts_only
+                and (head.id, self.pool.version, budget, self._threshold(), False) == self._refused
+            )
         )
 
     def _budget_of_waiting(self) -> int:
@@ -500,11 +509,17 @@ class VllmScheduler:
         return self._step_budget() - len(self.decodes.members)
 
     def skip(self, steps: int) -> list[Request]:
-        assert isinstance(self.pool, CountingPool)
         last = steps == self.decodes.steps_to_exit()
         quiet = steps - last
         self.pool.take_for(self.decodes, quiet)
         self.decodes.skip(quiet)
-        self._in_vain = 0 if quiet else self._in_vain
+        self._in_vain = 0
         self._plans += quiet
-        return self.commit(self.schedule()) if last else []
+        return self.commit(self._steady_step()) if last else []
+
+    def _steady_step(self) -> StepPlan:
+        """What `schedule` would plan, known to be the decode set and nothing else."""
+        plan = StepPlan(self._plans, self.decodes, lag=0)
+        self._tick(plan)
+        self._close(plan)
+        return plan

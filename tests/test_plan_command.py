@@ -155,6 +155,11 @@ def test_the_busiest_stretch_is_planned_for() -> None:
     assert [request.arrival_ns for request in faster.requests] == [i * 10**9 // 2 for i in range(6)]
 
 
+def test_one_request_is_no_traffic() -> None:
+    with pytest.raises(UserError, match="window-s"):
+        planned_traffic(traffic(20), window_s=1e-6, rate_scale=None)
+
+
 def test_a_closed_loop_has_no_rate_to_plan_for() -> None:
     closed = Workload(traffic(5).requests, concurrency=2)
     with pytest.raises(UserError, match="closed loop"):
@@ -189,3 +194,47 @@ def test_the_command_spells_out_what_was_simulated() -> None:
 def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:
     with pytest.raises(UserError, match="none of vLLM's"):
         vllm_command(Deployment(policy="sjf"))
+
+
+# Settings that vary
+
+
+def test_every_combination_of_settings_is_a_candidate_of_its_own_name(shape: Path) -> None:
+    varied = ("--vary", "max_num_batched_tokens=512,8192", "--vary", "scheduler.max_num_seqs=32,64")
+    result = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "50", "--format", "json")
+    found = json.loads(result.stdout)
+    offers = [found["recommendation"], *found["runners_up"]]
+    assert {p["engine"] for p in offers} == {
+        f"TP1 H100 max_num_batched_tokens={tokens} max_num_seqs={seqs}" for tokens in (512, 8192) for seqs in (32, 64)
+    }
+    scheduler = offers[0]["deployment"]["scheduler"]
+    said = f"max_num_batched_tokens={scheduler['max_num_batched_tokens']} max_num_seqs={scheduler['max_num_seqs']}"
+    assert offers[0]["engine"].endswith(said)
+    assert len({p["usd_per_hour"] for p in offers}) == 1
+    assert offers[0]["attainment"] == max(p["attainment"] for p in offers)
+
+
+def test_a_combination_that_is_not_allowed_is_ruled_out_and_says_why() -> None:
+    unchunked = [{"enable_chunked_prefill": False, "max_num_batched_tokens": tokens} for tokens in (512, 8192)]
+    fitting, ruled_out = candidate_engines(LLAMA, {"H100": find_gpu("H100")}, [1], ["vllm"], {}, unchunked)
+    assert [e.varied for e in fitting] == [("enable_chunked_prefill=false", "max_num_batched_tokens=8192")]
+    assert "at least max_model_len" in dict(ruled_out)["enable_chunked_prefill=false max_num_batched_tokens=512"]
+
+
+@pytest.mark.parametrize(
+    ("varied", "names"),
+    [
+        ("max_nu=3", "max_nu"),
+        ("max_num_seqs=", "max_num_seqs="),
+        ("max_num_seqs=8,8", "max_num_seqs=8,8"),
+        ("max_num_seqs=few", "max_num_seqs"),
+        ("max_num_seqs", "NAME=VALUE"),
+        ("max_num_seqs=[", "YAML"),
+        ("policy=vllm,sjf", "--policy"),
+        ("dtype.bits=8", "dtype has no settings"),
+    ],
+)
+def test_a_setting_that_cannot_vary_is_one_line(shape: Path, varied: str, names: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan(shape, "--gpu", "H100", "--slo", EASY, "--vary", varied)
+    assert names in str(error.value) and "\n" not in str(error.value)

@@ -13,7 +13,7 @@ from calibration.bands import run_metrics
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.router import find_router
 from tests.plan_samples import BySpeed, Steps, cheapest, engine, fewest, question, traffic
-from tokentwin.planning.frontier import Point, pareto
+from tokentwin.planning.frontier import Point, pareto, per_dollar
 from tokentwin.planning.lower_bounds import least_replicas
 from tokentwin.planning.plan import Limits, Plan, make_plan
 from tokentwin.planning.report import answer, as_json, why_not_fewer
@@ -251,6 +251,16 @@ def test_the_frontier_is_what_no_other_point_beats(values: list[tuple[int, int]]
         if not any((u >= user and g >= gpu) and (u, g) != (user, gpu) for u, g in values)
     }
     assert len(pareto(points)) == len(kept)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
+def test_the_frontier_by_price_is_what_no_other_point_beats_for_less(values: list[tuple[int, int]]) -> None:
+    points = [Point("e", 1, 1, 1.0, float(user), 1.0, float(usd), 1.0, 1.0, True) for user, usd in values]
+    assert {(p.tok_s_user, p.usd_per_mtok_out) for p in pareto(points, per_dollar)} == {
+        (user, usd)
+        for user, usd in values
+        if not any((u >= user and d <= usd) and (u, d) != (user, usd) for u, d in values)
+    }
 
 
 def test_frontier_and_prices_follow_from_the_run(plan: Plan) -> None:

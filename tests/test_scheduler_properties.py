@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -244,9 +245,11 @@ def test_prefill_first_never_admits_beside_decodes(num_blocks: int, reserve: boo
         assert driver.scheduler.decodes.clock > 0
 
 
-def leapt(policy: str, config: SchedulerConfig, requests: list[WorkloadRequest], leaps: bool) -> list[object]:
+def leapt(
+    policy: str, config: SchedulerConfig, requests: list[WorkloadRequest], leaps: bool, shares: bool = False
+) -> list[object]:
     """Steps between arrivals, spans of tokens and the state after each step; by leaps where the policy offers them."""
-    scheduler = find_policy(policy)(config, shares_prefixes=False)
+    scheduler = find_policy(policy)(config, shares_prefixes=shares)
     to_come = deque(requests)
     all_of_them: list[Request] = []
     log: list[object] = []
@@ -270,8 +273,8 @@ def leapt(policy: str, config: SchedulerConfig, requests: list[WorkloadRequest],
         scheduler.decodes.check()
         log.append((done, scheduler.pool.free, scheduler.decodes.context, [request.id for request in finished]))
         log.append([(r.id, r.known, r.computed, r.held) for r in scheduler.running.values() if r.decodes is None])
-        log.append([(r.id, r.known, r.computed) for r in scheduler.running.values()])
-    return [log, [(r.id, r.status, r.preemptions, _joined(r.sampled_in)) for r in all_of_them]]
+        log.append([(r.id, r.known, r.computed, list(r.blocks)) for r in scheduler.running.values()])
+    return [log, [(r.id, r.status, r.first_hit, r.preemptions, _joined(r.sampled_in)) for r in all_of_them]]
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[int]:
@@ -301,6 +304,21 @@ def test_skipping_steady_steps_is_taking_them_one_by_one(policy: str, seed: int)
         prompt = (("", chance.randrange(1, 60)),)
         requests.append(WorkloadRequest(id, arrival, prompt, chance.randrange(1, 68), chance.randrange(2)))
     assert leapt(policy, config, requests, leaps=True) == leapt(policy, config, requests, leaps=False)
+    talks = conversations(requests, chance)
+    shared = [leapt(policy, config, talks, leaps, shares=True) for leaps in (True, False)]
+    assert shared[0] == shared[1]
+
+
+def conversations(requests: list[WorkloadRequest], chance: random.Random) -> list[WorkloadRequest]:
+    """The same arrivals, half of them after an earlier prompt and its answer: what decoding fills can be hit."""
+    talks: list[WorkloadRequest] = []
+    for request in requests:
+        before: tuple[Segment, ...] = (("system", 9),)
+        if talks and chance.random() < 0.5:
+            earlier = chance.choice(talks)
+            before = (*earlier.prompt, (f"out:{earlier.id}", chance.randrange(1, earlier.output_len + 1)))
+        talks.append(replace(request, prompt=(*before, (f"user{request.id}", chance.randrange(1, 20)))))
+    return talks
 
 
 def calls_in_a_steady_step(batch: int) -> int:

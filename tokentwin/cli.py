@@ -18,6 +18,7 @@ VERBS = {
     "demo": "The whole loop: record, calibrate, simulate, validate.",
     "diagnose": "Why a run is slow, and what would help.",
     "explain": "Where the time of a step goes, operation by operation.",
+    "export": "A recorded run in another tool's format.",
     "generate": "Answer a prompt with the real engine.",
     "gpus": "List the GPUs known by name.",
     "model": "Fetch a model, or see what one needs of a GPU.",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from calibration.operation_cost import OperationCost
     from calibration.step_cost import StepCost
     from serving.config import Deployment
+    from serving.gpu_spec import GpuSpec
 
 
 class Priced(NamedTuple):
@@ -25,6 +26,13 @@ class Priced(NamedTuple):
     deployment: Deployment
     cost: StepCost | OperationCost
     calibration: str
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """What its kernels run on; None for our own engine, timed where it was measured."""
+        from calibration.operation_cost import OperationCost
+
+        return self.cost.kernels.gpu if isinstance(self.cost, OperationCost) else None
 
 
 def priced_deployment(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tokentwin.costs import Priced, priced
-from tokentwin.deployments import read_deployment
 
 if TYPE_CHECKING:
     from serving.config import Deployment
@@ -24,30 +24,35 @@ def asked_fleet(fleet: FleetConfig | None, replicas: int | None, router: str | N
     return fleet if router is None else fleet.model_copy(update={"router": RouterConfig(name=router)})
 
 
-def priced_pools(
+def pool_prices(
     fleet: FleetConfig,
     own: Priced,
     calibration: str | None,
     gpu: str | None,
-    deployment_file: str | None,
-    flags: dict[str, Any],
-) -> list[PricedPool]:
-    """The pools of `fleet`: each by its own calibration or GPU, or else as the deployment `own` is priced.
+    settle: Callable[[Deployment], Deployment],
+) -> list[Priced]:
+    """What each pool of `fleet` runs and is timed by: its own calibration or GPU, or else what prices `own`.
 
-    What a pool changes in the deployment is priced anew, its KV blocks by its GPU's memory included.
+    What a pool changes in the deployment that `settle` makes is priced anew, its KV blocks by its GPU's memory
+    included. A calibration of its own brings its GPU. Raises UserError when they do not go together.
     """
-    from sim.fleet import PricedPool, pool_deployment
+    from sim.fleet import pool_deployment
 
-    def priced_pool(pool: PoolConfig) -> Priced:
+    def price(pool: PoolConfig) -> Priced:
         if not pool.deployment and pool.gpu is None and pool.calibration is None:
             return own._replace(deployment=pool_deployment(own.deployment, pool))
+        shared = gpu if pool.calibration is None else None
+        return priced(
+            pool.calibration or calibration, pool.gpu or shared, lambda base: pool_deployment(settle(base), pool)
+        )
 
-        def settle(otherwise: Deployment) -> Deployment:
-            return pool_deployment(read_deployment(deployment_file, flags, otherwise), pool)
+    return [price(pool) for pool in fleet.pools]
 
-        return priced(pool.calibration or calibration, pool.gpu or gpu, settle)
 
-    prices = [priced_pool(pool) for pool in fleet.pools]
+def priced_pools(fleet: FleetConfig, prices: Sequence[Priced]) -> list[PricedPool]:
+    """The pools of `fleet`, each with its price."""
+    from sim.fleet import PricedPool
+
     return [PricedPool(pool, price.deployment, price.cost) for pool, price in zip(fleet.pools, prices, strict=True)]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokentwin.costs import Priced, priced
+from tokentwin.fleets import pool_prices, priced_pools
 
 if TYPE_CHECKING:
     from calibration.scenario import Scenario
     from serving.config import Deployment
-    from serving.fleet import PoolConfig
     from serving.workload import Workload
 
 
@@ -36,7 +36,6 @@ def priced_scenario(
     """
     from calibration.scenario import Scenario
     from serving.errors import UserError
-    from sim.fleet import PricedPool
     from sim.router import find_router
 
     if router:
@@ -52,20 +51,9 @@ def priced_scenario(
     if fleet is not None:
         if replicas is not None:
             raise UserError("replicas", replicas, "is said by the deployment's fleet; leave it out")
-        prices = [_pool_price(pool, own, asked[-1], calibration, gpu) for pool in fleet.pools]
-        pools = tuple(PricedPool(pool, p.deployment, p.cost) for pool, p in zip(fleet.pools, prices, strict=True))
+        pools = tuple(priced_pools(fleet, pool_prices(fleet, own, calibration, gpu, settle)))
     deployment = own.deployment.model_copy(update={"fleet": fleet})
     return PricedScenario(Scenario(workload, deployment, own.cost, replicas or 1, router, pools), own)
-
-
-def _pool_price(pool: PoolConfig, own: Priced, asked: Deployment, calibration: str | None, gpu: str | None) -> Priced:
-    from sim.fleet import pool_deployment
-
-    if not pool.deployment and pool.gpu is None and pool.calibration is None:
-        return own
-    if pool.gpu is not None or pool.calibration is not None:
-        calibration, gpu = pool.calibration, pool.gpu
-    return priced(calibration, gpu, lambda _: pool_deployment(asked, pool))
 
 
 def offered_workloads(trace: str, seeds: int, limit: int | None, rate_scale: float | None) -> list[Workload]:

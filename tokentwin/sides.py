@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from serving.errors import UserError
+from tokentwin.settings import named_value, with_settings
 
 if TYPE_CHECKING:
     from serving.config import Deployment
@@ -35,13 +34,7 @@ class Overrides:
         settings: dict[str, Any] = {}
         run: dict[str, Any] = {}
         for pair in pairs:
-            name, equals, text = pair.partition("=")
-            if not name or not equals:
-                raise UserError(side, pair, "should be NAME=VALUE, e.g. policy=fair")
-            try:
-                value = yaml.safe_load(text)
-            except yaml.YAMLError:
-                raise UserError(f"{side} {name}", text, "is not a value in YAML") from None
+            name, value = named_value(side, pair)
             (run if name in _RUN else settings)[name] = value
         replicas = run.get("replicas")
         if replicas is not None and (type(replicas) is not int or replicas < 1):
@@ -53,20 +46,10 @@ class Overrides:
 
     def settle(self, base: Deployment) -> Deployment:
         """The side's deployment. Raises UserError that names the setting that is wrong."""
-        from serving.config import Deployment, SchedulerConfig, load_deployment, parse
+        from serving.config import load_deployment
 
-        data = (load_deployment(self.file) if self.file else base).model_dump(mode="json")
-        for path, value in self.settings.items():
-            bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
-            *way, last = ("scheduler", path) if bare else path.split(".")
-            node = data
-            for name in way:
-                node[name] = {} if node.get(name) is None else node[name]
-                node = node[name]
-                if not isinstance(node, dict):
-                    raise UserError(path, value, f"{name} has no settings of its own")
-            node[last] = value
-        return parse(Deployment, data, where=self.file or "deployment")
+        given = load_deployment(self.file) if self.file else base
+        return with_settings(given, self.settings, self.file or "deployment")
 
     def __str__(self) -> str:
         named = [f"{name}={value}" for name, value in (self.settings | self.run).items()]

@@ -241,7 +241,7 @@ def print_comparison(comparison: Comparison) -> None:
     )
     if comparison.carry_over:
         console.print(
-            "[yellow]neighbouring blocks go together: the intervals are too narrow; compare several seeds[/]",
+            "[yellow]queues outlast blocks: intervals may be too narrow; compare longer runs, or several seeds[/]",
             soft_wrap=True,
         )
     console.print(f"[bold]{comparison.verdict()}[/]", soft_wrap=True)

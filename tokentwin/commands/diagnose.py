@@ -33,24 +33,9 @@ def diagnose(
     With a cost model (-c or --gpu) the run is simulated again with one constraint lifted at a time, and its p99 is
     attributed to them: a capacity problem, or a policy problem. Without one only evidence is given.
     """
-    from calibration.diagnosis import diagnose as diagnosed
-    from calibration.symptoms import Evidence, symptoms
-    from serving.errors import UserError
-    from tokentwin.scenarios import priced_scenario
-    from traces.recording import Recording
-    from traces.run_metrics import parse_slo
+    from tokentwin.diagnosing import diagnosed
 
-    recording = Recording.load(run)
-    evidence = Evidence(recording, parse_slo(slo) if slo else {})
-    scenario = None
-    if calibration is not None or gpu is not None:
-        if recording.run["status"] != "complete":
-            raise UserError("run", run, f"is {recording.run['status']} and cannot be simulated; leave -c and --gpu out")
-        deployment = evidence.as_run()
-        replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
-        workload = recording.workload()
-        scenario, _ = priced_scenario(workload, calibration, gpu, lambda _: deployment, replicas, router)
-    found = diagnosed(symptoms(evidence), evidence.metrics, scenario, _JUDGED.get(judged or ""))
+    evidence, found = diagnosed(run, calibration, gpu, router, _JUDGED.get(judged or ""), slo or "")
     if style == "json":
         click.echo(json.dumps({"steps": evidence.has_steps, **found.as_dict()}))
     else:
@@ -101,7 +86,9 @@ def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
 
 
 def _ms(value: float) -> str:
-    return f"{value:,.4g}" if math.isfinite(value) else "never"
+    from calibration.diagnosis import shown_ms
+
+    return shown_ms(value) if math.isfinite(value) else "never"
 
 
 def _percent(share: float) -> str:

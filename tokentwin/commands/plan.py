@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
+    from serving.config import Deployment
     from serving.workload import Workload
     from tokentwin.planning.engines import Engine, RuledOut
     from tokentwin.planning.trial import Pricing
 
 INFEASIBLE = 4  # exit status
+_OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--policy"}
 
 
 @click.command()
@@ -26,6 +30,9 @@ INFEASIBLE = 4  # exit status
 @click.option("--gpu", "gpus", multiple=True, help="A candidate GPU; repeat it, or separate names by commas.")
 @click.option("--tp", "tensor_parallel_sizes", multiple=True, help="Candidate tensor-parallel sizes, likewise.")
 @click.option("--policy", "policies", multiple=True, help="Candidate scheduling policies, likewise.")
+@click.option(
+    "--vary", "varied", multiple=True, metavar="NAME=V,V", help="Candidate values of any other setting; repeat it."
+)
 @click.option("--price", "prices", multiple=True, help="Dollars per GPU-hour, H100=2.9; by default the catalogue's.")
 @click.option("--spares", default=0, show_default=True, type=click.IntRange(0, 10_000), help="Replicas that may fail.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
@@ -50,6 +57,7 @@ def plan(
     gpus: tuple[str, ...],
     tensor_parallel_sizes: tuple[str, ...],
     policies: tuple[str, ...],
+    varied: tuple[str, ...],
     prices: tuple[str, ...],
     spares: int,
     rate_scale: float | None,
@@ -87,6 +95,7 @@ def plan(
         _listed(gpus),
         [_size(text) for text in _listed(tensor_parallel_sizes)],
         _listed(policies),
+        _variations(varied),
         _prices(_listed(prices)),
     )
     question = Question(workload, requests, objectives, pricing, router)
@@ -133,6 +142,7 @@ def _candidates(
     gpus: list[str],
     sizes: list[int],
     policies: list[str],
+    variations: list[dict[str, Any]],
     prices: dict[str, float],
 ) -> tuple[list[Engine], list[RuledOut], Pricing]:
     """What may serve, what cannot, and what times the steps."""
@@ -152,7 +162,7 @@ def _candidates(
             if gpus or sizes or model:
                 remedy = "is of our own engine, which fixes the model, the GPU and its size; leave those out"
                 raise UserError("calibration", calibration, remedy)
-            return _of_our_engine(calibration, deployment_file, policies, prices)
+            return _of_our_engine(calibration, deployment_file, policies, variations, prices)
         learnt = EngineCalibration.load(Path(calibration) / FILE)
     base = Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
     if learnt is not None:
@@ -174,28 +184,56 @@ def _candidates(
         sizes or [base.tensor_parallel_size],
         policies or [base.policy],
         prices,
+        variations,
     )
     return engines, ruled_out, KernelPricing(learnt)
 
 
 def _of_our_engine(
-    calibration: str, deployment_file: str | None, policies: list[str], prices: dict[str, float]
+    calibration: str,
+    deployment_file: str | None,
+    policies: list[str],
+    variations: list[dict[str, Any]],
+    prices: dict[str, float],
 ) -> tuple[list[Engine], list[RuledOut], Pricing]:
-    """The one that was calibrated, under each policy; its device is priced by the name `cpu` or `cuda`."""
+    """The one that was calibrated, under each policy and setting; its device is priced by the name `cpu` or `cuda`."""
     from calibration.step_cost import Calibration
     from serving.errors import UserError
-    from tokentwin.costs import priced_deployment
-    from tokentwin.planning.engines import Engine
+    from tokentwin.costs import priced
+    from tokentwin.deployments import read_deployment
+    from tokentwin.planning.engines import Engine, shown_settings
     from tokentwin.planning.pricing import MeasuredPricing
+    from tokentwin.settings import with_settings
 
-    deployment = priced_deployment(calibration, None, deployment_file, {}).deployment
-    if prices.keys() != {deployment.device}:
-        raise UserError("price", ", ".join(prices) or "none", f"give --price {deployment.device}=DOLLARS, and no other")
-    engines = [
-        Engine(deployment.device, prices[deployment.device], deployment.model_copy(update={"policy": policy}))
-        for policy in policies or [deployment.policy]
-    ]
+    def settled(base: Deployment, settings: dict[str, Any]) -> Deployment:
+        return with_settings(read_deployment(deployment_file, {}, base), settings)
+
+    engines = []
+    for settings in variations:
+        deployment = priced(calibration, None, partial(settled, settings=settings)).deployment
+        device = deployment.device
+        if prices.keys() != {device}:
+            raise UserError("price", ", ".join(prices) or "none", f"give --price {device}=DOLLARS, and no other")
+        for policy in policies or [deployment.policy]:
+            ours = deployment.model_copy(update={"policy": policy})
+            engines.append(Engine(device, prices[device], ours, shown_settings(settings)))
     return engines, [], MeasuredPricing(Calibration.load(calibration))
+
+
+def _variations(pairs: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Every combination of the values of each setting."""
+    from serving.errors import UserError
+    from tokentwin.settings import named_value
+
+    values: dict[str, list[Any]] = {}
+    for pair in pairs:
+        name, listed = named_value("vary", pair, many=True)
+        if name in _OPTIONS:
+            raise UserError("vary", pair, f"has an option of its own: {_OPTIONS[name]}")
+        if not listed or name in values or any(value in listed[:at] for at, value in enumerate(listed)):
+            raise UserError("vary", pair, "should name each setting, and each value of it, once")
+        values[name] = listed
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
 def _listed(texts: tuple[str, ...]) -> list[str]:

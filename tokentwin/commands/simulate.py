@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tokentwin.costs import priced_deployment
-from tokentwin.deployments import deployment_options
+from tokentwin.deployments import deployment_options, read_deployment
 from tokentwin.finite import Finite
 
 
@@ -55,17 +55,19 @@ def simulate(
     """
     from calibration.bands import bands, run_metrics
     from sim.simulate import simulate_to
-    from tokentwin.fleets import asked_fleet, ends, priced_pools
+    from tokentwin.fleets import asked_fleet, ends, pool_prices, priced_pools
     from tokentwin.run_table import print_metrics, print_rejections, print_tiers
     from traces.reader import read_workload
     from traces.recording import Recording
+    from traces.recording_notes import add_notes
     from traces.reshape import reshaped
     from traces.run_metrics import RunMetrics
 
     own = priced_deployment(calibration, gpu, deployment_file, flags)
     deployment, cost, identity = own
     fleet = asked_fleet(deployment.fleet, replicas, router)
-    pools = priced_pools(fleet, own, calibration, gpu, deployment_file, flags)
+    prices = pool_prices(fleet, own, calibration, gpu, lambda base: read_deployment(deployment_file, flags, base))
+    pools = priced_pools(fleet, prices)
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
     simulate_to(
         out,
@@ -86,6 +88,8 @@ def simulate(
         around = bands(metrics, *others)
     mark, why = max(pool.cost.standing() for pool in pools)
     standing = {"mark": mark.name.lower(), "reason": why}
+    timed_by = {"gpu": own.gpu.name} if own.gpu else {}
+    add_notes(out, {**timed_by, "standing": standing, **({"bands": around} if around else {})})
     tiers = {"tier_hit_rates": metrics.tier_hit_rates()} if deployment.kv_tiers else {}
     print_metrics(metrics, style, bands=around, standing=standing, **tiers)
     if style == "table":

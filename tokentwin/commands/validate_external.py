@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,10 @@ TARGET_MISSED = 3
 @click.option("--case", "names", multiple=True, help="Only the case of this name; may be repeated.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--write", "page", type=click.Path(), help="Also write the report as a Markdown page.")
-def external(data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None) -> None:
+@click.option("--out", "-o", type=click.Path(), help="Also write external.json here, for the dashboard's Trust page.")
+def external(
+    data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None, out: str | None
+) -> None:
     """Simulate measured runs of other engines with their own settings, and set the figures side by side.
 
     A case file names the engine's settings, the files in --data, and how close a prediction should come. Exits 0 when
@@ -32,6 +36,7 @@ def external(data: str, cases: str | None, names: tuple[str, ...], style: str, p
     from calibration.external.scoring import score
     from calibration.external.steps import score_steps
     from serving.errors import UserError
+    from tokentwin import __version__
 
     folder = Path(data)
     if not folder.is_dir():
@@ -46,7 +51,10 @@ def external(data: str, cases: str | None, names: tuple[str, ...], style: str, p
             click.echo(case.title, err=True)
             outcomes.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
     if page:
-        _write(Path(page), markdown(outcomes))
+        _write("write", Path(page), markdown(outcomes))
+    if out:
+        created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+        _write("out", Path(out) / "external.json", json.dumps({**created, **as_dict(outcomes)}) + "\n")
     if style == "json":
         click.echo(json.dumps(as_dict(outcomes)))
     else:
@@ -61,13 +69,14 @@ def _predictor() -> Predictor:
     return blind
 
 
-def _write(path: Path, text: str) -> None:
+def _write(option: str, path: Path, text: str) -> None:
     from serving.errors import UserError
 
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError("write", str(path), f"cannot be written: {error.strerror or error}") from None
+        raise UserError(option, str(path), f"cannot be written: {error.strerror or error}") from None
 
 
 def print_outcomes(outcomes: list[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""What a fleet may be made of: a GPU, how many of them share the model, a policy; and what fits on none.
+"""What a fleet may be made of: a GPU, how many of them share the model, a policy, settings; and what fits on none.
 
 A deployment that names `gpu_memory_utilization` gets the KV blocks that each GPU has room for, as vLLM would; one that
 does not keeps its own number everywhere.
@@ -6,16 +6,18 @@ does not keeps its own number everywhere.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serving.config import Deployment
 from serving.errors import UserError
 from serving.gpu_spec import GpuSpec
 from serving.kv_capacity import kv_capacity
 from serving.model_catalogue import find_model
+from tokentwin.settings import with_settings
 
 if TYPE_CHECKING:
     from serving.workload import Workload
@@ -25,11 +27,15 @@ _ROUND = 1024  # tokens to which the longest request is rounded up
 
 @dataclass(frozen=True)
 class Engine:
-    """One replica of a candidate fleet: what it runs, on which GPUs (by the name the user gave), at what price."""
+    """One replica of a candidate fleet: what it runs, on which GPUs (by the name the user gave), at what price.
+
+    `varied` has the settings that other candidates have otherwise, as they are shown.
+    """
 
     gpu: str
     usd_per_gpu_hour: float
     deployment: Deployment
+    varied: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -47,7 +53,7 @@ class Engine:
         tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
         stages = f" PP{pp}" if pp > 1 else ""
         copies = f" DP{dp}" if dp > 1 else ""
-        return f"TP{tp}{stages}{copies} {self.gpu}" + (f" {policy}" if policy != "vllm" else "")
+        return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *([policy] if policy != "vllm" else []), *self.varied])
 
 
 _NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")
@@ -74,23 +80,40 @@ def candidate_engines(
     tensor_parallel_sizes: Sequence[int],
     policies: Sequence[str],
     prices: Mapping[str, float],
+    variations: Sequence[Mapping[str, Any]] = ({},),
 ) -> tuple[list[Engine], list[RuledOut]]:
-    """Every combination, in the order given, of GPUs by name, sizes and policies: those that fit, and the rest.
+    """Every combination, in the order given, of GPUs by name, sizes, policies and settings: those that fit, the rest.
 
-    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate.
+    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
+    and when no combination of settings is allowed.
     """
     for name in prices:
         if name not in gpus:
             raise UserError("price", name, f"is none of the candidates {', '.join(gpus)}")
-    fitting, ruled_out = [], []
-    for (name, gpu), tp, policy in product(gpus.items(), tensor_parallel_sizes, policies):
-        deployment = base.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
-        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment)
+    bases, fitting, ruled_out, refused = [], [], [], []
+    for settings in variations:
+        shown = shown_settings(settings)
+        try:
+            bases.append((with_settings(base, settings), shown))
+        except UserError as error:
+            refused.append(error)
+            ruled_out.append(RuledOut(" ".join(shown), str(error)))
+    if not bases:
+        raise refused[0]
+    for (name, gpu), tp, policy, (varied, shown) in product(gpus.items(), tensor_parallel_sizes, policies, bases):
+        deployment = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
+        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown)
         try:
             fitting.append(_with_kv(engine, gpu))
         except UserError as error:
             ruled_out.append(RuledOut(engine.name, str(error)))
     return fitting, ruled_out
+
+
+def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Each as `name=value`, without its path."""
+    values = ((path.rpartition(".")[2], value) for path, value in settings.items())
+    return tuple(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values)
 
 
 def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
@@ -100,4 +123,4 @@ def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
         return engine
     capacity.check(deployment)
     scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
-    return Engine(engine.gpu, engine.usd_per_gpu_hour, deployment.model_copy(update={"scheduler": scheduler}))
+    return replace(engine, deployment=deployment.model_copy(update={"scheduler": scheduler}))

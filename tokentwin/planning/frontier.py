@@ -1,11 +1,11 @@
-"""The fleets that no other beats: more tokens per second for a user, or more for a GPU, never both.
+"""The fleets that no other beats: more tokens per second for a user, or more for a GPU or a dollar, never both.
 
 Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tokentwin.planning.engines import Engine
@@ -53,14 +53,24 @@ def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
     )
 
 
-def pareto(points: Iterable[Point]) -> list[Point]:
-    """Those that no other point equals or beats on both axes, fastest for a user first."""
+def per_gpu(point: Point) -> float:
+    """Output tokens per second of a GPU."""
+    return point.tok_s_gpu
+
+
+def per_dollar(point: Point) -> float:
+    """Output tokens for a dollar; infinite where nothing costs anything."""
+    return 1e6 / point.usd_per_mtok_out if point.usd_per_mtok_out else float("inf")
+
+
+def pareto(points: Iterable[Point], gain: Callable[[Point], float] = per_gpu) -> list[Point]:
+    """Those that no other point equals or beats in both tokens per second of a user and `gain`, fastest first."""
     kept: list[Point] = []
     best = float("-inf")
-    for candidate in sorted(points, key=lambda p: (-p.tok_s_user, -p.tok_s_gpu, p.usd_per_hour, p.engine)):
-        if candidate.tok_s_gpu > best:
+    for candidate in sorted(points, key=lambda p: (-p.tok_s_user, -gain(p), p.usd_per_hour, p.engine)):
+        if gain(candidate) > best:
             kept.append(candidate)
-            best = candidate.tok_s_gpu
+            best = gain(candidate)
     return kept
 
 

@@ -89,7 +89,8 @@ class Objectives:
     def seen(self, objective: Objective, observed: float, broken: Sequence[float]) -> str:
         """What was observed of one objective, in words; of attainment, which bounds cost it how much."""
         if not objective.attainment:
-            return f"{observed:,.4g} ms" if math.isfinite(observed) else "never: requests are turned away"
+            shown = f"{observed:,.0f}" if observed >= 1000 else f"{observed:.4g}"
+            return f"{shown} ms" if math.isfinite(observed) else "never: requests are turned away"
         culprits = [
             f"{100 * share:.2g} % break {metric}<={bound:g}"
             for (metric, bound), share in zip(self.bounds, broken, strict=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tokentwin.planning.engines import Engine, RuledOut
-from tokentwin.planning.frontier import Point, pareto, point
+from tokentwin.planning.frontier import Point, pareto, per_dollar, point
 from tokentwin.planning.search import Searched, search
 from tokentwin.planning.sensitivity import End, Knee, knee, replicas_at
 from tokentwin.planning.trial import Question, Trial, try_fleet
@@ -65,7 +65,9 @@ class Plan:
     runners_up  the next cheapest, of other engines
     dearer      given up: name, and what it costs at least, in dollars per hour
     failures    engines of which no number of replicas will do, the closest first; then what fits on no GPU
-    frontier    the fleets simulated that none beats
+    frontier    the fleets simulated that none beats in tokens/s of a user and of a GPU, and
+    by_price    in tokens/s of a user and tokens for a dollar
+    points      all fleets simulated to the end, by engine and replicas
     trials      how many fleets were simulated in the search
     """
 
@@ -76,6 +78,8 @@ class Plan:
     dearer: tuple[tuple[str, float], ...]
     failures: tuple[Failure, ...]
     frontier: tuple[Point, ...]
+    by_price: tuple[Point, ...]
+    points: tuple[Point, ...]
     trials: int
 
 
@@ -86,12 +90,12 @@ def make_plan(
     limits: Limits,
     progress: Callable[[int], None] = lambda settled: None,
 ) -> Plan:
-    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then the first given."""
+    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then of higher attainment."""
     question = workers.question
     found = search(workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, progress)
     offers = sorted(
         (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
-        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus),
+        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
     )
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
@@ -116,6 +120,8 @@ def make_plan(
             *(Failure(name, reason, float("inf")) for name, reason in ruled_out),
         ),
         tuple(pareto(points.values())),
+        tuple(pareto(points.values(), per_dollar)),
+        tuple(points[key] for key in sorted(points)),
         sum(len(entry.trials) for entry in found),
     )
 

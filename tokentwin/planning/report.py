@@ -17,7 +17,7 @@ from tokentwin.planning.vllm_command import vllm_command
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attained", "SLOs")
+_COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attain-\nment", "SLOs\nmet")
 
 
 def answer(plan: Plan) -> str:
@@ -61,12 +61,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "answer": answer(plan),
         "objectives": [objective.text for objective in objectives],
         "requests": plan.question.requests,
+        "span_s": span_s(plan),
         "spares": plan.limits.spares,
         "recommendation": None,
         "runners_up": [_offered(offer, objectives) for offer in plan.runners_up],
         "dearer": [{"engine": name, "usd_per_hour_at_least": usd} for name, usd in plan.dearer],
         "infeasible": [{"engine": failure.name, "reason": failure.reason} for failure in plan.failures],
         "frontier": [_point(point) for point in plan.frontier],
+        "frontier_by_price": [_point(point) for point in plan.by_price],
+        "points": [_point(point) for point in plan.points],
         "trials": plan.trials,
     }
     if best is not None:
@@ -96,15 +99,20 @@ def print_plan(plan: Plan) -> None:
     for line in _details(plan):
         console.print(line, markup=False)
     if plan.runners_up:
-        console.print(_table("Runners-up", [offer.point for offer in plan.runners_up[:RUNNERS_UP]]))
+        console.print(_table("Runners-up", [(o.point, "") for o in plan.runners_up[:RUNNERS_UP]], plan.limits.spares))
     if plan.frontier:
-        console.print(_table("Frontier: no simulated fleet is faster for users and for GPUs", plan.frontier))
+        title = "Frontier: no simulated fleet beats these for users and per GPU, or per dollar"
+        console.print(_table(title, _frontiers(plan), plan.limits.spares))
     if plan.recommendation is not None and (command := _command(plan.recommendation)):
         console.print(command, markup=False)
 
 
 def _details(plan: Plan) -> Iterator[str]:
     best = plan.recommendation
+    yield f"traffic: {_traffic(plan)}"
+    for objective in plan.question.objectives.each:
+        if not objective.allowed(plan.question.requests):
+            yield f"{objective.text}: of so few requests, not one may break it"
     if best is not None:
         figures = best.offer.trial.figures
         assert figures is not None
@@ -121,19 +129,49 @@ def _details(plan: Plan) -> Iterator[str]:
         yield f"will not do: {failure.name}: {failure.reason}"
 
 
-def _table(title: str, points: Sequence[Point]) -> Table:
+def _traffic(plan: Plan) -> str:
+    requests = list(plan.question.workload.requests)
+    seconds = span_s(plan)
+    rate = f"{len(requests) / seconds:,.3g} a second" if seconds else "all at once"
+    prompt = sum(request.prompt_len for request in requests) / len(requests)
+    output = sum(request.output_len for request in requests) / len(requests)
+    return (
+        f"{_count(len(requests), 'request')} in {seconds:,.4g} s, {rate}; "
+        f"{prompt:,.4g} prompt and {output:,.4g} output tokens on average"
+    )
+
+
+def span_s(plan: Plan) -> float:
+    """From the first arrival to the last."""
+    requests = list(plan.question.workload.requests)
+    return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
+
+
+def _frontiers(plan: Plan) -> list[tuple[Point, str]]:
+    """The points of both frontiers, the fastest for users first, and which of them each is on."""
+    points = dict.fromkeys(sorted((*plan.frontier, *plan.by_price), key=lambda p: -p.tok_s_user))
+    on = (("GPU", plan.frontier), ("$", plan.by_price))
+    return [(point, " ".join(name for name, frontier in on if point in frontier)) for point in points]
+
+
+def _table(title: str, rows: Sequence[tuple[Point, str]], spares: int) -> Table:
+    """Fleets, and on which frontier each is."""
     from rich.box import SIMPLE
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
-    table.add_column("fleet", no_wrap=True)
+    table.add_column("fleet", overflow="fold")
     for heading in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
-    for p in points:
+    if any(on for _, on in rows):
+        table.add_column("best\nper", no_wrap=True)
+    for p, on in rows:
         figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
         shown = [f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in figures]
-        met = "met" if p.met else "broken"
-        table.add_row(f"{p.replicas} x {p.engine}", str(p.gpus), *shown, f"{100 * p.attainment:.1f} %", met)
+        met = "yes" if p.met else "no"
+        replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
+        cells = (f"{replicas} x {p.engine}", str(p.gpus), *shown, f"{100 * p.attainment:.1f} %", met, on)
+        table.add_row(*cells[: len(table.columns)])
     return table
 
 

@@ -24,8 +24,10 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
     requests = list(workload.requests)
     if len(requests) < 2:
         raise UserError("trace", workload.name, f"holds {len(requests)} requests, too few to plan for")
-    first, last = _busiest([r.arrival_ns for r in requests], [r.prompt_len + r.output_len for r in requests], window_s)
-    return reshaped(replace(workload, requests=requests[first:last]), rate_scale=rate_scale)
+    first, end = _busiest([r.arrival_ns for r in requests], [r.prompt_len + r.output_len for r in requests], window_s)
+    if end - first < 2:
+        raise UserError("window-s", window_s, "holds one request; take a longer stretch")
+    return reshaped(replace(workload, requests=requests[first:end]), rate_scale=rate_scale)
 
 
 def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
+from tokentwin.sweeps.cost import RATES, USD
 from tokentwin.sweeps.points import Point, canonical
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 STATUSES = ("finished", "rejected", "timed_out", "cancelled", "aborted", "unfinished")
 _TEXT, _COUNT, _NUMBER = pa.string(), pa.int64(), pa.float64()
 _METRIC_TYPES = {"saturation": _TEXT, "preemptions": _COUNT, "recomputed_tokens": _COUNT, "concurrency_peak": _COUNT}
+_BANDED = (
+    *(f"{latency}_{stat}" for latency in ("ttft_ms", "tpot_ms", "e2e_ms") for stat in ("p50", "p90", "p99")),
+    "output_throughput",
+    "slo_attainment",
+)
 _AUTOMATIC = 2  # partition keys chosen unasked
 _MOST = 32  # values of such a key
 
@@ -45,9 +51,9 @@ _ORIGIN = (
 )
 
 
-def run_schema(runs: Sequence[Point]) -> pa.Schema:
-    """The columns of one row a run: parameters first, then metrics, then where it came from."""
-    rest = [*_metric_fields(), *_ORIGIN]
+def run_schema(runs: Sequence[Point], bands: bool = False) -> pa.Schema:
+    """The columns of one row a run: parameters first, then metrics, their bands and costs, then where it came from."""
+    rest = [*_metric_fields(), *(_band_fields() if bands else ()), *_cost_fields(), *_ORIGIN]
     names = _short_names(list(runs[0].parameters), taken={field.name for field in rest})
     parameters = [
         _field(name, _type([point.parameters[path] for point in runs]), "", f"varied: {path}", path=path)
@@ -95,6 +101,35 @@ def metric_values(metrics: RunMetrics) -> dict[str, Any]:
     values |= {f"requests_{status}": statuses.get(status, 0) for status in STATUSES}
     values["requests"] = sum(statuses.values())
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+
+
+def band_values(central: RunMetrics, fast: RunMetrics, slow: RunMetrics) -> dict[str, float | None]:
+    """The ends of the 90 % bands of the headline metrics by column; a band spans the three simulations."""
+    runs = [metric_values(run) for run in (central, fast, slow)]
+    values: dict[str, float | None] = {}
+    for name in _BANDED:
+        known = [run[name] for run in runs]
+        ends = (None, None) if None in known else (min(known), max(known))
+        values |= dict(zip(_ends(name), ends, strict=True))
+    return values
+
+
+def _ends(name: str) -> tuple[str, str]:
+    return f"{name}_low", f"{name}_high"
+
+
+def _band_fields() -> list[pa.Field]:
+    known = {field.name: field.metadata for field in _metric_fields()}
+    return [
+        _field(end, _NUMBER, known[name][b"unit"].decode(), f"{which} end of the 90 % band of {name}")
+        for name in _BANDED
+        for end, which in zip(_ends(name), ("lower", "upper"), strict=True)
+    ]
+
+
+def _cost_fields() -> list[pa.Field]:
+    usd = _field(USD, _NUMBER, "$", "GPU hours of each pool times its price; null where no price is known")
+    return [usd, *(_field(name, _NUMBER, METRICS[name].unit, METRICS[name].definition) for name in RATES)]
 
 
 def _metric_fields() -> list[pa.Field]:

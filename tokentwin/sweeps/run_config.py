@@ -5,7 +5,7 @@ Its JSON form, defaults filled in, is what a run of a sweep is identified by.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -39,6 +39,9 @@ class RunConfig(_Settings):
     workload: dict[str, Any] = Field(description="a trace, or a specification of a synthetic workload")
     replicas: int | None = Field(None, ge=1, le=100_000, description="engines behind the router; null: 1, or the fleet")
     router: RouterConfig | None = Field(None, description="a name, or name and settings; null: round-robin")
+    prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
+        {}, description="dollars per GPU-hour by name, instead of the catalogue's; our own engine's is cpu or cuda"
+    )
     slo: dict[str, float] = Field({}, description="bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 
     @field_validator("router", mode="before")
@@ -52,6 +55,16 @@ class RunConfig(_Settings):
         from traces.run_metrics import check_slo
 
         return check_slo(slo)
+
+    @field_validator("prices")
+    @classmethod
+    def _of_known_gpus(cls, prices: dict[str, float]) -> dict[str, float]:
+        from serving.gpu_spec import gpus
+
+        unknown = prices.keys() - {*gpus(), "cpu", "cuda"}
+        if unknown:
+            raise ValueError(f"{min(unknown)} is no GPU of the catalogue; a GPU's own file says its price")
+        return prices
 
     @field_validator("workload")
     @classmethod

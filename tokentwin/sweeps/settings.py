@@ -88,6 +88,7 @@ class SweepSettings(_Settings):
     )
     partition: tuple[str, ...] | None = Field(None, description="paths that partition the dataset; null: by kind")
     per_request: bool = Field(False, description="keep a row for each request of each run, too")
+    bands: bool = Field(False, description="also 90 % bands on the headline metrics, for two more simulations a run")
     full_metrics: bool = Field(False, description="also ITL and step metrics, which need every token and step")
 
     @model_validator(mode="after")

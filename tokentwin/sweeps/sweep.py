@@ -18,7 +18,7 @@ from tokentwin.sweeps.one_run import Measure, Outcome
 from tokentwin.sweeps.points import Point, canonical, input_digests, points
 from tokentwin.sweeps.settings import SweepSettings
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class Sweep:
     def of(cls, settings: SweepSettings) -> Sweep:
         """The sweep of `settings`. Raises UserError when it cannot be made."""
         runs = points(settings)
-        schema = run_schema(runs)
+        schema = run_schema(runs, settings.bands)
         return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
 
     def run(self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False) -> Swept:
         """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed."""
-        measure = Measure(full=self.settings.full_metrics, requests=self.settings.per_request)
+        settings = self.settings
+        measure = Measure(full=settings.full_metrics, requests=settings.per_request, bands=settings.bands)
         with closing(SweepDataset(out, self._about(), self.schema, self.partition, resume=resume)) as dataset:
             there = {run for run, error in dataset.errors().items() if error is None or not retry_failed}
             missing = [point for point in self.points if point.id not in there]
@@ -80,6 +81,7 @@ class Sweep:
             "partition": list(self.partition),
             "per_request": self.settings.per_request,
             "full_metrics": self.settings.full_metrics,
+            "bands": self.settings.bands,
             "inputs": input_digests(list(self.points)),
         }
 

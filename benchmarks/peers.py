@@ -1,0 +1,209 @@
+"""Our simulator against others on the same requests, as ratios of CPU time.
+
+    python benchmarks/peers.py AzureLLMInferenceTrace_conv.csv --install
+    python benchmarks/peers.py TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
+
+One engine, Llama 3 8B on an H100, with the same limits for all. `--install` fetches inference-lab by npm into a
+directory that is removed again; a peer that is not given is left out, and said to be. Each run of a peer is followed by
+ours on the very requests that the peer simulated, and the ratios are of such pairs: their median, least and greatest.
+The last line of output is JSON.
+
+Run against the real thing: inference-lab. Not run against it, for want of one: Vidur, BLIS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.peer_simulators import PACKAGE, Blis, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
+from serving.config import SchedulerConfig
+from serving.workload import Workload
+from traces.parquet import write_parquet
+from traces.reader import read_workload
+from traces.reshape import reshaped
+
+TWIN = Path(__file__).with_name("peer_twin.py")
+LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=131_072, num_blocks=27_000)
+RECORDS = ("summary", "tokens", "steps")
+OUR_HANDICAPS = (
+    "Python; a step is priced from tables of kernels, and decides as vLLM 0.33 does",
+    "summary: requests only, runs of decode steps taken in one leap; tokens: when each token came as well;"
+    " steps: every step in addition, without leaps",
+    "the recording on disk is in the CPU time",
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run of a peer, and ours on the same requests, by what we record."""
+
+    peer: PeerRun
+    ours: dict[str, dict[str, float]]
+
+
+def run_ours(workload: Workload, limits: SchedulerConfig, records: str, scratch: Path) -> dict[str, float]:
+    """CPU seconds of our process and of the simulation in it, and what it did."""
+    trace, given, out = scratch / "trace.parquet", scratch / "limits.json", scratch / f"run-{records}"
+    write_parquet(workload, trace)
+    given.write_text(limits.model_dump_json())
+    printed, cpu_s = timed([sys.executable, str(TWIN), str(trace), str(given), records, str(out)])
+    return {"process_cpu_s": cpu_s, **json.loads(printed)}
+
+
+def pairs(peer: Peer, workload: Workload, limits: SchedulerConfig, runs: int) -> Iterator[Pair]:
+    """`runs` times the peer, then ours on what it simulated."""
+    for _ in range(runs):
+        theirs = peer.run(workload, limits)
+        with TemporaryDirectory() as scratch:
+            ours = {records: run_ours(theirs.workload, limits, records, Path(scratch)) for records in RECORDS}
+        yield Pair(theirs, ours)
+
+
+def summary(peer: Peer, made: Sequence[Pair]) -> dict[str, Any]:
+    """Medians of seconds and ratios over the pairs, and whether both sides did the same work."""
+    first = made[0]
+    requests = list(first.peer.workload.requests)
+    result: dict[str, Any] = {
+        "peer": peer.name,
+        "requests": len(requests),
+        "prompt_tokens": sum(request.prompt_len for request in requests),
+        "output_tokens": sum(request.output_len for request in requests),
+        "process_cpu_s": statistics.median(pair.peer.process_cpu_s for pair in made),
+        "simulation_cpu_s": _median(pair.peer.simulation_cpu_s for pair in made),
+        "simulated_s": first.peer.simulated_s,
+        "ours": {},
+    }
+    for records in RECORDS:
+        ours = [pair.ours[records] for pair in made]
+        result["ours"][records] = {
+            "steps": ours[0]["steps"],
+            "simulated_s": ours[0]["simulated_s"],
+            "process_cpu_s": statistics.median(run["process_cpu_s"] for run in ours),
+            "simulation_cpu_s": statistics.median(run["simulation_cpu_s"] for run in ours),
+            "process_ratios": sorted(
+                pair.peer.process_cpu_s / run["process_cpu_s"] for pair, run in zip(made, ours, strict=True)
+            ),
+            "simulation_ratios": sorted(
+                pair.peer.simulation_cpu_s / run["simulation_cpu_s"]
+                for pair, run in zip(made, ours, strict=True)
+                if pair.peer.simulation_cpu_s is not None
+            ),
+        }
+    return result
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def show(peer: Peer, result: dict[str, Any], console: Console) -> None:
+    tokens = f"{result['prompt_tokens']:,} prompt and {result['output_tokens']:,} output tokens"
+    table = Table(title=f"{result['requests']:,} requests, {tokens}", title_justify="left")
+    table.add_column("")
+    for heading in ("process\nCPU s", "simulation\nCPU s", "requests\n/ CPU s", "process\nratio", "simulation\nratio"):
+        table.add_column(heading, justify="right")
+    table.add_row(peer.name, *_row(result, result["requests"]))
+    for records, ours in result["ours"].items():
+        ratios = map(_middle, (ours["process_ratios"], ours["simulation_ratios"]))
+        table.add_row(f"ours, {records}", *_row(ours, result["requests"]), *ratios)
+    console.print(table)
+    for records, ours in result["ours"].items():
+        spreads = [f"{name} {_spread(ours[f'{name}_ratios'])}" for name in ("process", "simulation")]
+        console.print(f"  ratios to ours, {records}: {', '.join(spreads)}", highlight=False)
+    ends = {peer.name: result["simulated_s"], "ours": result["ours"]["summary"]["simulated_s"]}
+    said = ", ".join(f"{name} {end:,.0f} s" for name, end in ends.items() if end is not None)
+    console.print(f"  the last request ends after: {said}", highlight=False)
+    for line in peer.handicaps:
+        console.print(f"  {peer.name}: {line}", highlight=False, soft_wrap=True)
+    if not peer.tried:
+        console.print(f"  {peer.name}: this adapter had not been run before; see that it ran what was asked")
+
+
+def _row(run: dict[str, Any], requests: int) -> tuple[str, ...]:
+    alone = run["simulation_cpu_s"]
+    process = f"{run['process_cpu_s']:.2f}"
+    if alone is None:
+        return process, "", f"{requests / run['process_cpu_s']:,.0f}"
+    return process, f"{alone:.2f}", f"{requests / alone:,.0f}"
+
+
+def _middle(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.1f}" if ratios else ""
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{ratios[0]:.1f} to {ratios[-1]:.1f}" if ratios else "not known"
+
+
+def install(stack: ExitStack) -> Path:
+    """inference-lab from npm, in a directory that `stack` removes."""
+    where = stack.enter_context(TemporaryDirectory())
+    command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
+    subprocess.run(command, cwd=where, check=True, stdout=subprocess.DEVNULL)
+    return Path(where) / "node_modules" / PACKAGE
+
+
+def found(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Peer]:
+    """The peers that were given; a line about each that was not."""
+    package = install(stack) if options.install else options.inference_lab
+    if package:
+        yield InferenceLab(package)
+    else:
+        console.print(f"inference-lab: not given; --install, or --inference-lab DIR with the npm package {PACKAGE}")
+    if options.vidur:
+        yield Vidur(options.vidur, options.vidur_python)
+    else:
+        console.print("Vidur: not given; --vidur CHECKOUT of microsoft/vidur, --vidur-python with its requirements")
+    if options.blis:
+        yield Blis(options.blis)
+    else:
+        console.print("BLIS: not given; --blis BINARY, built in a checkout of inference-sim/inference-sim")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path, help="any that tokentwin reads")
+    parser.add_argument("--requests", type=int, default=3000, help="the first of the trace; default 3,000")
+    parser.add_argument("--rate-scale", type=float, default=1.0, help="multiply the arrival rate")
+    parser.add_argument("--runs", type=int, default=3, help="pairs of runs; default 3")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--inference-lab", type=Path, metavar="DIR", help=f"the npm package {PACKAGE}")
+    source.add_argument("--install", action="store_true", help="fetch it by npm")
+    parser.add_argument("--vidur", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--vidur-python", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--blis", type=Path, metavar="BINARY")
+    options = parser.parse_args()
+    console = Console()
+    workload = reshaped(read_workload(options.trace), limit=options.requests, rate_scale=options.rate_scale)
+    results = []
+    with ExitStack() as stack:
+        for peer in found(options, stack, console):
+            try:
+                results.append(summary(peer, list(pairs(peer, workload, LIMITS, options.runs))))
+            except PeerFailed as failed:
+                console.print(f"{peer.name}: {failed}")
+            else:
+                show(peer, results[-1], console)
+    for line in OUR_HANDICAPS:
+        console.print(f"  ours: {line}", highlight=False, soft_wrap=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Which steps of a whole recording lie outside what a calibration measured, and how far.
+
+The rule is that of `calibration.step_cost.StepCost`, which counts as it prices; here it is asked of steps that have been
+recorded, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.step_cost import Calibration
+from calibration.step_features import REGIMES, STEP_FEATURES, Floats, MeasuredSteps
+
+
+def beyond(calibration: Calibration, steps: MeasuredSteps) -> NDArray[np.bool_]:
+    """Whether each feature of each step was never measured so in its regime: `[steps, len(STEP_FEATURES)]`."""
+    out = np.ones(steps.step.shape, dtype=bool)  # in a regime that was not measured, everything is
+    for index, name in enumerate(REGIMES):
+        ranges = calibration.domain.get(name)
+        if ranges is not None:
+            mine = steps.regime == index
+            low, high = (np.array([ranges[feature][end] for feature in STEP_FEATURES]) for end in (0, 1))
+            out[mine] = (steps.step[mine] < low) | (steps.step[mine] > high)
+    return out
+
+
+def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
+    """What puts most of the steps outside, `prefill_pairs of mixed steps`; empty if none is outside."""
+    outside = np.flatnonzero(out.any(axis=1))
+    if not len(outside):
+        return ""
+    names = list(STEP_FEATURES)
+    found = [f"{names[out[at].argmax()]} of {REGIMES[regime[at]]} steps" for at in outside]
+    return max(sorted(set(found)), key=found.count)
+
+
+def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[str, Floats]) -> Floats:
+    """How many times beyond the nearest measured value the farthest of `amounts` (arrays of one shape) is; 1 inside."""
+    factors = [np.ones(np.broadcast_shapes(*(np.shape(values) for values in amounts.values())))]
+    for name, values in amounts.items():
+        low, high = ranges[name]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors += [np.where(values > high, values / high, 1.0), np.where(values < low, low / values, 1.0)]
+    farthest: Floats = np.maximum.reduce(np.broadcast_arrays(*factors))
+    return farthest

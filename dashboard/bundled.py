@@ -1,0 +1,54 @@
+"""The results that the Trust page opens on where no run of one's own has made any: `samples/demo` and `samples/external`.
+
+`python -m dashboard.bundled DEMO_DIR` condenses what `tokentwin demo` wrote into the first: the report, the calibration,
+and the recordings without the lists that no figure on the page needs. The second is written by `tokentwin validate
+external -o dashboard/samples/external`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from dashboard.library import REPORT
+from dashboard.report import RESIDUALS, load_report
+from traces.recording import Recording, RecordingWriter
+from traces.schema import RUNS
+
+SAMPLES = Path(__file__).with_name("samples")
+DEMO = SAMPLES / "demo"
+EXTERNAL_SAMPLE = SAMPLES / "external"
+_OF_CALIBRATION = ("calibration.json", "steps.parquet")
+
+
+def condense(demo: Path, out: Path) -> None:
+    """Write to `out`, which is replaced, what the Trust page shows of the demo in `demo`.
+
+    Raises UserError when `demo` holds none, or a damaged one.
+    """
+    load_report(demo / "validation")
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "validation").mkdir(parents=True)
+    for name in (REPORT, RESIDUALS):
+        shutil.copyfile(demo / "validation" / name, out / "validation" / name)
+    (out / "calibration").mkdir()
+    for name in _OF_CALIBRATION:
+        shutil.copyfile(demo / "calibration" / name, out / "calibration" / name)
+    for source in (*sorted(demo.glob("real-*")), demo / "validation" / "simulated"):
+        _copy(Recording.load(source), out / source.relative_to(demo))
+
+
+def _copy(recording: Recording, out: Path) -> None:
+    run = {c.name: recording.run[c.name] for c in RUNS if c.name not in ("status", "duration_ns")}
+    with RecordingWriter(out, run, keep=()) as writer:
+        for name, add in (("requests", writer.add_requests), ("steps", writer.add_steps)):
+            table = recording.table(name)
+            add({column: table[column].to_pylist() for column in table.column_names})
+        writer.close(recording.run["status"], recording.run["duration_ns"])
+
+
+if __name__ == "__main__":
+    condense(Path(sys.argv[1]), DEMO)
+    print(json.dumps({"bytes": sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file())}))

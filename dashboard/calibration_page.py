@@ -1,0 +1,162 @@
+"""Calibration: what predictions rest on. Kernel tables of GPUs against their fits, and calibrations of engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import streamlit as st
+
+from calibration.kernel_shapes import NO_WINDOW, KernelKind, kind_of
+from calibration.kernel_surfaces import KernelFit, KernelSurfaces, bundled, bundled_names, load_kernels
+from calibration.surface_file import about_surfaces
+from dashboard import calibration_charts as charts
+from dashboard import step_calibration
+from dashboard.badge import badge
+from dashboard.sweep_charts import SERIES
+from dashboard.url import choose, choose_many, pick
+from serving.errors import UserError
+from serving.gpu_spec import find_gpu
+
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+_KERNELS, _ENGINES = "Kernel tables", "Engines"
+_TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
+_SERIES = 4
+
+
+def show(runs: Path) -> None:
+    """The page: bundled kernel tables, and the calibrations under `runs`."""
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    with title:
+        st.title("Calibration", anchor=False)
+    with chooser:
+        what = pick("What was measured", [_KERNELS, _ENGINES], "of")
+    if what == _ENGINES:
+        step_calibration.show(runs)
+        return
+    try:
+        _kernels()
+    except UserError as error:
+        st.error(str(error), icon=":material/error:")
+
+
+def _kernels() -> None:
+    st.caption(
+        "Times of single kernels on real GPUs, and what was learnt from them. A predicted step is a sum of such times."
+    )
+    left, right = st.columns([1, 3], gap="large")
+    with left:
+        names = sorted(bundled_names(), key=lambda name: name != "H100")
+        name = choose("GPU", names, "gpu")
+        kernels = _load(name)
+        keys = sorted(kernels.fits, key=lambda key: (key != "gemm/bfloat16", key))
+        key = choose("Kernel", keys, "kernel", show=_titled)
+        fit = kernels.fits[key]
+        number, at = _shape(key, fit)
+        others = [other for other in names if other != name and key in _load(other).fits]
+        beside = choose_many("Beside", others, "beside", _beside(others))[: len(SERIES) - 1]
+    about = about_surfaces(bundled(name))
+    shape = np.exp2(fit.surface.shapes[number]).tolist()
+    with right:
+        _held_out(about["held_out"].get(key))
+        st.subheader(
+            "Measured and fitted",
+            anchor=False,
+            help="Orange is measured, brought to common sizes. The fit is the structure of the kernel (launch, waves "
+            "of tiles, bytes) times a smooth correction learnt from all shapes. Nothing is below the roofline, which "
+            "is what the datasheet allows.",
+        )
+        badge("validated", "this shape was measured where there are dots; between them it is interpolated")
+        st.plotly_chart(charts.times(kernels.gpu, key, fit, number, at), key="times", config=_BAR)
+    one, other = st.columns(2, gap="large")
+    with one:
+        st.subheader("GPU against GPU", anchor=False, help="Each against its own datasheet; dotted is extrapolated.")
+        of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
+        fits = {gpu: (found.gpu, found.fits[key]) for gpu, found in of_gpus.items()}
+        st.plotly_chart(charts.utilisations(fits, key, shape, at), key="gpus", config=_BAR)
+    with other:
+        st.subheader(
+            "What is known, and holes in it",
+            anchor=False,
+            help="How far nine of ten kernels are off at most. Grey is extrapolated: beyond what was measured, or "
+            "where too few shapes were. Orange dots were measured.",
+        )
+        st.plotly_chart(_domain(name, key, number, at), key="domain", config=_BAR)
+    _provenance(about)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _load(name: str) -> KernelSurfaces:
+    found = load_kernels(find_gpu(name))
+    assert isinstance(found, KernelSurfaces)  # since it is bundled
+    return found
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _domain(name: str, key: str, number: int, at: int) -> go.Figure:
+    kernels = _load(name)
+    return charts.domain(kernels.gpu, key, kernels.fits[key], number, at)
+
+
+def _titled(key: str) -> str:
+    kind, _, of = key.partition("/")
+    return (
+        f"{kind_of(key).title}, {of.replace('_', ' ')}" if kind in ("nccl", "custom") else f"{kind_of(key).title}, {of}"
+    )
+
+
+def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
+    """The number of the shape and the knot of the first size that are chosen."""
+    kind, surface = kind_of(key), fit.surface
+    labels = {_labelled(kind, np.exp2(shape).tolist()): at for at, shape in enumerate(surface.shapes)}
+    typical = np.log2(_TYPICAL.get(key.partition("/")[0], (8,)))
+    nearest = np.argsort(np.abs(surface.shapes[:, : len(typical)] - typical).sum(axis=1), kind="stable")
+    ordered = [list(labels)[nearest[0]], *(label for label, at in labels.items() if at != nearest[0])]
+    number = labels[choose("Shape", ordered, "shape", help=" × ".join(kind.shape))]
+    st.caption(" × ".join(kind.shape))
+    if len(kind.sizes) == 1 and len(kind.shape) == 1:
+        return number, 0
+    knots = {_plain(value): at for at, value in enumerate(np.exp2(surface.knots[0]))}
+    middle = list(knots)[len(knots) // 2]
+    label = kind.sizes[0].capitalize() if len(kind.sizes) == 2 else f"Map at {kind.sizes[0]}"
+    where = choose(label, [middle, *(knot for knot in knots if knot != middle)], "size")
+    return number, knots[where]
+
+
+def _beside(others: list[str]) -> list[str]:
+    """The other GPUs that are shown unasked: one of each generation."""
+    return [name for name in ("A100-80G", "H200", "B200") if name in others][: _SERIES - 1]
+
+
+def _held_out(errors: dict[str, float] | None) -> None:
+    if errors is None:
+        return
+    cells = (
+        ("shapes p50", "shapes_median"),
+        ("shapes p90", "shapes_p90"),
+        ("sizes p50", "sizes_median"),
+        ("sizes p90", "sizes_p90"),
+    )
+    for place, (label, name) in zip(st.columns(4), cells, strict=True):
+        place.metric(
+            label,
+            f"± {100 * errors[name]:.1f} %",
+            help="Error at shapes, or sizes, that were held out of the fit as a test.",
+        )
+
+
+def _provenance(about: dict[str, Any]) -> None:
+    with st.expander("Where these were measured"):
+        st.table({name: str(about[name]) for name in ("source", "tables", "licence", "date") if about.get(name)})
+
+
+def _labelled(kind: KernelKind, shape: list[float]) -> str:
+    windowed = kind.shape[-1].startswith("window") and shape[-1] < NO_WINDOW
+    sizes = shape if windowed or not kind.shape[-1].startswith("window") else shape[:-1]
+    return " × ".join(map(_plain, sizes))
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}"

@@ -1,0 +1,58 @@
+"""The figure of a diagnosis: what lifting each constraint would buy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dashboard.numbers import shown
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
+from serving.metrics import metric
+
+_LEAST = 0.005  # of the p99: less is nothing
+_KINDS = {"policy": ("a setting", SIMULATED), "capacity": ("more of a resource", pale(SIMULATED))}
+
+
+def what_it_buys(counterfactuals: Sequence[Mapping[str, Any]], name: str, before: float | None) -> go.Figure:
+    """A bar for each constraint that was lifted: the share of the p99 of `name` that is gone, in percent.
+
+    `counterfactuals` as `Diagnosis.as_dict` has them, those that were skipped left out; `before` is the p99 of the
+    simulated run as it was.
+    """
+    known = [c for c in counterfactuals if c["bought"].get(name) is not None]
+    ordered = sorted(known, key=lambda c: c["bought"][name])
+    figure = go.Figure()
+    for kind, (label, colour) in _KINDS.items():
+        of = [c for c in ordered if c["kind"] == kind]
+        shares = [100 * c["bought"][name] for c in of]
+        figure.add_bar(
+            x=shares,
+            y=[c["name"] for c in of],
+            orientation="h",
+            name=label,
+            marker_color=[colour if share >= -100 * _LEAST else ALARM for share in shares],
+            text=[_left(c["p99"].get(name), share) for c, share in zip(of, shares, strict=True)],
+            textposition="auto",
+            cliponaxis=False,
+            hovertemplate="with %{y}: %{x:+.1f} % of the p99 gone<extra></extra>",
+        )
+    lowest = min((100 * c["bought"][name] for c in ordered), default=0.0)
+    figure.update_layout(barmode="overlay")
+    figure.update_yaxes(categoryorder="array", categoryarray=[c["name"] for c in ordered])
+    was = f", {shown(before)} ms as it was" if before is not None else ""
+    figure.update_xaxes(
+        title_text=f"share of {metric(name).label} p99 that would be gone (%){was}",
+        range=[max(min(1.15 * lowest, -2.0), -100.0), 112.0],
+        zeroline=True,
+        zerolinecolor=NEUTRAL,
+    )
+    return finish(figure, 90 + 34 * max(len(ordered), 3))
+
+
+def _left(p99: float | None, share: float) -> str:
+    if abs(share) < 100 * _LEAST:
+        return "nothing"
+    return f"{-share:+.0f} %" + (f", {shown(p99)} ms left" if p99 is not None and math.isfinite(p99) else "")

@@ -1,0 +1,298 @@
+"""What was measured, as maps over the steps that a deployment admits, with the steps of one run to mark on them.
+
+Of our own engine, a map holds the steps its calibration was fitted to, in the box of what they span. Of an engine that
+kernel tables predict, it holds how well a step of each size is known. Either is found by the id that the run carries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from calibration.engine_calibration import FILE, EngineCalibration
+from calibration.kernel_surfaces import bundled_names
+from calibration.kernel_times import Mark
+from calibration.measured_domain import beyond, factor_beyond, first_reason
+from calibration.operation_cost import OperationCost
+from calibration.operations import StepSizes
+from calibration.predict import identity, predicted_cost
+from calibration.step_cost import Calibration
+from calibration.step_features import STEP_FEATURES, MeasuredSteps
+from calibration.step_marks import step_marks
+from dashboard.library import find
+from dashboard.series import column, thin
+from serving.config import Deployment, parse
+from serving.decode_buckets import DECODE_BUCKETS, padded
+from serving.errors import UserError
+from traces.recording import Recording
+
+Floats = NDArray[np.float64]
+Known = tuple[Path, Calibration] | tuple[str, EngineCalibration | None]
+
+NO_ROWS = 0.35  # where steps without decode rows stand on a logarithmic axis
+_NEGLIGIBLE = 0.01  # the share of steps outside that does not change how a run stands, as in StepCost
+_STEP_COLUMNS = (
+    "start_ns", "end_ns", "plan_ns", "sample_ns", "host_ns", "decode_rows", "decode_context", "sampled_rows",
+    "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs",
+)  # fmt: skip
+_MOST_STEPS = 4000
+_CELLS = 26
+
+
+class Map(NamedTuple):
+    """One panel: cells between the edges `x` and `y`, and the steps of the run as points.
+
+    known       `[len(y) - 1, len(x) - 1]`: steps measured in the cell, or percent to which it is known; NaN outside
+    outside     the same, times beyond the nearest measured step, or percent; NaN where known
+    points      `[steps, 2]`, and which of them are `out`
+    """
+
+    x_title: str
+    y_title: str
+    x: Floats
+    y: Floats
+    known: Floats
+    outside: Floats
+    points: Floats
+    out: NDArray[np.bool_]
+
+
+class Domain(NamedTuple):
+    """The maps of decode steps and of steps with prompts, and how much of the run lies outside.
+
+    counted     whether maps count measured steps; otherwise they are percent
+    share, time_share   of the run's steps, and of the time they take, that lie outside
+    """
+
+    about: str
+    counted: bool
+    decode: Map
+    prompts: Map
+    steps: int
+    share: float
+    time_share: float
+    mark: str
+    reason: str
+
+
+def calibration_behind(places: Sequence[Path], identifier: str) -> Known | None:
+    """The calibration of this id under `places`, or the kernel tables that have it; None if it is nowhere."""
+    for place in places:
+        for directory in find(place, "calibration.json").values():
+            try:
+                own = Calibration.load(directory)
+            except UserError:
+                continue  # the Calibration page says what is wrong with it
+            if own.id == identifier:
+                return directory, own
+    learnt: list[EngineCalibration | None] = [None]
+    for place in places:
+        for directory in find(place, FILE).values():
+            try:
+                learnt.append(EngineCalibration.load(directory / FILE))
+            except UserError:
+                continue
+    for engine in learnt:
+        for gpu in [engine.gpu] if engine else bundled_names():
+            if identity(gpu, engine) == identifier:
+                return gpu, engine
+    return None
+
+
+def domain(recording: Recording, known: Known) -> Domain:
+    """The maps for a recording. Raises UserError when it, or the calibration's steps, are damaged."""
+    table = recording.table("steps", _STEP_COLUMNS)
+    if not table.num_rows:
+        raise UserError("recording", recording.run["run_id"], "holds no steps; there is nothing to mark")
+    deployment = parse(Deployment, json.loads(recording.run["deployment"]), where="recording.deployment")
+    where, calibration = known
+    if isinstance(calibration, Calibration):
+        assert isinstance(where, Path)
+        return _own_domain(calibration, where, table, deployment)
+    assert isinstance(where, str)
+    return _kernel_domain(predicted_cost(where, deployment, calibration), table, deployment)
+
+
+# Our own engine: the steps that were measured, and the box around them
+
+
+def _own_domain(calibration: Calibration, directory: Path, table: pa.Table, deployment: Deployment) -> Domain:
+    steps = MeasuredSteps([table])
+    every = beyond(calibration, steps)
+    out = every.any(axis=1)
+    share, time_share = float(out.mean()), float(steps.step_ns[out].sum() / max(steps.step_ns.sum(), 1))
+    reason = first_reason(every, steps.regime)
+    measured = _measured(directory)
+    names = list(STEP_FEATURES)
+    rows, context, tokens = (
+        steps.step[:, names.index(name)] for name in ("decode_rows_padded", "decode_context", "prefill_tokens")
+    )
+    decode_rows, prompts = column(table, "decode_rows"), tokens > 0
+
+    most_rows = int(max(padded(deployment.scheduler.max_num_seqs), rows.max()))
+    row_edges = _bucket_edges(most_rows)
+    context_edges = _edges(deployment.scheduler.max_model_len)
+    token_edges = _edges(max(deployment.scheduler.max_num_batched_tokens, int(tokens.max())))
+    buckets, per_row = np.floor(row_edges[1:]), _centres(context_edges)[:, None]
+    decode = _boxed(
+        ("decode rows", "tokens behind each row (mean)"),
+        (row_edges, context_edges),
+        _factor(calibration, "decode", decode_rows_padded=buckets + 0 * per_row, decode_context=buckets * per_row),
+        _per_row(measured["decode_rows"], measured["decode_context"], measured["prefill_tokens"] == 0),
+        np.column_stack((decode_rows, context / np.maximum(rows, 1)))[~prompts],
+        out[~prompts],
+    )
+    y_edges = np.concatenate(([NO_ROWS**2 / 0.5], row_edges))
+    centre = _centres(token_edges)
+    alone = _factor(calibration, "prefill", prefill_tokens=centre[None, :])
+    beside = _factor(
+        calibration,
+        "mixed",
+        prefill_tokens=centre + 0 * buckets[:, None],
+        decode_rows_padded=buckets[:, None] + 0 * centre,
+    )
+    of_prompts = measured["prefill_tokens"] > 0
+    with_prompts = _boxed(
+        ("prompt tokens", "decode rows beside them"),
+        (token_edges, y_edges),
+        np.concatenate((alone, beside)),
+        np.column_stack((measured["prefill_tokens"], np.maximum(measured["decode_rows"], NO_ROWS)))[of_prompts],
+        np.column_stack((tokens, np.maximum(decode_rows, NO_ROWS)))[prompts],
+        out[prompts],
+    )
+    mark = Mark.EXTRAPOLATED if share > _NEGLIGIBLE else Mark.VALIDATED
+    about = f"calibration {calibration.id} of our own engine, {len(measured['decode_rows']):,} steps measured"
+    return Domain(about, True, decode, with_prompts, len(out), share, time_share, mark.name.lower(), reason)
+
+
+def _measured(directory: Path) -> dict[str, Floats]:
+    names = ("decode_rows", "decode_context", "prefill_tokens")
+    path = directory / "steps.parquet"
+    if not path.is_file():
+        return {name: np.empty(0) for name in names}
+    try:
+        table = pq.read_table(path, columns=list(names))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError("calibration", f"{directory.name}/{path.name}", f"is damaged: {error}") from None
+    return {name: column(table, name) for name in names}
+
+
+def _factor(calibration: Calibration, regime: str, **amounts: Floats) -> Floats:
+    ranges = calibration.domain.get(regime)
+    if ranges is None:
+        return np.full(np.broadcast_shapes(*(values.shape for values in amounts.values())), np.inf)
+    return factor_beyond(ranges, amounts)
+
+
+def _per_row(rows: Floats, context: Floats, mine: NDArray[np.bool_]) -> Floats:
+    return np.column_stack((rows, context / np.maximum(rows, 1)))[mine]
+
+
+def _boxed(
+    titles: tuple[str, str],
+    edges: tuple[Floats, Floats],
+    factor: Floats,
+    measured: Floats,
+    points: Floats,
+    out: NDArray[np.bool_],
+) -> Map:
+    count = np.histogram2d(measured[:, 1], measured[:, 0], bins=(edges[1], edges[0]))[0]
+    inside = (factor <= 1) | (count > 0)  # a cell that the box cuts through was measured where it was
+    kept = thin(len(points), _MOST_STEPS)
+    return Map(
+        *titles, *edges, np.where(inside, count, np.nan), np.where(inside, np.nan, factor), points[kept], out[kept]
+    )
+
+
+# An engine of which kernels are known
+
+
+def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment) -> Domain:
+    kept = thin(table.num_rows, _MOST_STEPS)
+    table = table.take(kept)
+    rows, tokens, context = (column(table, name) for name in ("decode_rows", "prefill_tokens", "decode_context"))
+    sizes = StepSizes(
+        decode_rows=rows,
+        decode_context=context + rows,
+        sampled_rows=column(table, "sampled_rows"),
+        **{
+            name: column(table, name) for name in ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs")
+        },
+    )
+    marks = step_marks(cost, sizes)
+    out = marks.mark >= Mark.EXTRAPOLATED
+    took = column(table, "end_ns") - column(table, "start_ns")
+    prompts = tokens > 0
+
+    scheduler = deployment.scheduler
+    row_edges = _edges(max(scheduler.max_num_seqs, int(rows.max())))
+    context_edges = _edges(scheduler.max_model_len)
+    token_edges = _edges(max(scheduler.max_num_batched_tokens, int(tokens.max())))
+    of_rows, of_context = np.meshgrid(_centres(row_edges), _centres(context_edges))
+    decode_sizes = StepSizes(decode_rows=of_rows, decode_context=of_rows * of_context, sampled_rows=of_rows)
+    per_row = (context + rows) / np.maximum(rows, 1)
+    usual = float(np.median(per_row[rows > 0])) if (rows > 0).any() else 0.0
+    y_edges = np.concatenate(([NO_ROWS**2 / 0.5], row_edges))
+    of_tokens, beside = np.meshgrid(_centres(token_edges), np.concatenate(([0.0], _centres(row_edges))))
+    one = np.ones_like(of_tokens)
+    prompt_sizes = StepSizes(
+        prefill_rows=one, prefill_tokens=of_tokens, prefill_context=0 * one,
+        prefill_pairs=of_tokens * (of_tokens + 1) / 2,
+        decode_rows=beside, decode_context=beside * usual, sampled_rows=beside + 1,
+    )  # fmt: skip
+    worst = int(marks.mark.max()) if out.mean() > _NEGLIGIBLE else int(marks.mark[~out].max(initial=Mark.VALIDATED))
+    return Domain(
+        about=f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}",
+        counted=False,
+        decode=_marked(
+            ("decode rows", "tokens behind each row (mean)"), (row_edges, context_edges), cost, decode_sizes,
+            np.column_stack((rows, per_row))[~prompts], out[~prompts],
+        ),
+        prompts=_marked(
+            ("prompt tokens", "decode rows beside them"), (token_edges, y_edges), cost, prompt_sizes,
+            np.column_stack((tokens, np.maximum(rows, NO_ROWS)))[prompts], out[prompts],
+        ),
+        steps=len(out),
+        share=float(out.mean()),
+        time_share=float(took[out].sum() / max(took.sum(), 1)),
+        mark=Mark(worst).name.lower(),
+        reason="a kernel that tells lies beyond measured shapes" if out.any() else "",
+    )  # fmt: skip
+
+
+def _marked(
+    titles: tuple[str, str],
+    edges: tuple[Floats, Floats],
+    cost: OperationCost,
+    sizes: StepSizes,
+    points: Floats,
+    out: NDArray[np.bool_],
+) -> Map:
+    marks = step_marks(cost, sizes)
+    percent, known = 100 * (marks.slow - 1), marks.mark < Mark.EXTRAPOLATED
+    return Map(*titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points, out)
+
+
+# Cells
+
+
+def _bucket_edges(most: int) -> Floats:
+    """Edges between the sizes that decode rows are padded to."""
+    return np.array([0.5, *(bucket + 0.5 for bucket in DECODE_BUCKETS if bucket <= most)])
+
+
+def _edges(most: int) -> Floats:
+    """Edges of equal cells on a logarithmic axis, from 1 to `most`."""
+    step = max(np.log2(max(most, 2)) / (_CELLS - 1), 0.25)
+    return np.exp2(np.arange(-0.5, np.ceil(np.log2(max(most, 2)) / step) + 1) * step)
+
+
+def _centres(edges: Floats) -> Floats:
+    return np.sqrt(edges[1:] * edges[:-1])

@@ -1,0 +1,77 @@
+"""Glossary: every metric of the registry, what it is, and what other tools call it."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard.url import keep, named
+from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
+
+_SCOPES = {
+    "request": ("Of a request", "one value for each request that finished"),
+    "token": ("Of a gap between tokens", "one value for each gap"),
+    "step": ("Of an engine step", "one value for each step"),
+    "run": ("Of a run", "one value"),
+}
+_BETTER = {
+    "lower": ":green-badge[:material/south: lower is better]",
+    "higher": ":green-badge[:material/north: higher is better]",
+}
+_SLO_NOTE = (
+    "A distribution is reported by these. Percentiles are order statistics by nearest rank: always a value that "
+    "occurred, never interpolated."
+)
+
+
+def show() -> None:
+    """The page. `?q=` searches, `#METRIC` goes to one."""
+    title, search = st.columns([2, 1], vertical_alignment="bottom")
+    with title:
+        st.title("Glossary", anchor=False)
+    with search:
+        wanted = st.text_input("Search", named("q") or "", placeholder="a name, a word, or what vLLM calls it")
+        keep("q", wanted)
+    found = [m for m in METRICS.values() if matches(m, wanted)]
+    st.caption(
+        f"{len(found)} of {len(METRICS)} metrics. One definition each, the same for a real run and a simulated one: "
+        "every number, tooltip and column of tokentwin means what it says here."
+    )
+    if not found:
+        st.info(f"No metric has to do with {wanted!r}.", icon=":material/search_off:")
+    for scope, (heading, values) in _SCOPES.items():
+        of_scope = [m for m in found if m.scope == scope]
+        if of_scope:
+            st.header(heading, anchor=scope, help=f"{values.capitalize()}.")
+            for known in of_scope:
+                _entry(known)
+    if not wanted:
+        st.header("Statistics", anchor="statistics", help=_SLO_NOTE)
+        st.dataframe(
+            {"name": list(STATISTICS), "definition": list(STATISTICS.values())}, hide_index=True, width="stretch"
+        )
+
+
+def matches(known: Metric, wanted: str) -> bool:
+    """Whether every word of `wanted` is in a metric's names, label, unit or definition."""
+    elsewhere = (name for tool in TOOLS for name in known.names_in(tool))
+    said = " ".join((known.name, known.label, known.unit, known.definition, *elsewhere)).casefold()
+    return all(word in said for word in wanted.casefold().split())
+
+
+def _entry(known: Metric) -> None:
+    with st.container(border=True):
+        left, right = st.columns([3, 2], gap="medium")
+        with left:
+            st.subheader(known.label, anchor=known.name)
+            unit = f" · {_literal(known.unit)}" if known.unit else ""
+            st.markdown(f"`{known.name}`{unit} {_BETTER.get(known.better or '', '')}")
+            st.markdown(_literal(f"{known.definition[:1].upper()}{known.definition[1:]}."))
+        with right:
+            names = [(title, known.names_in(tool)) for tool, title in TOOLS.items() if known.names_in(tool)]
+            lines = [f"**{title}** {', '.join(f'`{name}`' for name in called)}" for title, called in names]
+            st.markdown("  \n".join(lines) or ":gray[no other tool has it]")
+
+
+def _literal(text: str) -> str:
+    """Text in which nothing is Markdown: two dollar signs would be a formula, asterisks emphasis."""
+    return "".join(f"\\{character}" if character in "$*_[]`~<>:" else character for character in text)

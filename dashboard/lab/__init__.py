@@ -1,0 +1,1 @@
+"""What the Policy lab asks, and the jobs that answer it; nothing here draws."""

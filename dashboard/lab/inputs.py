@@ -1,0 +1,265 @@
+"""The Policy lab's inputs, as widgets whose values live in the URL; together they are a request for a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from calibration.engine_calibration import FILE as ENGINE_CALIBRATION
+from dashboard.lab.deployment_text import MOST_KB, keep_deployment, kept_deployment
+from dashboard.lab.mixes import mixes
+from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
+from dashboard.library import find, stamp
+from dashboard.plan_request import RecordedTraffic
+from dashboard.uploads import MOST_MB, keep_trace, trace_path
+from dashboard.url import amount, choose, keep, named, number, pick
+from serving.config import SchedulerConfig, parse
+from serving.errors import UserError
+from serving.gpu_spec import gpus
+from serving.model_catalogue import models
+from serving.scheduler import POLICIES
+from sim.router import ROUTERS
+from traces.synth import SynthSpec
+
+MODEL, GPU = "Llama-3.1-8B", "H100"
+POLICY = {"a": "vllm", "b": "fair"}
+RATE, SECONDS, SEEDS = 25.0, 30.0, 8
+BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
+PASTED = "pasted"
+_OWN_CALIBRATION = "calibration.json"
+_ALONE = "nothing: recordings only"
+_NUMBERS = {  # settings of a policy: lowest, highest, step
+    "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
+    "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
+    "priority-ageing": {"ageing_s": (0.0, 1e9, 1.0)},
+    "fair": {"fair_input_weight": (0, 1000, 1), "fair_output_weight": (0, 1000, 1)},
+}
+_LIMITS = {"max_num_seqs": (1, 1_000_000, 16), "max_num_batched_tokens": (1, 100_000_000, 256)}
+_DEADLINE = re.compile(r"\s*([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)\s*")
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """Something is still to be given: what, in a sentence."""
+
+    what: str
+
+
+def simulation_inputs(runs: Path) -> LabRequest | Incomplete:
+    """Draw what is offered, what times it, and the two sides. Raises UserError for what can never be simulated."""
+    with st.sidebar:
+        traffic = _traffic(runs)
+        seeds = 1
+        if not isinstance(traffic, RecordedTraffic | Incomplete):
+            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help="Runs of other arrivals. From five on, each is a unit.")
+        timing = _timing(runs)
+        bounds = _bounds()
+        percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
+    sides = []
+    for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
+        with place:
+            sides.append(_side(runs, name))
+    for part in (traffic, *sides):
+        if isinstance(part, Incomplete):
+            return part
+    asked = {
+        "a": sides[0],
+        "b": sides[1],
+        "traffic": traffic,
+        "seeds": seeds,
+        "timing": timing,
+        "bounds": bounds,
+        "threshold": percent / 100,
+    }
+    return parse(LabRequest, asked, where="lab")
+
+
+def recording_inputs(runs: Path, found: Mapping[str, Path]) -> RecordedRequest:
+    """Draw the choice among the recordings, and groups of them, in `found`; and what times their twins, if anything."""
+    first, second = _likely(found)
+    for name, place, likely in zip("ab", st.columns(2, gap="medium"), (first, second), strict=True):
+        with place:
+            options = [likely, *(other for other in found if other != likely)]
+            choose(name.upper(), options, f"rec_{name}")
+    paths = [found[st.session_state[f"last_rec_{name}"]] for name in "ab"]
+    with st.sidebar:
+        timing = _timing(runs, beside=True)
+        bounds = _bounds()
+        percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
+    stamps = [max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0) for path in paths]
+    asked = {
+        "a": paths[0].resolve(),
+        "b": paths[1].resolve(),
+        "stamps": stamps,
+        "timing": timing,
+        "bounds": bounds,
+        "threshold": percent / 100,
+    }
+    return parse(RecordedRequest, asked, where="lab")
+
+
+def settings_of(request: LabRequest | RecordedRequest) -> dict[str, Any]:
+    """The request as the plain JSON that a job takes."""
+    return request.model_dump(mode="json", exclude_none=True)
+
+
+def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
+    """The newest pair that `compare --engine` left (OUT/a, OUT/b), else the two newest."""
+    for name in found:
+        other = f"{name[:-1]}b"
+        if name.endswith("/a") and other in found:
+            return name, other
+    names = list(found)
+    return names[0], names[min(1, len(names) - 1)]
+
+
+def _traffic(runs: Path) -> tuple[SynthSpec, ...] | RecordedTraffic | Incomplete:
+    source = pick("Traffic", ["preset", "trace"], "offered", show=str.capitalize)
+    if source == "trace":
+        return _recorded(runs)
+    known = mixes()
+    name = choose("Kind", list(known), "mix", show=lambda name: known[name].title)
+    st.caption(known[name].about)
+    rate, length = st.columns(2)
+    with rate:
+        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Of all parts together, on average.")
+    with length:
+        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals before this time.")
+    return known[name].traffic(at, seconds)
+
+
+def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
+    upload = st.file_uploader(
+        "A trace", key="lab_trace_upload", max_upload_size=MOST_MB, help="Any format that `tokentwin trace` reads."
+    )
+    said = named("lab_trace") or ""
+    if upload is not None:
+        with st.spinner("Reading the trace"):
+            said = keep_trace(runs, upload.getvalue())
+    keep("lab_trace", said)
+    path = trace_path(runs, said)
+    if path is None:
+        return Incomplete("Upload a trace." if not said else "The trace of this link is not here; upload it again.")
+    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
+    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
+    return RecordedTraffic(path=path, window_s=window, rate_scale=scale)
+
+
+def _timing(runs: Path, beside: bool = False) -> Timing | None:
+    """A GPU of the catalogue, or a calibration under `runs`; `beside` a recording also nothing at all."""
+    measured = {**find(runs, _OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
+    cards = sorted(gpus(), key=lambda name: name != GPU)
+    options = [*([_ALONE] if beside else []), *cards, *measured]
+    if beside:
+        options = [_ALONE, *measured, *cards]
+    label = "Simulate them too, timed by" if beside else "Steps timed by"
+    chosen = choose(label, options, "beside" if beside else "timing", help=_TIMING)
+    if chosen == _ALONE:
+        return None
+    if chosen in measured:
+        return Timing(calibration=str(measured[chosen].resolve()))
+    if beside:
+        return Timing(gpu=chosen)
+    model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
+    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="GPUs that share a layer.")
+    return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
+
+
+def _bounds() -> dict[str, float]:
+    ttft, tpot = st.columns(2)
+    said = {}
+    for place, (name, usual) in zip((ttft, tpot), BOUNDS.items(), strict=True):
+        short = name.removesuffix("_ms")
+        with place:
+            bound = amount(
+                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="For attainment; 0: any."
+            )
+        if bound:
+            said[name] = bound
+    return said
+
+
+def _side(runs: Path, side: str) -> Side | Incomplete:
+    ordered = [POLICY[side], *(name for name in POLICIES if name != POLICY[side]), PASTED]
+    chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
+    if chosen == PASTED:
+        return _pasted(runs, side)
+    settings: dict[str, Any] = {"policy": chosen}
+    with st.expander("Settings"):
+        left, right = st.columns(2)
+        for at, (name, ends) in enumerate({**_LIMITS, **_NUMBERS.get(chosen, {})}.items()):
+            with (left, right)[at % 2]:
+                value = _setting(side, name, *ends)
+            if value != SchedulerConfig.model_fields[name].default:
+                settings[name] = value
+        if chosen == "edf":
+            settings |= _deadlines(side)
+        with left:
+            replicas = number("Replicas", f"{side}_replicas", 1, 1000, 1)
+        with right:
+            router = choose("Router", list(ROUTERS), f"{side}_router") if replicas > 1 else ""
+    return Side(settings=settings, replicas=None if replicas == 1 else replicas, router=router)
+
+
+def _setting(side: str, name: str, low: float, high: float, step: float) -> float | int:
+    field = SchedulerConfig.model_fields[name]
+    about = (field.description or "").removeprefix("fair: ")
+    value = amount(name, f"{side}_{name}", low, high, field.default, step, help=about)
+    return int(value) if isinstance(field.default, int) else value
+
+
+def _deadlines(side: str) -> dict[str, Any]:
+    """The bounds of `edf`, as `chat=300, batch=20000`."""
+    said = named(f"{side}_deadlines") or _DEADLINES
+    text = st.text_input(
+        "TTFT bound by SLO class (ms)", said, key=f"url_{side}_deadlines", max_chars=500, help=f"`{_DEADLINES}`"
+    )
+    keep(f"{side}_deadlines", text, _DEADLINES)
+    bounds = {}
+    for pair in filter(str.strip, text.split(",")):
+        match = _DEADLINE.fullmatch(pair)
+        if match is None:
+            raise UserError("edf_ttft_ms", pair.strip(), f"should be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
+        bounds[match[1]] = float(match[2])
+    return {"edf_ttft_ms": bounds} if bounds else {}
+
+
+def _pasted(runs: Path, side: str) -> Side | Incomplete:
+    parameter = f"{side}_yaml"
+    said = named(parameter) or ""
+    with st.expander("Its YAML", expanded=kept_deployment(runs, said) is None):
+        text = st.text_area(
+            "Paste it", height=160, max_chars=MOST_KB * 1000, key=f"{parameter}_text", placeholder=_EXAMPLE, help=_YAML
+        )
+        upload = st.file_uploader("or upload it", type=["yaml", "yml"], key=f"{parameter}_upload", max_upload_size=1)
+        if upload is not None and not text.strip():
+            text = upload.getvalue().decode("utf-8", errors="replace")
+        if text.strip():
+            said = keep_deployment(runs, text)
+    keep(parameter, said)
+    data = kept_deployment(runs, said)
+    if data is None:
+        return Incomplete(
+            f"Paste the deployment of {side.upper()}."
+            if not said
+            else f"The deployment of {side.upper()} in this link is not here; paste it again."
+        )
+    return Side(deployment=data)
+
+
+_TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
+_DEADLINES = "chat=1000, batch=20000"
+_EXAMPLE = (
+    "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
+)
+_YAML = (
+    f"As for `tokentwin simulate -d`, up to {MOST_KB} kB. What it leaves out is as by default. Only bundled models, "
+    "policies and routers can be named."
+)
+_POLICY = "Which request is served when: `docs/policies.md` says what each promises."
+_TIMING = "A GPU of the catalogue, by its kernel tables; or a calibration under the runs directory."

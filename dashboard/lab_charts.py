@@ -1,0 +1,215 @@
+"""Figures of the Policy lab: two sides over one another, and the differences between them. Data in, figure out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
+from serving.metrics import METRICS
+
+HEIGHT = 320
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+_ROW = 27  # pixels of a row
+
+
+class Sides(NamedTuple):
+    """A pair: names, or colours."""
+
+    a: str
+    b: str
+
+
+def side_colours(a: str, b: str) -> Sides:
+    """Those of two policies; where they are the same, B is the paler one."""
+    first, second = policy_colour(a), policy_colour(b)
+    return Sides(first, pale(first) if second == first else second)
+
+
+def cdfs(curves: Mapping[str, Any], names: Sides, colours: Sides, log_x: bool) -> go.Figure:
+    """How TTFT, TPOT and E2E are distributed on both sides; linear axes end at 1.3 times the larger p99."""
+    drawn = [name for name in LATENCIES if any(curves[side][name]["x"] for side in "ab")]
+    if not drawn:
+        return empty("No request finished", HEIGHT)
+    figure = make_subplots(cols=len(drawn), shared_yaxes=True, horizontal_spacing=0.035)
+    for side, name, colour in zip("ab", names, colours, strict=True):
+        for at, latency in enumerate(drawn, start=1):
+            curve = curves[side][latency]
+            figure.add_scatter(
+                x=curve["x"],
+                y=curve["y"],
+                mode="lines",
+                line={"color": colour, "width": 2.2, "shape": "hv"},
+                name=f"{side.upper()}: {name}",
+                legendgroup=side,
+                showlegend=at == 1,
+                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
+                row=1,
+                col=at,
+            )
+    for at, latency in enumerate(drawn, start=1):
+        axis: dict[str, Any] = {"title_text": METRICS[latency].axis, "row": 1, "col": at}
+        reach = 1.3 * max(_within(curves[side][latency], 99) for side in "ab")
+        figure.update_xaxes(**axis, **({"type": "log"} if log_x else {"range": [0, reach]}))
+    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, HEIGHT)
+
+
+def _within(curve: Mapping[str, Sequence[float]], percent: float) -> float:
+    """The value that so many percent do not exceed; 0 without values."""
+    return next((x for x, y in zip(curve["x"], curve["y"], strict=True) if y >= percent), 0.0)
+
+
+def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
+    """B against A in percent of A, with intervals that hold together: coloured by who is better, grey where open."""
+    shown = [row for row in rows if row["percent"] is not None]
+    if not shown:
+        return empty("Nothing to compare", HEIGHT)
+    by = {"A": colours.a, "B": colours.b, "": tint(NEUTRAL, 0.6)}
+    figure = go.Figure()
+    for better, title in (("B", "B is better"), ("A", "A is better"), ("", "cannot be told")):
+        mine = [row for row in shown if row["better"] == better]
+        if not mine:
+            continue
+        figure.add_scatter(
+            x=[row["percent"] for row in mine],
+            y=[label(row) for row in mine],
+            mode="markers",
+            marker={
+                "color": by[better],
+                "size": 9,
+                "symbol": ["circle-open" if row["low"] is None else "circle" for row in mine],
+            },
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [_percent(row, "high") for row in mine],
+                "arrayminus": [-_percent(row, "low") for row in mine],
+                "color": by[better],
+                "thickness": 2,
+                "width": 4,
+            },
+            name=title,
+            customdata=[_hover(row) for row in mine],
+            hovertemplate="<b>%{y}</b>: %{x:+.1f} %<br>%{customdata}<extra></extra>",
+        )
+    figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
+    figure.update_xaxes(title_text="B - A (% of A), with the interval", zeroline=False, ticksuffix=" %")
+    figure.update_yaxes(categoryorder="array", categoryarray=[label(row) for row in reversed(shown)], title_text=None)
+    return finish(figure, 100 + _ROW * len(shown))
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """What a row is of, such as `TTFT p99`."""
+    if row["metric"] == "finished":
+        return "requests that finish"
+    name = METRICS[row["metric"]].label if row["metric"] in METRICS else row["metric"]
+    return name if row["stat"] == "value" else f"{name} {row['stat']}"
+
+
+def unit(row: Mapping[str, Any]) -> str:
+    """The unit of a row's values."""
+    return METRICS[row["metric"]].unit if row["metric"] in METRICS else "fraction"
+
+
+def _percent(row: Mapping[str, Any], end: str) -> float:
+    """How far an end of the interval is from the point, in percent of A; 0 without an interval."""
+    if row[end] is None or not row["a"]:
+        return 0.0
+    return float(100 * (row[end] - (row["b"] - row["a"])) / abs(row["a"]))
+
+
+def _hover(row: Mapping[str, Any]) -> str:
+    values = f"A {row['a']:,.4g}, B {row['b']:,.4g} {unit(row)}"
+    if row["low"] is None:
+        return f"{values}<br>no interval"
+    return f"{values}<br>B - A: {row['low']:,.4g} to {row['high']:,.4g} {unit(row)}"
+
+
+def winners(tallies: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
+    """Of all requests, and of each tenant and SLO class: the share that B, or A, serves better by the threshold."""
+    judged = list(dict.fromkeys(tally["metric"] for tally in tallies))
+    figure = make_subplots(cols=len(judged), shared_yaxes=True, horizontal_spacing=0.05)
+    for at, name in enumerate(judged, start=1):
+        mine = [tally for tally in reversed(tallies) if tally["metric"] == name]
+        counts = [max(tally["gain"] + tally["same"] + tally["lose"], 1) for tally in mine]
+        kinds = (("gain", "B serves better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
+        for kind, title, colour in (*kinds, ("lose", "A serves better", colours.a)):
+            figure.add_bar(
+                x=[100 * tally[kind] / count for tally, count in zip(mine, counts, strict=True)],
+                y=[_group(tally) for tally in mine],
+                orientation="h",
+                marker_color=colour,
+                name=title,
+                legendgroup=kind,
+                showlegend=at == 1,
+                customdata=[(tally[kind], count) for tally, count in zip(mine, counts, strict=True)],
+                hovertemplate="%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)",
+                row=1,
+                col=at,
+            )
+        figure.update_xaxes(title_text=f"requests by {METRICS[name].label} (%)", range=[0, 100], row=1, col=at)
+    figure.update_layout(barmode="stack")
+    finish(figure, 120 + 34 * (len(tallies) // max(len(judged), 1)))
+    return figure.update_layout(legend_traceorder="normal")
+
+
+def _group(tally: Mapping[str, Any]) -> str:
+    kind = {"tenant": "tenant", "slo_class": "class"}.get(tally["by"])
+    return f"{kind} {tally['group'] or '(none)'}" if kind else "all"
+
+
+def shares(tenants: Sequence[Mapping[str, Any]], names: Sides, colours: Sides) -> go.Figure:
+    """Each tenant's share of the tokens served before the last arrival; the line is its share of the requests."""
+    x = [tenant["tenant"] for tenant in tenants]
+    figure = go.Figure()
+    for side, name, colour in zip("ab", names, colours, strict=True):
+        figure.add_bar(
+            x=x,
+            y=[tenant[side] for tenant in tenants],
+            name=f"{side.upper()}: {name}",
+            marker_color=colour,
+            hovertemplate="%{x}: %{y:.1f} % of the tokens",
+        )
+    figure.add_scatter(
+        x=x,
+        y=[tenant["requests"] for tenant in tenants],
+        mode="markers",
+        marker={"symbol": "line-ew", "size": 46, "line": {"width": 2, "color": NEUTRAL}},
+        name="share of the requests",
+        hovertemplate="%{x}: %{y:.1f} % of the requests",
+    )
+    figure.update_xaxes(title_text="tenant", type="category")
+    figure.update_yaxes(title_text="tokens served (%)", rangemode="tozero")
+    return finish(figure, HEIGHT)
+
+
+def ranking(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """What was simulated against what the engine did, for every row that either claims: blue and orange."""
+    shown = [row for row in rows if row["simulated_percent"] is not None and row["real_percent"] is not None]
+    if not shown:
+        return empty("Neither the simulation nor the engine claims a difference", 160)
+    y = [f"{label(row)}: {row['outcome']}" for row in shown]
+    figure = go.Figure()
+    for row, name in zip(shown, y, strict=True):
+        ends = [row["simulated_percent"], row["real_percent"]]
+        figure.add_scatter(
+            x=ends, y=[name] * 2, mode="lines", line={"color": tint(NEUTRAL, 0.6), "width": 2}, showlegend=False
+        )
+    for key, name, colour in (("simulated_percent", "simulated", SIMULATED), ("real_percent", "real", REAL)):
+        figure.add_scatter(
+            x=[row[key] for row in shown],
+            y=y,
+            mode="markers",
+            marker={"color": colour, "size": 10},
+            name=name,
+            hovertemplate="%{y}<br>%{x:+.1f} %",
+        )
+    figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
+    figure.update_xaxes(title_text="B - A (% of A)", zeroline=False, ticksuffix=" %")
+    figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(y)), title_text=None)
+    return finish(figure, 110 + _ROW * len(shown))

@@ -1,0 +1,132 @@
+"""Figures of the Plan page: what a fleet of more or fewer replicas attains, and what more traffic does to latency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, tint
+from serving.metrics import metric
+
+HEIGHT = 300
+Bound = tuple[str, float]  # a percentile and its bound in milliseconds
+
+
+def attainment(points: Sequence[Mapping[str, float]], chosen: int) -> go.Figure:
+    """Share of requests within every bound against replicas, with the band of the cost model's 90 % interval."""
+    if not points:
+        return empty("No fleet meets the SLOs", HEIGHT)
+    x = [p["replicas"] for p in points]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[*x, *reversed(x)],
+        y=[100 * p["if_fast"] for p in points] + [100 * p["if_slow"] for p in reversed(points)],
+        mode="lines",
+        fill="toself",
+        fillcolor=tint(SIMULATED, 0.18),
+        line={"width": 0},
+        hoverinfo="skip",
+        name="plausible (90 %)",
+    )
+    figure.add_scatter(
+        x=x,
+        y=[100 * p["attainment"] for p in points],
+        mode="lines+markers",
+        line={"color": SIMULATED, "width": 2},
+        marker={"size": [13 if n == chosen else 6 for n in x], "color": SIMULATED},
+        customdata=[(100 * p["if_slow"], 100 * p["if_fast"]) for p in points],
+        hovertemplate="%{x} replicas: %{y:.1f} %, plausible %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
+        "<extra></extra>",
+        name="simulated",
+    )
+    figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
+    figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
+    return finish(figure, HEIGHT)
+
+
+def latency(
+    points: Sequence[Mapping[str, float | None]], name: str, planned: float, knee: float, bounds: Sequence[Bound]
+) -> go.Figure:
+    """The 99th percentile of a metric against the rate, its bounds, the planned rate, and the knee.
+
+    `knee` is the highest rate, in requests a second, at which every objective is met.
+    """
+    figure = go.Figure()
+    x = [p["requests_per_s"] for p in points]
+    y = [p[f"{name.removesuffix('_ms')}_p99_ms"] for p in points]
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        line={"color": SIMULATED, "width": 2},
+        marker={"size": 6},
+        hovertemplate="%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>",
+        name="p99",
+    )
+    for percentile, bound in bounds:
+        figure.add_hline(
+            y=bound,
+            line={"color": ALARM, "width": 1.5, "dash": "dash"},
+            annotation={"text": f"SLO {percentile}", "font": {"color": ALARM}},
+            annotation_position="top left",
+        )
+    for at, text in ((planned, "planned"), (knee, "knee")):
+        figure.add_vline(x=at, line={"color": NEUTRAL, "width": 1, "dash": "dot" if text == "planned" else "solid"})
+    words = "planned = knee" if knee == planned else "planned"
+    figure.add_annotation(x=planned, y=1, yref="paper", text=words, xanchor="right", yanchor="bottom", showarrow=False)
+    if knee != planned:
+        figure.add_annotation(x=knee, y=1, yref="paper", text="knee", xanchor="left", yanchor="bottom", showarrow=False)
+    known = [value for value in y if value]
+    highest = max([*known, *(bound for _, bound in bounds)], default=1.0)
+    steep = bool(known) and highest > 20 * min(known)
+    figure.update_xaxes(title_text="requests/s")
+    figure.update_yaxes(title_text=f"{metric(name).label} p99 (ms)", type="log" if steep else "linear")
+    if not steep:
+        figure.update_yaxes(range=[0, 1.1 * highest])
+    return finish(figure, HEIGHT, legend=False)
+
+
+def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
+    ordered = list(reversed(points))
+    figure = go.Figure()
+    figure.add_bar(
+        x=[p["usd_per_mtok_out"] for p in ordered],
+        y=[f"{p['replicas']} x {p['engine']}" for p in ordered],
+        orientation="h",
+        marker_color=[SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered],
+        text=[f"${p['usd_per_mtok_out']:,.2f}" for p in ordered],
+        textposition="outside",
+        cliponaxis=False,
+        customdata=[(p["usd_per_hour"], p["gpus"]) for p in ordered],
+        hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
+    )
+    most = max(p["usd_per_mtok_out"] for p in ordered)
+    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.15 * most])
+    return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
+
+
+def lengths(prompts: Sequence[int], outputs: Sequence[int]) -> go.Figure:
+    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis."""
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    for at, (values, name) in enumerate(((prompts, "prompt"), (outputs, "output")), start=1):
+        edges = np.geomspace(min(values), max(values) + 1, 31)
+        counts, _ = np.histogram(values, edges)
+        centres = np.sqrt(edges[1:] * edges[:-1])
+        figure.add_bar(
+            x=centres,
+            y=100 * counts / len(values),
+            width=np.diff(edges),
+            marker_color=SIMULATED,
+            hovertemplate="about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>",
+            row=1,
+            col=at,
+        )
+        figure.update_xaxes(type="log", dtick=1, title_text=f"{name} (tokens)", row=1, col=at)
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, 230, legend=False)

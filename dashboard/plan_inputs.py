@@ -1,0 +1,183 @@
+"""The Plan page's inputs, as widgets in the sidebar whose values live in the URL; together they are a `PlanRequest`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard.plan_request import PlanRequest, RecordedTraffic
+from dashboard.shapes import Shape, shapes
+from dashboard.slo_rows import slo_rows
+from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, trace_path
+from dashboard.url import amount, choose, choose_many, keep, named, pick
+from serving.config import parse
+from serving.gpu_spec import gpus
+from serving.model_catalogue import models
+from tokentwin.planning.traffic import planned_traffic
+from traces.reader import read_workload
+from traces.synth import SynthSpec
+
+MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
+SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
+RATE = 20.0
+_PASTED = "a config.json of your own"
+_SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
+_PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """Something is still to be given: what, in a sentence."""
+
+    what: str
+
+
+def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
+    """Draw the inputs. Raises UserError for what can never be planned."""
+    model = _model(runs)
+    names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
+    chosen = choose_many("GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`.")
+    sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
+    traffic = _traffic(runs)
+    slos = slo_rows(SLOS)
+    spares = int(amount("Spare replicas", "spares", 0, 100, 0, 1, help="Paid for, and carry nothing.", show="%.0f"))
+    prices = _prices(chosen)
+    for part in (model, traffic):
+        if isinstance(part, Incomplete):
+            return part
+    for there, what in ((chosen, "GPU"), (sizes, "tensor-parallel size"), (slos, "SLO")):
+        if not there:
+            return Incomplete(f"Choose at least one {what}.")
+    asked = {
+        "model": model,
+        "gpus": chosen,
+        "tensor_parallel_sizes": [int(size) for size in sizes],
+        "prices": prices,
+        "traffic": traffic,
+        "slos": slos,
+        "spares": spares,
+    }
+    return parse(PlanRequest, asked, where="plan")
+
+
+def settings_of(request: PlanRequest) -> dict[str, Any]:
+    """The request as the plain JSON that a job takes."""
+    return request.model_dump(mode="json", exclude_none=True)
+
+
+def _model(runs: Path) -> str | Incomplete:
+    name = choose("Model", [MODEL, *(name for name in models() if name != MODEL), _PASTED], "model")
+    if name != _PASTED:
+        return name
+    said = named("config") or ""
+    with st.expander("config.json", expanded=model_path(runs, said) is None):
+        text = st.text_area(
+            "Its text", height=140, max_chars=100_000, key="config_text", help="As on the model's page at its hub."
+        )
+        if text.strip():
+            said = keep_model(runs, text)
+    keep("config", said)
+    path = model_path(runs, said)
+    return Incomplete("Paste the model's config.json.") if path is None else str(path)
+
+
+def _traffic(runs: Path) -> SynthSpec | RecordedTraffic | Incomplete:
+    source = pick("Traffic", list(_SOURCES), "traffic", show=_SOURCES.__getitem__)
+    if source == "trace":
+        return _recorded(runs)
+    return (_preset() if source == "preset" else _shape()).traffic(*_arrivals())
+
+
+def _preset() -> Shape:
+    known = shapes()
+    name = choose("Kind of requests", list(known), "preset", show=lambda name: known[name].title)
+    st.caption(known[name].about)
+    return known[name]
+
+
+def _shape() -> Shape:
+    prompt, spread = st.columns(2)
+    with prompt:
+        mean_in = amount("Prompt (tokens)", "prompt", 1, 1e6, 1000, 100, help="Mean length.")
+        mean_out = amount("Output (tokens)", "output", 1, 1e5, 250, 50, help="Mean length.")
+    with spread:
+        help = "Standard deviation of the logarithm of the length: 0 is all alike, 1 a long tail."
+        sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
+        sigma_out = amount("Spread ", "output_sigma", 0, 3, 0.8, 0.1, help=help)
+    shared = int(
+        amount("Shared prefix (tokens)", "prefix", 0, 1e6, 0, 100, help="A system prompt before all.", show="%.0f")
+    )
+    minutes = amount("Minutes to simulate", "minutes", 0.5, 60, 1, 1, help="Several times the longest answer.")
+    return Shape(
+        title="Shape",
+        about="",
+        minutes=minutes,
+        # Clipped at some thirty times the mean, so that no single request decides the fleet.
+        prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
+        output={"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1},
+        system_prompts={"count": 1, "tokens": shared} if shared else None,
+    )
+
+
+def _arrivals() -> tuple[float, float]:
+    rate, cv = st.columns(2)
+    with rate:
+        at = amount("Peak req/s", "rate", 0.01, 10_000, RATE, 1, help="Requests a second in the busiest minutes.")
+    with cv:
+        help = "Coefficient of variation of the gaps between arrivals: 1 is Poisson, more comes in bursts."
+        burst = amount("Burstiness", "cv", 0.1, 10, 1, 0.5, help=help)
+    return at, burst
+
+
+def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
+    upload = st.file_uploader(
+        "A trace",
+        key="trace_upload",
+        max_upload_size=MOST_MB,
+        help="Any format that `tokentwin trace` reads: Azure, Mooncake, Parquet, CSV, JSON lines; plain or gzipped.",
+    )
+    said = named("trace") or ""
+    if upload is not None:
+        with st.spinner("Reading the trace"):
+            said = keep_trace(runs, upload.getvalue())
+    keep("trace", said)
+    path = trace_path(runs, said)
+    if path is None:
+        return Incomplete("Upload a trace." if not said else "The trace of this link is not here; upload it again.")
+    window = amount("Busiest stretch (s)", "window", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
+    own = _own_rate(str(path), window)
+    st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")
+    rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
+    return RecordedTraffic(path=path, window_s=window, rate_scale=rate / own if rate else 1.0)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _own_rate(path: str, window_s: float) -> float:
+    arrivals = [r.arrival_ns for r in planned_traffic(read_workload(path), window_s, None).requests]
+    return len(arrivals) / max((arrivals[-1] - arrivals[0]) / 1e9, 1e-9)
+
+
+def _prices(chosen: list[str]) -> dict[str, float]:
+    """Those that differ from the catalogue's; `H100:2.9,H200:3.1` in the URL."""
+    said = dict(_PRICE.findall(named("price") or ""))
+    prices = {}
+    with st.expander("Prices ($/GPU-h)"):
+        for name in chosen:
+            usual = gpus()[name].usd_per_hour
+            value = st.number_input(
+                name,
+                0.0,
+                1e6,
+                float(said.get(name, usual)),
+                0.1,
+                key=f"url_price_{name}",
+                help=f"{gpus()[name].price_source}, {gpus()[name].price_as_of}",
+            )
+            if value != usual:
+                prices[name] = float(value)
+    keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
+    return prices

@@ -1,0 +1,244 @@
+"""Plan: the cheapest fleet that keeps its SLOs on given traffic, as a sentence and what stands behind it.
+
+The inputs name a job. A link to them finds its answer again, whoever asked first; the page itself computes nothing that
+takes long.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard import plan_charts
+from dashboard.badge import badge
+from dashboard.example import example_plan
+from dashboard.job_view import follow, start
+from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
+from dashboard.plan_request import PlanRequest
+from dashboard.plan_tasks import COARSE, PLAN
+from dashboard.slo_rows import METRICS
+from serving.errors import UserError
+from serving.metrics import metric
+from tokentwin.jobs.job import Job
+from tokentwin.planning.objectives import parse_objectives
+
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
+
+
+def show(runs: Path) -> None:
+    """The page; jobs and uploads are kept under `runs`."""
+    with st.sidebar:
+        try:
+            request = plan_inputs(runs)
+        except UserError as error:
+            request = None
+            st.error(str(error), icon=":material/error:")
+    if isinstance(request, PlanRequest):
+        try:
+            parse_objectives(request.slos)
+            _planned(runs, request)
+        except UserError as error:
+            st.error(str(error), icon=":material/error:")
+        return
+    st.title("Which fleet?", anchor=False)
+    st.info(request.what if isinstance(request, Incomplete) else "The inputs have a mistake; see there.")
+
+
+def _planned(runs: Path, request: PlanRequest) -> None:
+    settings = settings_of(request)
+    job = Job(runs / "jobs", PLAN, settings)
+    answer = job.result or example_plan(settings)
+    if answer:
+        _answer(answer, request)
+    else:
+        _unanswered(job)
+    _traffic(json.dumps(settings["traffic"], sort_keys=True), request)
+
+
+def _unanswered(job: Job) -> None:
+    st.title("Which fleet?", anchor=False)
+    status = follow(job, watched=COARSE)
+    if status.active:
+        _first_answer(job.document(COARSE))
+        return
+    if status.state == "absent":
+        st.markdown("These inputs have no answer yet. A first one comes within seconds, the whole in a minute or so.")
+    if st.button("Find the fleet", type="primary", key="find", icon=":material/search:"):
+        start(job)
+
+
+def _first_answer(coarse: Mapping[str, Any] | None) -> None:
+    if coarse is None:
+        return
+    point = coarse["point"]
+    if point is None:
+        st.subheader("Perhaps none: the first requests break the SLOs on any fleet", anchor=False)
+    else:
+        st.subheader(f"About {_fleet(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
+    st.caption(f"A first answer, on {coarse['requests']:,} requests only; all of them are being simulated.")
+
+
+def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
+    best = answer["recommendation"]
+    if best is None:
+        st.title("No fleet", anchor=False)
+        st.error(_plain(answer["answer"]), icon=":material/block:")
+        _rest(answer)
+        return
+    spares = answer["spares"]
+    st.title(_fleet(best, spares), anchor=False)
+    st.markdown(_plain(answer["answer"]))
+    badge(best["standing"]["mark"], best["standing"]["reason"])
+    _headline(best)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.subheader("How many replicas", anchor=False, help=_HELP["replicas"])
+        st.plotly_chart(plan_charts.attainment(answer["by_replicas"], best["replicas"]), key="attainment", config=_BAR)
+    with right:
+        fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
+        st.subheader(fewer, anchor=False)
+        st.markdown(_plain(answer["why_not_fewer"]) + ".")
+        if best["breaks_first"]:
+            st.markdown(
+                f"With more traffic, **{_plain(best['breaks_first'])}** breaks first, beyond "
+                f"**{best['headroom_percent']} %** more."
+            )
+        st.plotly_chart(plan_charts.prices([best, *answer["runners_up"]]), key="prices", config=_BAR)
+    _latencies(answer, request)
+    if best["vllm_serve"]:
+        st.subheader("To serve it", anchor=False, help="Every setting that the answer depends on, for one replica.")
+        st.code(best["vllm_serve"], language="bash", wrap_lines=True)
+    _rest(answer)
+    _downloads(answer)
+
+
+def _headline(best: Mapping[str, Any]) -> None:
+    low, high = best["plausible_gpus"]
+    plausible = f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
+    cells = [
+        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}"),
+        ("\\$ per hour", _usd(best["usd_per_hour"]), None),
+        ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), metric("usd_per_mtok_out").help),
+        ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
+        ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
+        ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
+    ]
+    with st.container(horizontal=True, gap="medium"):
+        for label, value, help in cells:
+            st.metric(label, value, help=help, width="content")
+
+
+def _latencies(answer: Mapping[str, Any], request: PlanRequest) -> None:
+    best, planned = answer["recommendation"], answer["requests_per_s"]
+    if planned is None:
+        return
+    st.subheader("Latency against traffic", anchor=False, help=_HELP["latency"])
+    knee = planned * (1 + best["headroom_percent"] / 100)
+    said = [match.groups() for text in request.slos if (match := _BOUND.fullmatch(text))]
+    for place, name in zip(st.columns(2, gap="medium"), METRICS[:2], strict=True):
+        bounds = [(percentile, float(bound)) for of, percentile, bound in said if of == name]
+        figure = plan_charts.latency(answer["by_rate"], name, planned, knee, bounds)
+        place.plotly_chart(figure, key=f"rate_{name}", config=_BAR)
+
+
+def _rest(answer: Mapping[str, Any]) -> None:
+    """What else was looked at, and why it is not the answer."""
+    rows = [_row(point, "met") for point in answer["runners_up"]]
+    rows += [
+        {"fleet": entry["engine"], "$/h": entry["usd_per_hour_at_least"], "verdict": "dearer: at least this much"}
+        for entry in answer["dearer"]
+    ]
+    rows += [{"fleet": entry["engine"], "verdict": f"will not do: {entry['reason']}"} for entry in answer["infeasible"]]
+    if rows:
+        st.subheader("What else there is", anchor=False)
+        st.dataframe(rows, hide_index=True, column_config=_COLUMNS)
+
+
+def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
+    return {
+        "fleet": f"{point['replicas']} x {point['engine']}",
+        "GPUs": point["gpus"],
+        "$/h": point["usd_per_hour"],
+        "tok/s per user": point["tok_s_user"],
+        "tok/s per GPU": point["tok_s_gpu"],
+        "$/Mtok output": point["usd_per_mtok_out"],
+        "verdict": verdict,
+    }
+
+
+def _downloads(answer: Mapping[str, Any]) -> None:
+    icon = ":material/download:"
+    whole = json.dumps(answer, indent=1)
+    with st.container(horizontal=True):
+        st.download_button(
+            "Fleets as CSV", _as_csv(answer["points"]), "fleets.csv", "text/csv", icon=icon, on_click="ignore"
+        )
+        st.download_button("The plan as JSON", whole, "plan.json", "application/json", icon=icon, on_click="ignore")
+
+
+def _as_csv(points: list[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    if points:
+        writer = csv.DictWriter(out, list(points[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(points)
+    return out.getvalue()
+
+
+def _traffic(key: str, request: PlanRequest) -> None:
+    count, seconds, prompts, outputs = _sizes(key, request)
+    st.subheader("The traffic", anchor=False)
+    st.caption(
+        f"{count:,} requests in {seconds:,.0f} s, {count / max(seconds, 1e-9):,.3g} a second; prompts of "
+        f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
+    )
+    st.plotly_chart(plan_charts.lengths(prompts, outputs), key="lengths", config={"displayModeBar": False})
+
+
+@st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
+def _sizes(key: str, _request: PlanRequest) -> tuple[int, float, list[int], list[int]]:
+    """Requests, seconds, and the lengths of prompts and outputs."""
+    requests = list(_request.workload().requests)
+    seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
+    return len(requests), seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
+
+
+def _fleet(point: Mapping[str, Any], spares: int = 0) -> str:
+    replicas = point["replicas"] + spares
+    return f"{replicas} × {point['engine']} = {point['gpus']} GPU{'' if point['gpus'] == 1 else 's'}"
+
+
+def _usd(value: float) -> str:
+    """Dollars whose sign starts no formula."""
+    return f"\\${value:,.2f}"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
+
+
+_HELP = {
+    "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
+    "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
+    "headroom": "How much more of the same traffic the fleet takes and still meets every SLO.",
+    "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
+    "which every SLO is met.",
+}
+_COLUMNS = {
+    name: st.column_config.NumberColumn(format=form)
+    for name, form in {
+        "$/h": "$%.2f",
+        "tok/s per user": "%.0f",
+        "tok/s per GPU": "%.0f",
+        "$/Mtok output": "$%.2f",
+    }.items()
+}

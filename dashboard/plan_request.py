@@ -1,0 +1,75 @@
+"""A plan asked for as plain values: what a page sends to a job, and what names the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.config import Deployment
+from serving.errors import UserError
+from serving.gpu_spec import find_gpu
+from serving.workload import Workload
+from tokentwin.planning.engines import Engine, RuledOut, candidate_engines, long_enough
+from tokentwin.planning.objectives import parse_objectives
+from tokentwin.planning.plan import Limits
+from tokentwin.planning.pricing import KernelPricing
+from tokentwin.planning.traffic import planned_traffic
+from tokentwin.planning.trial import Question
+from traces.reader import read_workload
+from traces.synth import SynthSpec, synthesise
+
+
+class RecordedTraffic(BaseModel):
+    """The busiest `window_s` seconds of a trace, arriving `rate_scale` times as fast."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    path: Path
+    window_s: float = Field(600, gt=0, le=1e9)
+    rate_scale: float = Field(1, gt=0, le=1e6)
+
+    def workload(self) -> Workload:
+        """Its requests. Raises UserError as the readers do."""
+        return planned_traffic(read_workload(self.path), self.window_s, self.rate_scale)
+
+
+class PlanRequest(BaseModel):
+    """What may serve, what arrives, and what must hold. `prices` are dollars per GPU-hour, not the catalogue's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    model: str
+    gpus: tuple[str, ...]
+    tensor_parallel_sizes: tuple[int, ...]
+    prices: dict[str, float] = {}
+    traffic: SynthSpec | RecordedTraffic
+    slos: tuple[str, ...]
+    spares: int = Field(0, ge=0, le=10_000)
+    router: str = "least-requests"
+    most: int = Field(1024, ge=1, le=100_000)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.most, self.spares)
+
+    def workload(self) -> Workload:
+        """The requests, in a list."""
+        if isinstance(self.traffic, RecordedTraffic):
+            return self.traffic.workload()
+        return planned_traffic(synthesise(self.traffic), 1e9, None)
+
+    def question(self, workload: Workload) -> Question:
+        """What every trial on `workload` has in common. Raises UserError for objectives that are none."""
+        requests = sum(1 for _ in workload.requests)
+        return Question(workload, requests, parse_objectives(self.slos), KernelPricing(), self.router)
+
+    def candidates(self, workload: Workload) -> tuple[list[Engine], list[RuledOut]]:
+        """Every combination of GPU and size, as vLLM would serve the model. Raises UserError for a name of nothing."""
+        if not self.gpus or not self.tensor_parallel_sizes:
+            raise UserError("gpu" if not self.gpus else "tp", "none", "choose at least one candidate")
+        base = Deployment(model=self.model, device="cuda", gpu_memory_utilization=0.9)
+        gpus = {name: find_gpu(name) for name in self.gpus}
+        return candidate_engines(
+            long_enough(base, workload), gpus, self.tensor_parallel_sizes, [base.policy], self.prices
+        )

@@ -1,0 +1,129 @@
+"""Plans and single fleets as jobs: what `tokentwin.jobs` runs for the pages.
+
+A plan is answered twice: on the first few hundred requests, within seconds, and then on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dashboard.plan_request import PlanRequest
+from serving.config import Deployment, parse
+from serving.workload import Workload
+from tokentwin.jobs.files import write_json
+from tokentwin.planning.curves import fleet_curve, load_curve, mean_rate
+from tokentwin.planning.engines import Engine, RuledOut
+from tokentwin.planning.frontier import point
+from tokentwin.planning.plan import Plan, make_plan
+from tokentwin.planning.report import as_json, why_not_fewer
+from tokentwin.planning.search import search
+from tokentwin.planning.workers import Workers
+
+PLAN = "dashboard.plan_tasks:plan"
+FLEET = "dashboard.plan_tasks:fleet"
+COARSE = "coarse.json"
+COARSE_REQUESTS = 400
+LEAST_REQUESTS = 100  # a first answer on fewer would say nothing
+
+Tell = Callable[[str, float], None]
+
+
+def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
+    """The whole answer as `plan_document` has it; a first one, `COARSE`, is left in `out` on the way."""
+    request = parse(PlanRequest, settings, where="plan")
+    workload = request.workload()
+    engines, ruled_out = request.candidates(workload)
+    requests = list(workload.requests)
+    few = requests[: min(COARSE_REQUESTS, len(requests) // 2)]
+    if len(few) >= LEAST_REQUESTS:
+        tell(f"a first answer, on {len(few)} requests", 0.02)
+        write_json(out / COARSE, _coarse(request, replace(workload, requests=few), engines))
+    return _whole(request, workload, engines, ruled_out, tell)
+
+
+def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine]) -> dict[str, Any]:
+    """The cheapest fleet on a few requests, without anything around it; `point` is None if none will do."""
+    question, limits = request.question(workload), request.limits
+    with Workers(question, jobs=1) as workers:
+        found = search(workers, engines, limits.most, limits.spares, keep=1)
+    offers = [
+        point(entry.engine, trial, limits.spares)
+        for entry in found
+        for trial in entry.trials
+        if trial.replicas == entry.replicas
+    ]
+    best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
+    return {"requests": question.requests, "point": best and asdict(best)}
+
+
+def _whole(
+    request: PlanRequest, workload: Workload, engines: list[Engine], ruled_out: list[RuledOut], tell: Tell
+) -> dict[str, Any]:
+    question = request.question(workload)
+    candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
+    searching = f"searching {candidates} on {question.requests:,} requests"
+    tell(searching, 0.1)
+    with Workers(question) as workers:
+        found = make_plan(
+            workers,
+            engines,
+            ruled_out,
+            request.limits,
+            lambda settled: tell(searching, 0.1 + 0.5 * settled / max(len(engines), 1)),
+        )
+        document = plan_document(found, engines)
+        best = found.recommendation
+        if best is not None:
+            engine, replicas = best.offer.engine, best.offer.trial.replicas
+            tell("attainment with more and fewer replicas", 0.7)
+            document["by_replicas"] = [asdict(p) for p in fleet_curve(workers, engine, replicas, request.most)]
+            tell("latency with more and less traffic", 0.85)
+            curve = load_curve(workers, engine, replicas, best.knee.headroom_percent)
+            document["by_rate"] = [_finite(asdict(p)) for p in curve]
+    return document
+
+
+def plan_document(found: Plan, engines: list[Engine]) -> dict[str, Any]:
+    """`as_json`, why not one fewer, the traffic's mean rate, and the deployment of every candidate by its name."""
+    best = found.recommendation
+    rate = mean_rate(found.question)
+    return {
+        **as_json(found),
+        "why_not_fewer": why_not_fewer(found, best) if best else None,
+        "requests_per_s": rate if math.isfinite(rate) else None,
+        "candidates": {
+            engine.name: {"gpu": engine.gpu, "deployment": engine.deployment.model_dump(mode="json")}
+            for engine in engines
+        },
+    }
+
+
+def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
+    """One fleet of a plan, recorded in `out/run`: `plan` (a `PlanRequest`), `gpu`, `deployment`, `replicas`."""
+    from calibration.predict import predicted_cost
+    from sim.router import find_router
+    from sim.simulate import simulate_to
+
+    request = parse(PlanRequest, settings["plan"], where="plan")
+    deployment = parse(Deployment, settings["deployment"], where="deployment")
+    tell("simulating", 0.1)
+    cost = predicted_cost(settings["gpu"], deployment)
+    done = simulate_to(
+        out / "run",
+        request.workload(),
+        deployment,
+        cost,
+        replicas=settings["replicas"],
+        router=find_router(request.router),
+        overwrite=True,
+    )
+    mark, reason = cost.standing()
+    return {"duration_s": done.duration_ns / 1e9, "mark": mark.name.lower(), "reason": reason}
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

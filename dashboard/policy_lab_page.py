@@ -1,0 +1,290 @@
+"""Policy lab: two policies or deployments on identical arrivals, and what can be claimed of their difference.
+
+The answers are those of `tokentwin compare`. As on the Plan page, inputs name a job: a link to them finds its answer
+again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from calibration.decision_replay import recorded_deployment
+from dashboard import lab_charts
+from dashboard.badge import badge
+from dashboard.job_view import follow, start
+from dashboard.lab.example import example_answer
+from dashboard.lab.inputs import Incomplete, recording_inputs, settings_of, simulation_inputs
+from dashboard.lab.request import LabRequest, Timing
+from dashboard.lab.tasks import RECORDED, SIMULATED
+from dashboard.lab_charts import Sides, label, side_colours, unit
+from dashboard.library import find
+from dashboard.url import pick, switch
+from serving.errors import UserError
+from serving.metrics import metric
+from tokentwin.jobs.job import Job
+from tokentwin.sides import recordings
+
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+_RUN = "runs.parquet"
+_KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
+_MARKS = ("validated", "interpolated", "extrapolated")
+
+
+def show(runs: Path) -> None:
+    """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    title.title("Is it better?", anchor=False)
+    with chooser:
+        what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
+    try:
+        if what == "recordings":
+            _recorded(runs)
+        else:
+            _simulated(runs)
+    except UserError as error:
+        st.error(str(error), icon=":material/error:")
+
+
+def _simulated(runs: Path) -> None:
+    request = simulation_inputs(runs)
+    if isinstance(request, Incomplete):
+        st.info(request.what)
+        return
+    settings = settings_of(request)
+    job = Job(runs / "jobs", SIMULATED, settings)
+    answer = job.result or example_answer(settings)
+    if answer is None:
+        _unanswered(job, "These inputs have no answer yet. Simulating them takes a few seconds to a minute.")
+        return
+    names = Sides(request.a.name, request.b.name)
+    marks = [(answer[side]["mark"], answer[side]["reason"]) for side in "ab"]
+    _answer(answer, names, max(marks, key=lambda standing: _MARKS.index(standing[0])))
+    _on_engine(runs, answer, request.timing)
+    _rest(answer, request)
+
+
+def _recorded(runs: Path) -> None:
+    found = _recordings(runs)
+    if len(found) < 2:
+        st.info(f"There are no two recordings under `{runs}` yet.", icon=":material/science:")
+        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
+        st.code(
+            f"tokentwin compare a.yaml b.yaml --trace TRACE -c CALIBRATION --engine --repeats 3 --out {runs}/compared",
+            language="bash",
+        )
+        return
+    request = recording_inputs(runs, found)
+    job = Job(runs / "jobs", RECORDED, settings_of(request))
+    answer = job.result
+    if answer is None:
+        _unanswered(job, "These recordings have not been compared yet.")
+        return
+    names = Sides(*(answer[side]["deployment"]["policy"] for side in "ab"))
+    real = all(answer[side]["clock"] == "wall" for side in "ab")
+    measured = ("validated", "both sides were measured on the real engine")
+    _answer(answer, names, measured if real else None)
+    if "ranking" in answer:
+        _ranking(answer)
+    _rest(answer)
+
+
+def _recordings(runs: Path) -> dict[str, Path]:
+    """Recordings, and directories that hold several as `compare --engine` leaves them, by name; the newest first."""
+    found = find(runs, _RUN)
+    groups = {}
+    for name, path in found.items():
+        if "/" in name and re.fullmatch(r"run-\d+", path.name):
+            groups[name.rpartition("/")[0]] = path.parent
+    single = {name: path for name, path in found.items() if name.rpartition("/")[0] not in groups}
+    return groups | single
+
+
+def _unanswered(job: Job, why: str) -> None:
+    status = follow(job)
+    if status.active:
+        return
+    if status.state == "absent":
+        st.markdown(why)
+    if st.button("Compare", type="primary", key="compare", icon=":material/compare_arrows:"):
+        start(job)
+
+
+def _answer(answer: Mapping[str, Any], names: Sides, standing: tuple[str, str] | None) -> None:
+    colours = side_colours(*(answer[side]["deployment"]["policy"] for side in "ab"))
+    verdict = answer["verdict"]
+    icon = ":material/check_circle:" if answer["difference"] else ":material/drag_handle:"
+    st.subheader(f"{icon} {_plain(verdict[:1].upper() + verdict[1:])}", anchor=False)
+    if standing is not None:
+        badge(*standing)
+    st.caption(_basis(answer))
+    if answer["units"]["carry_over"]:
+        st.warning(
+            "Some rows have no interval: queues outlast the blocks. Compare longer runs, or more seeds.",
+            icon=":material/warning:",
+        )
+    heading, toggle = st.columns([5, 1], vertical_alignment="bottom")
+    with heading:
+        help = "\n\n".join(metric(name).help for name in lab_charts.LATENCIES)
+        st.subheader("Request by request", anchor=False, help=help)
+    with toggle:
+        log_x = switch("Log time", "log")
+    st.plotly_chart(lab_charts.cdfs(answer["cdfs"], names, colours, log_x), key="cdfs", config=_BAR)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.subheader("What can be claimed", anchor=False, help=_HELP["differences"])
+        st.plotly_chart(lab_charts.differences(answer["rows"], colours), key="differences", config=_BAR)
+    with right:
+        st.subheader("Winners and losers", anchor=False, help=_HELP["winners"])
+        st.plotly_chart(lab_charts.winners(answer["tallies"], colours), key="winners", config=_BAR)
+    _fairness(answer, names, colours)
+
+
+def _basis(answer: Mapping[str, Any]) -> str:
+    units, runs = answer["units"], answer["runs"]
+    of = "runs of other arrivals" if units["of"] == "runs" else "blocks of consecutive arrivals"
+    return (
+        f"{answer['requests']:,} requests in {runs} run{'' if runs == 1 else 's'} of each side, resampled by "
+        f"{units['count']} {of}. The 95 % intervals hold for all rows together."
+    )
+
+
+def _fairness(answer: Mapping[str, Any], names: Sides, colours: Sides) -> None:
+    tenants = answer["tenants"]
+    if not tenants:
+        return
+    st.subheader("Who is served", anchor=False, help=metric("jain_fairness").help)
+    chart, words = st.columns([2, 1], gap="medium", vertical_alignment="center")
+    chart.plotly_chart(lab_charts.shares(tenants, names, colours), key="shares", config=_BAR)
+    jain = next((row for row in answer["rows"] if row["metric"] == "jain_fairness"), None)
+    if jain is None or jain["a"] is None or jain["b"] is None:
+        return
+    with words:
+        first, second = st.columns(2)
+        first.metric("Jain, A", f"{jain['a']:.3f}", help="1: all tenants get the same; 1/n: one of n gets everything.")
+        second.metric("Jain, B", f"{jain['b']:.3f}")
+        if jain["low"] is None:
+            st.caption("The difference has no interval.")
+        else:
+            told = f"{jain['better']} is fairer" if jain["better"] else "no difference can be claimed"
+            st.caption(f"B - A lies within {jain['low']:+.3f} to {jain['high']:+.3f}: {told}.")
+
+
+def _ranking(answer: Mapping[str, Any]) -> None:
+    """Whether what the simulator ranks the two by holds in the recordings."""
+    st.subheader("Did the simulator see it?", anchor=False, help=_HELP["ranking"])
+    simulated, rows = answer["simulated"], answer["ranking"]
+    marks = [(simulated[side]["mark"], simulated[side]["reason"]) for side in "ab"]
+    badge(*max(marks, key=lambda standing: _MARKS.index(standing[0])))
+    counts = {name: sum(row["outcome"] == name for row in rows) for name in _OUTCOMES}
+    told = ", ".join(f"{count} {_OUTCOMES[name]}" for name, count in counts.items() if count)
+    if counts["reversed"]:
+        st.error(f"The ranking does not hold on the engine: {told}.", icon=":material/swap_vert:")
+    elif counts["holds"]:
+        st.success(f"The ranking holds on the engine: {told}.", icon=":material/check_circle:")
+    else:
+        st.info(f"The engine does not contradict the simulator: {told or 'neither claims anything'}.")
+    st.markdown(f"Simulated: {_plain(simulated['verdict'])}.")
+    st.plotly_chart(lab_charts.ranking(rows), key="ranking", config=_BAR)
+
+
+def _on_engine(runs: Path, answer: Mapping[str, Any], timing: Timing) -> None:
+    """The way to real recordings of these very deployments, if there are any."""
+    asked = [answer[side]["deployment"] for side in "ab"]
+    for name, path in _recordings(runs).items():
+        other = path.with_name("b")
+        if path.name != "a" or not other.is_dir():
+            continue
+        try:
+            sides = [recordings(side, str(at)) for side, at in zip("AB", (path, other), strict=True)]
+            made = [recorded_deployment(side[0]).model_dump(mode="json") for side in sides]
+        except UserError:
+            continue  # damaged, or not finished yet
+        if made == asked and all(recording.run["clock"] == "wall" for side in sides for recording in side):
+            beside = timing.calibration and Path(timing.calibration).relative_to(runs.resolve()).as_posix()
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.markdown(f"The real engine recorded these two in {_plain(name.rpartition('/')[0])}.")
+                st.button("Did the ranking hold there?", on_click=_go_to, args=(name, beside or timing.gpu))
+            return
+
+
+def _go_to(name: str, beside: str) -> None:
+    """Have the next run of the page show the recordings `name` and its other half."""
+    st.session_state["url_compare"] = "recordings"
+    chosen = {"rec_a": name, "rec_b": f"{name[:-1]}b", "beside": beside}
+    for parameter, value in chosen.items():
+        st.session_state.pop(f"url_{parameter}", None)
+        st.session_state[f"last_{parameter}"] = value
+        st.query_params[parameter] = value
+
+
+def _rest(answer: Mapping[str, Any], request: LabRequest | None = None) -> None:
+    """The numbers, the two deployments, and downloads."""
+    rows = [
+        {
+            "": label(row),
+            "unit": unit(row),
+            "A": row["a"],
+            "B": row["b"],
+            "B - A (%)": row["percent"],
+            "from": row["low"],
+            "to": row["high"],
+            "better": row["better"],
+        }
+        for row in answer["rows"]
+    ]
+    with st.expander("The numbers"):
+        st.dataframe(rows, hide_index=True, column_config=_COLUMNS)
+        st.caption("`from` and `to` hold B - A, in the row's unit.")
+    with st.expander("The two deployments"):
+        for place, side in zip(st.columns(2), "ab", strict=True):
+            ran = answer[side]
+            place.markdown(f"**{side.upper()}**" + (f": {ran['replicas']} × " if ran.get("replicas", 1) > 1 else ""))
+            place.json(ran["deployment"], expanded=1)
+    icon = ":material/download:"
+    whole = json.dumps({**answer, "asked": settings_of(request)} if request else answer, indent=1)
+    with st.container(horizontal=True):
+        st.download_button("Rows as CSV", _as_csv(answer["rows"]), "rows.csv", "text/csv", icon=icon, on_click="ignore")
+        st.download_button(
+            "The comparison as JSON", whole, "comparison.json", "application/json", icon=icon, on_click="ignore"
+        )
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
+
+
+_OUTCOMES = {
+    "holds": "held",
+    "reversed": "reversed",
+    "open": "open (the engine claims nothing)",
+    "missed": "missed (only the engine claims it)",
+}
+_HELP = {
+    "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "
+    "grey differences may be chance. A hollow point has no interval.",
+    "winners": "A request gains or loses when its latency changes by the threshold or more. One that does not finish "
+    "has waited for ever.",
+    "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "
+    "difference.",
+}
+_COLUMNS = {
+    name: st.column_config.NumberColumn(format=form)
+    for name, form in {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}.items()
+}

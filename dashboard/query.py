@@ -1,0 +1,51 @@
+"""SQL over a table, from someone who must not be trusted with more: read-only, no files, no network, with limits.
+
+The query runs in a process of its own (`query_process`), which is killed when its time is up.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from serving.errors import UserError
+
+ROWS = 1000
+SECONDS = 5
+MEMORY_MIB = 3072  # of address space, most of it never used
+LONGEST = 10_000  # characters of a query
+
+_PROCESS = Path(__file__).with_name("query_process.py")
+
+
+def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -> pa.Table:
+    """The first `rows` rows of the answer to `sql`, which sees `table` as `runs`.
+
+    Raises UserError, one line, for a query that is wrong, wants more than to read, or takes more than its share.
+    """
+    if not sql.strip():
+        raise UserError("query", sql, "is empty; for example: select * from runs")
+    if len(sql) > LONGEST:
+        raise UserError("query", sql, f"is longer than {LONGEST:,} characters")
+    asked = {"sql": sql, "rows": rows, "seconds": seconds, "memory_mib": MEMORY_MIB}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    given = json.dumps(asked).encode() + b"\n" + sink.getvalue().to_pybytes()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", str(_PROCESS)], input=given, capture_output=True, timeout=seconds, env={}, cwd="/"
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError("query", sql, f"took longer than {seconds} s and was stopped") from None
+    if done.returncode < 0:
+        raise UserError("query", sql, "was stopped: it needs too much memory or time")
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines() or ["failed"]
+        raise UserError("query", sql, lines[-1])
+    answer: pa.Table = pa.ipc.open_stream(done.stdout).read_all()
+    return answer

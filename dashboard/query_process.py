@@ -1,0 +1,74 @@
+"""The process in which a query runs: DuckDB over one table, with nothing else within reach.
+
+DuckDB's own limits do not hold everywhere (a long string is not counted in its memory), so the process itself is
+limited as well: address space, CPU time, no file may grow. It is a script that the dashboard starts in Python's
+isolated mode; it imports nothing of ours.
+"""
+
+import json
+import resource
+import sys
+
+import duckdb
+import pyarrow as pa
+
+TABLE = "runs"
+_ALLOWED = {"SELECT", "EXPLAIN", "MULTI"}  # MULTI is a PIVOT
+_MIB = 1 << 20
+_DUCKDB_MIB = 512
+
+
+def main() -> int:
+    """Standard input: a line of JSON (`sql`, `rows`, `seconds`, `memory_mib`), then the table as an Arrow stream.
+
+    Standard output: the first rows of the answer as an Arrow stream. Exit status 1: one line on standard error.
+    """
+    asked = json.loads(sys.stdin.buffer.readline())
+    given = pa.ipc.open_stream(sys.stdin.buffer).read_all()
+    for limit, most in (
+        (resource.RLIMIT_AS, asked["memory_mib"] * _MIB),
+        (resource.RLIMIT_CPU, 2 * asked["seconds"]),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
+    try:
+        answer = _answer(given, asked["sql"], asked["rows"])
+    except MemoryError:
+        print("needs too much memory", file=sys.stderr)
+        return 1
+    except (duckdb.Error, pa.ArrowException) as error:
+        print(str(error).partition("\n")[0], file=sys.stderr)
+        return 1
+    with pa.ipc.new_stream(sys.stdout.buffer, answer.schema) as out:
+        out.write_table(answer)
+    return 0
+
+
+def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
+    """The first `rows` rows."""
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
+    connection.register("given", given)
+    connection.execute(f"create table {TABLE} as select * from given")
+    connection.unregister("given")
+    for setting in (
+        "autoinstall_known_extensions = false",
+        "autoload_known_extensions = false",
+        "allow_community_extensions = false",
+        f"memory_limit = '{_DUCKDB_MIB}MiB'",
+        "threads = 1",
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        connection.execute(f"set {setting}")
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type.name not in _ALLOWED:
+        raise duckdb.NotSupportedError("one SELECT at a time, which reads the table runs")
+    relation = connection.sql(sql)
+    if relation is None:
+        raise duckdb.NotSupportedError("has no rows to show")
+    return relation.limit(rows).to_arrow_table()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

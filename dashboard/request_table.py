@@ -1,0 +1,132 @@
+"""The requests of a run: a table of the slowest, and what one of them went through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import streamlit as st
+
+from dashboard import run_charts
+from dashboard.loading import run_colour
+from dashboard.numbers import shown
+from dashboard.series import column
+from dashboard.time_window import Window
+from dashboard.url import choose
+from serving.metrics import metric
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+ROWS = 1000
+
+_MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
+_SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
+_BARE = {"displayModeBar": False}
+_REQUEST_COLUMNS = [
+    "request_id",
+    "status",
+    "arrival_ns",
+    "finish_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "preemptions",
+]
+_WATERFALL_COLUMNS = [
+    *_REQUEST_COLUMNS,
+    "replica",
+    "reason",
+    "scheduled_ns",
+    "first_token_ns",
+    "prefix_hit_tokens",
+    "preempted_ns",
+    "token_times_ns",
+]
+
+
+def request_table(recording: Recording, metrics: RunMetrics, window: Window | None) -> None:
+    """The slowest requests of the window by a metric of choice, and the waterfall of the one that is selected."""
+    heading, order = st.columns([3, 1], vertical_alignment="bottom")
+    with order:
+        by = choose("Slowest by", _SHOWN, "by", show=lambda name: metric(name).axis)
+    table = recording.table("requests", _REQUEST_COLUMNS)
+    arrival, finish = column(table, "arrival_ns") / 1e9, column(table, "finish_ns") / 1e9
+    inside = np.ones(table.num_rows, dtype=bool)
+    if window is not None:
+        inside = (arrival <= window[1]) & ~(finish < window[0])
+    values = np.where(np.isnan(metrics.values(by)), -1.0, metrics.values(by))
+    rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(-values[rows], kind="stable")][:ROWS]
+    with heading:
+        st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
+        count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
+        st.caption(
+            f"Showing {count}{'' if window is None else ' in the time window'}. Select one to see where its time went."
+        )
+    if not len(rows):
+        st.info("No request was there in this time window.", icon=":material/filter_alt_off:")
+        return
+    chosen = table.take(pa.array(rows))
+    columns: dict[str, Any] = {
+        "request": chosen["request_id"].to_numpy(),
+        "status": chosen["status"].to_pylist(),
+        "arrival (s)": arrival[rows],
+        "prompt": chosen["prompt_tokens"].to_numpy(),
+        "output": chosen["output_tokens"].to_numpy(),
+        **{_heading(name): metrics.values(name)[rows] for name in _SHOWN},
+        "preemptions": chosen["preemptions"].to_numpy(),
+    }
+    formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
+    helps = {_heading(name): metric(name).help for name in _SHOWN}
+    event = st.dataframe(
+        columns,
+        hide_index=True,
+        height=270,
+        on_select="rerun",
+        selection_mode="single-row",
+        key=f"requests-{recording.path}-{by}",
+        column_config={
+            name: st.column_config.NumberColumn(format=form, help=helps.get(name)) for name, form in formats.items()
+        },
+    )
+    at = event.selection.rows[0] if event.selection.rows and event.selection.rows[0] < len(rows) else None
+    at = _linked(columns["request"]) if at is None else at
+    st.query_params["request"] = str(columns["request"][at])
+    _waterfall(recording, metrics, int(rows[at]))
+
+
+def _heading(name: str) -> str:
+    return metric(name).axis.replace(" time", "")
+
+
+def _linked(ids: np.ndarray[Any, Any]) -> int:
+    """The row of the request that the URL names, or the first."""
+    found = np.flatnonzero(ids.astype(str) == st.query_params.get("request", ""))
+    return int(found[0]) if len(found) else 0
+
+
+def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
+    request: dict[str, Any] = recording.table("requests", _WATERFALL_COLUMNS).slice(row, 1).to_pylist()[0]
+    intervals: list[tuple[int, int]] = []
+    preempted = request["preempted_ns"] or 0
+    if request["preemptions"]:
+        steps = recording.table("steps", ["replica", "plan_ns", "start_ns", "row_ids", "preempted_ids"])
+        if steps.num_rows <= _MOST_STEPS:
+            intervals = run_charts.preempted_intervals(steps, request["request_id"], request["replica"])
+    st.markdown(f"**Request {request['request_id']}**")
+    facts = [
+        request["status"] + (f" ({request['reason']})" if request["reason"] else ""),
+        f"{request['prompt_tokens'] or 0:,} prompt tokens, {request['prefix_hit_tokens'] or 0:,} of them cached",
+        f"{request['output_tokens'] or 0:,} output tokens",
+        *(
+            f"{metric(name).label} {shown(metrics.values(name)[row])} ms"
+            for name in ("ttft_ms", "tpot_ms", "e2e_ms")
+            if np.isfinite(metrics.values(name)[row])
+        ),
+    ]
+    if request["preemptions"]:
+        where = "" if intervals else " (the recording does not tell when)"
+        times = "once" if request["preemptions"] == 1 else f"{request['preemptions']} times"
+        facts.append(f"preempted {times}, for {shown(preempted / 1e6)} ms{where}")
+    st.caption(" · ".join(facts))
+    st.plotly_chart(run_charts.waterfall(request, run_colour(recording), intervals), key="waterfall", config=_BARE)

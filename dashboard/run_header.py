@@ -1,0 +1,95 @@
+"""The head of the Run page: what ran, how far to trust it, whether it kept up, and its headline figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from dashboard.badge import badge
+from dashboard.downloads import downloads
+from dashboard.numbers import shown
+from dashboard.palette import CLOCK_NAME
+from serving.metrics import metric
+from traces.recording import Recording
+from traces.recording_notes import notes_of
+from traces.run_metrics import RunMetrics
+
+Bands = Mapping[str, Mapping[str, tuple[float, float]]]
+
+_SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
+_CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
+_LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
+_RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
+_BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
+
+
+def header(recording: Recording, metrics: RunMetrics) -> None:
+    """Title, standing and downloads."""
+    run = recording.run
+    clock = CLOCK_NAME.get(run["clock"], "unknown clock")
+    badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
+    if metrics.saturation is not None:
+        verdict = metrics.saturation.verdict
+        badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
+    st.title(run["workload"] or "A run", anchor=False)
+    engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
+    statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
+    facts = f"{badges} {statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(facts, help=_backlog(metrics), width="content")
+        standing = _standing(run)
+        if standing is not None:
+            badge(*standing, st.container(width="content"))
+    if run["status"] == "complete":
+        downloads(recording)
+
+
+def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
+    """The figures that a run is judged by, over their bands where the recording holds them."""
+    scalars, bands = metrics.scalars(), bands_of(run)
+    cells = [
+        (f"{metric(name).label} {stat} (ms)", getattr(metrics.distribution(name), stat), name, stat)
+        for name, stat in _LATENCIES
+    ]
+    cells += [(label, scalars[name], name, "value") for name, label in _RATES]
+    with st.container(horizontal=True, gap="large"):
+        for label, value, name, stat in cells:
+            band = bands.get(name, {}).get(stat)
+            st.metric(
+                label,
+                shown(value),
+                f"{shown(band[0])}–{shown(band[1])}" if band else None,
+                delta_color="off",
+                delta_arrow="off",
+                help=metric(name).help + (f"\n\n{_BAND}" if band else ""),
+                width="content",
+            )
+
+
+def bands_of(run: Mapping[str, Any]) -> Bands:
+    """The 90 % bands by metric and statistic; none where the recording holds none."""
+    bands = notes_of(run).get("bands")
+    return bands if isinstance(bands, dict) else {}
+
+
+def _standing(run: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Mark and reason of a simulated run; a real one needs none."""
+    if run["clock"] != "virtual":
+        return None
+    standing = notes_of(run).get("standing")
+    if not isinstance(standing, dict):
+        return "not rated", "the recording does not say how far its step times can be trusted"
+    return str(standing.get("mark", "")), str(standing.get("reason", ""))
+
+
+def _backlog(metrics: RunMetrics) -> str | None:
+    found = metrics.saturation
+    if found is None:
+        return None
+    return (
+        f"The backlog changes by {found.slope:+.3g} requests/s (95 %: {found.low:+.3g} to {found.high:+.3g}) "
+        f"while {found.arrival_rate:.3g} requests/s arrive; requests wait {100 * found.waiting_share:.0f} % of "
+        f"the time.\n\n{metric('saturation').help}"
+    )

@@ -1,0 +1,73 @@
+"""SLOs as rows that can be added and taken away: a percentile of a metric and its bound; `slo=` in the URL, each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import count
+
+import streamlit as st
+
+from serving.metrics import metric
+
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
+MOST = 8
+_BOUNDED = tuple(f"{name} {percentile}" for name in METRICS for percentile in PERCENTILES)
+_ROW = re.compile(r"(?P<bounded>\w+ p[\d.]+)<=(?P<bound>\d+(?:\.\d+)?)")
+_ids = count()
+
+Row = tuple[int, str, float]  # the id under which its widgets are known, and what they begin with
+
+
+def slo_rows(otherwise: Sequence[str]) -> list[str]:
+    """Draw the rows; objectives as `tokentwin plan --slo` takes them, each once."""
+    if "slo_rows" not in st.session_state:
+        texts = st.query_params.get_all("slo") or otherwise
+        st.session_state["slo_rows"] = [row for text in texts[:MOST] if (row := _row(text))]
+    rows: list[Row] = st.session_state["slo_rows"]
+    st.markdown("SLOs (ms)", help="At least that share of the requests, each within its bound.")
+    rows = [_draw(row) for row in rows]
+    st.session_state["slo_rows"] = rows
+    if len(rows) < MOST and st.button("Add an SLO", icon=":material/add:", key="slo_add", width="stretch"):
+        st.session_state["slo_rows"] = [*rows, (next(_ids), "e2e_ms p99", 30_000.0)]
+        st.rerun()
+    texts = list(dict.fromkeys(f"{bounded}<={bound:.10g}" for _, bounded, bound in rows))
+    if texts != list(otherwise):
+        st.query_params["slo"] = texts
+    elif "slo" in st.query_params:
+        del st.query_params["slo"]
+    return texts
+
+
+def _row(text: str) -> Row | None:
+    said = _ROW.fullmatch(text)
+    if said is None or said["bounded"] not in _BOUNDED:
+        st.info(f"{text[:60]!r} in the link is no SLO that this page knows.")
+        return None
+    return next(_ids), said["bounded"], float(said["bound"])
+
+
+def _draw(row: Row) -> Row:
+    id, bounded, bound = row
+    percentile, limit, drop = st.columns([7, 6, 1.5], gap="xxsmall", vertical_alignment="center")
+    bounded = percentile.selectbox(
+        "Percentile",
+        _BOUNDED,
+        _BOUNDED.index(bounded),
+        _shown,
+        key=f"slo_of_{id}",
+        label_visibility="collapsed",
+    )
+    bound = limit.number_input(
+        "Bound (ms)", 0.1, 1e7, bound, 10.0, "%.6g", key=f"slo_bound_{id}", label_visibility="collapsed"
+    )
+    if drop.button("", icon=":material/close:", key=f"slo_drop_{id}", type="tertiary", help="Take it away"):
+        st.session_state["slo_rows"] = [kept for kept in st.session_state["slo_rows"] if kept[0] != id]
+        st.rerun()
+    return id, bounded, bound
+
+
+def _shown(bounded: str) -> str:
+    name, percentile = bounded.split()
+    return f"{metric(name).label} {percentile}"

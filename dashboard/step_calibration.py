@@ -1,0 +1,144 @@
+"""Calibrations of engines: what a step was fitted to cost, and how far held-out steps were off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import streamlit as st
+from numpy.typing import NDArray
+
+from calibration.engine_calibration import FILE, EngineCalibration
+from calibration.step_cost import Calibration
+from calibration.step_features import CPU_FEATURES, STEP_FEATURES
+from dashboard import calibration_charts, trust_charts
+from dashboard.library import find
+from dashboard.url import choose
+from serving.errors import UserError
+
+_OWN = "calibration.json"
+_STEPS = "steps.parquet"
+_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+
+
+def show(runs: Path) -> None:
+    """The calibrations under `runs`, of our own engine and of others."""
+    found = {**find(runs, _OWN), **find(runs, FILE)}
+    if not found:
+        st.info(f"No calibration under `{runs}` yet.", icon=":material/tune:")
+        st.markdown("Our engine is measured and fitted in a minute or two, here or as part of the whole loop:")
+        st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
+        return
+    name = choose("Calibration", list(found), "calibration")
+    try:
+        if (found[name] / _OWN).exists():
+            _own(Calibration.load(found[name]), found[name])
+        else:
+            _other(EngineCalibration.load(found[name] / FILE))
+    except UserError as error:
+        st.error(str(error), icon=":material/error:")
+
+
+def _own(calibration: Calibration, directory: Path) -> None:
+    low, high = calibration.interval
+    st.caption(
+        f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
+        f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
+    )
+    for place, (name, errors) in zip(
+        st.columns(max(len(calibration.residuals), 1)), calibration.residuals.items(), strict=False
+    ):
+        place.metric(
+            f"{name}, median error",
+            f"{errors.median_error_pct:.1f} %",
+            f"p95 {errors.p95_error_pct:.1f} %, bias {errors.bias_pct:+.1f} %, {errors.steps:,} steps",
+            delta_color="off",
+            delta_arrow="off",
+            help="Of steps that the fit did not see.",
+        )
+    left, right = st.columns([2, 3], gap="large")
+    with right:
+        _prices(calibration)
+    if (directory / _STEPS).is_file():
+        regime, measured, predicted = _steps(directory / _STEPS)
+        with left:
+            st.subheader("Predicted and measured", anchor=False)
+            st.plotly_chart(calibration_charts.steps(regime, measured, predicted), key="steps", config=_BAR)
+        st.subheader("Residuals", anchor=False, help="Of every measured step, those the fit saw among them.")
+        figure = trust_charts.residuals(regime, measured, predicted)
+        figure.update_traces(name="a step", selector={"name": "a held-out step"})
+        st.plotly_chart(figure, key="residuals", config=_BAR)
+    _domain(calibration)
+
+
+def _prices(calibration: Calibration) -> None:
+    st.subheader("What a step costs", anchor=False, help="Fitted prices; a step is the sum of what it holds.")
+    prices = [
+        {"part": part, "of": name, "for": meaning, "price (µs)": table[name] / 1e6}
+        for part, table, meanings in (
+            ("step", calibration.step_prices_ps, STEP_FEATURES),
+            ("CPU between steps", calibration.cpu_prices_ps, CPU_FEATURES),
+        )
+        for name, meaning in meanings.items()
+    ]
+    st.dataframe(
+        pd.DataFrame(prices),
+        hide_index=True,
+        column_config={"price (µs)": st.column_config.NumberColumn(format="%.4g")},
+    )
+
+
+def _steps(path: Path) -> tuple[NDArray[Any], ...]:
+    """Regime, measured and predicted time of every step that was kept."""
+    try:
+        table = pq.read_table(path, columns=_COLUMNS)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError("calibration", f"{path.parent.name}/{path.name}", f"is damaged: {error}") from None
+    return tuple(np.asarray(table[name]) for name in _COLUMNS)
+
+
+def _domain(calibration: Calibration) -> None:
+    with st.expander("What was measured: beyond these, a step is extrapolated"):
+        rows = [
+            {"regime": regime, "of": name, "from": low, "to": high}
+            for regime, ranges in calibration.domain.items()
+            for name, (low, high) in ranges.items()
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True)
+    if calibration.hardware:
+        with st.expander("Where this was measured"):
+            st.table({name: str(value) for name, value in calibration.hardware.items()})
+
+
+def _other(calibration: EngineCalibration) -> None:
+    low, high = calibration.interval
+    st.caption(
+        f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · "
+        f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
+    )
+    factors, errors = st.columns(2, gap="large")
+    with factors:
+        st.subheader("Correction of the kernel tables", anchor=False)
+        learnt = calibration.correction
+        st.dataframe(
+            {
+                "of": [*learnt.factors, *learnt.added_ns],
+                "factor": [*learnt.factors.values(), *(None for _ in learnt.added_ns)],
+                "added (µs)": [*(None for _ in learnt.factors), *(ns / 1e3 for ns in learnt.added_ns.values())],
+            },
+            hide_index=True,
+        )
+    with errors:
+        st.subheader("Error on held-out steps", anchor=False)
+        if calibration.residuals:
+            st.dataframe(
+                pd.DataFrame([{"regime": name, **found} for name, found in calibration.residuals.items()]),
+                hide_index=True,
+            )
+        else:
+            st.caption("None were held out.")

@@ -1,0 +1,224 @@
+"""Sweeps: many simulated runs at once, a metric against what was varied, and SQL over all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import streamlit as st
+
+from dashboard import sweep_charts
+from dashboard.badge import mark_badge
+from dashboard.downloads import table_downloads
+from dashboard.library import find, stamp
+from dashboard.query import ROWS, SECONDS, query
+from dashboard.sweep_charts import shown
+from dashboard.url import choose, choose_many, interval, keep, named, switch
+from serving.errors import UserError
+from serving.metrics import METRICS
+from tokentwin.sweeps.results import ABOUT, SweepResults
+
+SAMPLE = "sample: Llama-3.1-8B on two GPUs"
+_SAMPLES = Path(__file__).with_name("samples")
+_FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
+_SERIES = 4  # shown unasked
+_MOST = len(sweep_charts.SERIES)
+_LISTED = 30  # values of a parameter up to which they are listed one by one
+_NONE = "nothing"
+_ORDER = ("validated", "interpolated", "extrapolated")
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+
+
+def show(runs: Path) -> None:
+    """The page, over the sweeps under `runs` and one that is bundled."""
+    sweeps = {**find(runs, ABOUT), SAMPLE: _SAMPLES / "sweep"}
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    with chooser:
+        name = choose("Sweep", list(sweeps), "sweep", help="Made by `tokentwin sweep FILE -o OUT`.")
+    with title:
+        st.title("Sweeps", anchor=False)
+    try:
+        found = _load(str(sweeps[name]), stamp(sweeps[name]))
+    except UserError as error:
+        st.error(str(error), icon=":material/error:")
+        return
+    _summary(found)
+    if not found.complete.num_rows or not found.metrics:
+        st.warning("No run of this sweep came to an end; their errors are below.", icon=":material/warning:")
+        st.dataframe(found.table.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
+        return
+    left, right = st.columns([1, 3], gap="large")
+    with left:
+        y, x, by, values, log_y = _axes(found)
+        chosen = _filtered(found, by, values)
+    with right:
+        _plot(found, chosen, y, x, by, values, log_y)
+    _table(found, chosen, y, name)
+    _sql(sweeps[name], found, y)
+
+
+@st.cache_resource(max_entries=4, show_spinner="Reading the sweep")
+def _load(directory: str, stamp: int) -> SweepResults:
+    return SweepResults.load(Path(directory))
+
+
+def _summary(found: SweepResults) -> None:
+    failed = found.table.num_rows - found.complete.num_rows
+    runs = f"{found.table.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
+    varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
+    st.caption(f"{runs} · varied: {varied or 'nothing'}")
+
+
+def _axes(found: SweepResults) -> tuple[str, str, str | None, list[Any], bool]:
+    titles = found.metrics
+    metrics = sorted(titles, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    y = choose("Metric", metrics, "y", show=titles.__getitem__)
+    parameters = list(found.parameters) or ["run_id"]
+    likely = sorted(parameters, key=lambda name: (not _numeric(found, name), name.endswith("seed")))
+    likely.sort(key=lambda name: -len(found.values(name)) if _numeric(found, name) else 0)
+    x = choose("Against", likely, "x", help="Other parameters and seeds that are not filtered: median and whole range.")
+    others = [name for name in parameters if name != x]
+    others.sort(key=lambda name: (_numeric(found, name), len(found.values(name))))
+    by = choose("A colour for each", [*others, _NONE], "by")
+    if by == _NONE:
+        return y, x, None, [None], switch("Log metric", "log")
+    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=_SERIES)
+    return y, x, by, values[:_MOST], switch("Log metric", "log")
+
+
+def _several(
+    name: str, found: SweepResults, parameter: str, help: str | None = None, most: int | None = None
+) -> list[Any]:
+    """Some values of a parameter; without the query parameter all, or `most` of them from the first to the last."""
+    options = {shown(value): value for value in found.values(name)}
+    otherwise = list(options)
+    if most and len(otherwise) > most:
+        otherwise = [otherwise[round(at * (len(otherwise) - 1) / (most - 1))] for at in range(most)]
+    return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
+
+
+def _filtered(found: SweepResults, by: str | None, values: list[Any]) -> pa.Table:
+    """The runs that are left when every other parameter has one of its chosen values."""
+    table = found.complete
+    if by is not None:
+        table = table.filter(pc.is_in(table[by], pa.array(values, table[by].type)))
+    with st.expander("Filter", icon=":material/filter_alt:"):
+        for name in found.parameters:
+            options = [value for value in found.values(name) if value is not None]
+            if name == by or len(options) < 2:
+                continue
+            if len(options) > _LISTED and _numeric(found, name):
+                low, high = interval(name, float(options[0]), float(options[-1]), f"only_{name}")
+                table = table.filter(pc.and_(pc.greater_equal(table[name], low), pc.less_equal(table[name], high)))
+            else:
+                kept = _several(name, found, f"only_{name}")
+                table = table.filter(pc.is_in(table[name], pa.array(kept, table[name].type)))
+    return table
+
+
+def _plot(
+    found: SweepResults, chosen: pa.Table, y: str, x: str, by: str | None, values: list[Any], log_y: bool
+) -> None:
+    if not chosen.num_rows:
+        st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
+        return
+    _standing(chosen)
+    ends = [end for end in (f"{y}_low", f"{y}_high") if end in chosen.column_names]
+    columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
+    titles = {**found.metrics, x: sweep_charts.parameter_title(found.paths.get(x, x))}
+    runs = chosen.select(list(columns)).to_pandas()
+    st.plotly_chart(sweep_charts.metric_over(runs, x, y, by, titles, values, log_y), key="metric", config=_BAR)
+    known = METRICS.get(y) or METRICS.get(y.rpartition("_")[0])
+    if known:
+        st.caption(f"{known.label}: {known.definition}.")
+
+
+def _standing(chosen: pa.Table) -> None:
+    """How many of the runs shown can be trusted how far; on hover why the worst of them no further."""
+    marks = [mark or "unknown" for mark in chosen["standing"].to_pylist()]
+    present = sorted(set(marks), key=lambda mark: _ORDER.index(mark) if mark in _ORDER else len(_ORDER))
+    reason = chosen["standing_reason"][marks.index(present[-1])].as_py() or "no reason is recorded"
+    counts = " · ".join(f"{mark_badge(mark)} {marks.count(mark):,} runs" for mark in present)
+    st.markdown(counts, help=f"{present[-1].capitalize()}, for example: {reason}.")
+
+
+def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
+    heading, save = st.columns([4, 1], vertical_alignment="bottom")
+    with heading:
+        st.subheader("Runs", anchor=False)
+        st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
+    with save:
+        table_downloads(chosen, name.partition(":")[0].replace("/", "-"))
+    metrics = [column for column in dict.fromkeys((y, *_FIRST)) if column in found.metrics]
+    rows = chosen.select([*found.parameters, *metrics, "standing"]).slice(0, ROWS)
+    event = st.dataframe(
+        rows.to_pandas(),
+        hide_index=True,
+        height=280,
+        on_select="rerun",
+        selection_mode="single-row",
+        key=f"runs-{name}",
+        column_config={
+            column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
+            for column in metrics
+        },
+    )
+    picked = [row for row in event.selection.rows if row < rows.num_rows]
+    if picked:
+        config = chosen["config"][picked[0]].as_py()
+        st.caption(f"run {chosen['run_id'][picked[0]].as_py()}")
+        st.json(json.loads(config), expanded=2)
+
+
+def _sql(directory: Path, found: SweepResults, y: str) -> None:
+    st.subheader(
+        "Ask in SQL",
+        anchor=False,
+        help=f"DuckDB reads the table `runs`, and nothing else: no files, no network, {SECONDS} s, {ROWS:,} rows. "
+        "Columns: parameters as above, metrics as in the glossary, with `_p99` and so on.",
+    )
+    group = ", ".join(found.parameters[:2]) or "status"
+    suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
+    asked = named("sql") or ""
+    with st.form("sql", border=False):
+        sql = st.text_area("Query", asked or suggested, height=120, label_visibility="collapsed", key="query")
+        if st.form_submit_button("Run", icon=":material/play_arrow:"):
+            asked = sql
+    if not asked:
+        return
+    keep("sql", asked)
+    try:
+        answer = _answer(str(directory), stamp(directory), asked)
+    except UserError as error:
+        st.error(error.remedy, icon=":material/error:")
+        return
+    st.dataframe(_plain(answer), hide_index=True)
+    cut = f"the first {ROWS:,} rows" if answer.num_rows == ROWS else f"{answer.num_rows:,} rows"
+    st.caption(cut if answer.num_rows != 1 else "1 row")
+
+
+@st.cache_data(max_entries=32, show_spinner="Running the query")
+def _answer(directory: str, stamp: int, sql: str) -> pa.Table:
+    return query(_load(directory, stamp).table, sql)
+
+
+def _plain(answer: pa.Table) -> pd.DataFrame:
+    """With sums of integers, which DuckDB makes decimals, as numbers, and nested values as text."""
+    for at, field in enumerate(answer.schema):
+        if pa.types.is_decimal(field.type):
+            answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))
+    return answer.to_pandas()
+
+
+def _numeric(found: SweepResults, name: str) -> bool:
+    kind = found.table.schema.field(name).type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _help(column: str) -> str | None:
+    known = METRICS.get(column) or METRICS.get(column.rpartition("_")[0])
+    return known.help if known else None

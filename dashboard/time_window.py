@@ -1,0 +1,73 @@
+"""A run over time, and the part of it to look at: a slider, or a box drawn on the plot. The URL has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard import run_charts
+from dashboard.library import stamp
+from dashboard.loading import open_run, run_colour
+from dashboard.url import interval, set_interval
+from serving.metrics import metric
+from traces.recording import Recording
+
+Window = tuple[float, float]
+
+_PARAMETER = "window"
+_PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
+_HELP = "Narrows the plot and the requests; so does a box drawn on the plot."
+_STEP_COLUMNS = [
+    "replica",
+    "start_ns",
+    "end_ns",
+    "waiting",
+    "running",
+    "used_blocks",
+    "prefill_tokens",
+    "decode_rows",
+]
+
+
+def time_window(recording: Recording) -> Window | None:
+    """The timeline, and the window in seconds that was chosen on it; None for the whole run."""
+    end = round(max((recording.run["duration_ns"] or 0) / 1e9, 0.001), 3)
+    heading, slider, whole = st.columns([3, 3, 1], vertical_alignment="bottom", gap="medium")
+    with heading:
+        st.subheader("Over time", anchor=False, help="\n\n".join(metric(name).help for name in _PANELS))
+    with slider:
+        chosen = interval("Time window (s)", 0.0, end, _PARAMETER, help=_HELP)
+    window = None if chosen == (0.0, end) else chosen
+    whole.button(
+        "Whole run",
+        on_click=set_interval,
+        args=(0.0, end, _PARAMETER, (0.0, end)),
+        disabled=window is None,
+        width="stretch",
+        key="whole",
+    )
+    figure = _figure(str(recording.path), stamp(recording.path), window)
+    key = f"timeline-{recording.path}-{window}"  # another plot for each window, so that no box is left from the last
+    st.plotly_chart(
+        figure, key=key, config=_BAR, on_select=lambda: _brushed(key, end), selection_mode="box", theme="streamlit"
+    )
+    return window
+
+
+def _brushed(key: str, end: float) -> None:
+    boxes = st.session_state[key].selection.box
+    if boxes:
+        ends = [round(float(at), 3) for at in boxes[0]["x"]]
+        set_interval(0.0, end, _PARAMETER, (min(ends), max(ends)))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
+    recording, _ = open_run(Path(directory))
+    blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
+    steps = recording.table("steps", _STEP_COLUMNS)
+    figure = run_charts.timeline(steps, blocks or float("nan"), run_colour(recording), window)
+    return figure.update_layout(dragmode="select", selectdirection="h")

@@ -1,0 +1,132 @@
+"""What a user hands over: a trace, or a model's config.json. Read as data, checked, and kept under its hash.
+
+Nothing of an upload is executed, and no name in it or of it becomes a path: traces go through the readers of `traces`
+from a temporary file, and what is kept are their requests, not the bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import tempfile
+import zlib
+from collections.abc import Callable
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serving.errors import UserError
+from serving.model_spec import ModelSpec
+from tokentwin.jobs.files import write_json
+from traces.reader import read_workload
+from traces.writer import write_workload
+
+MOST_MB = 50
+MOST_UNPACKED_MB = 500
+_MB = 1_000_000
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+def keep_trace(runs: Path, content: bytes) -> str:
+    """The digest under which the requests of an uploaded trace are kept. Raises UserError, one line, if it is none."""
+    digest = _digest(content)
+    path = _trace(runs, digest)
+    if not path.is_file():
+        _check_size(content)
+        with tempfile.TemporaryDirectory() as folder:
+            upload = Path(folder) / "upload"
+            upload.write_bytes(content)
+            try:
+                workload = read_workload(upload)
+                _kept(lambda: write_workload(workload, path, overwrite=True), path)
+            except UserError as error:
+                raise _of_the_upload(error, upload) from None
+    return digest
+
+
+def trace_path(runs: Path, digest: str) -> Path | None:
+    """Where the requests of a digest lie; None for what is no digest, or none of a trace that is here."""
+    path = _trace(runs, digest) if _DIGEST.fullmatch(digest) else None
+    return path if path is not None and path.is_file() else None
+
+
+def keep_model(runs: Path, text: str) -> str:
+    """The digest under which a pasted config.json is kept. Raises UserError, one line, if it describes no model."""
+    if len(text) > _MB:
+        raise UserError(
+            "config.json", f"{len(text) / _MB:.1f} MB", "is larger than any config.json; paste the text of one"
+        )
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise UserError("config.json", "the text", f"is not JSON: {error}") from None
+    ModelSpec.from_hf_config(data, "pasted")
+    digest = _digest(json.dumps(data, sort_keys=True).encode())
+    path = _model(runs, digest) / "config.json"
+    if not path.is_file():
+        _kept(lambda: write_json(path, data), path)
+    return digest
+
+
+def model_path(runs: Path, digest: str) -> Path | None:
+    """The folder of a pasted config.json; None for what is no digest, or none that is here."""
+    folder = _model(runs, digest) if _DIGEST.fullmatch(digest) else None
+    return folder if folder is not None and (folder / "config.json").is_file() else None
+
+
+def _trace(runs: Path, digest: str) -> Path:
+    return runs.resolve() / "uploads" / f"{digest}.parquet"
+
+
+def _model(runs: Path, digest: str) -> Path:
+    return runs.resolve() / "uploads" / f"model-{digest}"
+
+
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()[:16]
+
+
+def _kept(write: Callable[[], None], path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write()
+    except OSError as error:
+        raise UserError("runs", str(path.parent), f"cannot be written: {error.strerror}") from None
+
+
+def _of_the_upload(error: UserError, path: Path) -> UserError:
+    """The same without the name of the temporary file, which the readers know it by."""
+    if error.field == "trace":
+        return UserError("trace", "the upload", error.remedy)
+    return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, error.remedy)
+
+
+def _check_size(content: bytes) -> None:
+    """A small file may unpack into one that fills the memory: found out before a reader does."""
+    if len(content) > MOST_MB * _MB:
+        raise UserError("trace", f"{len(content) / _MB:.0f} MB", f"is too large; {MOST_MB} MB are allowed")
+    if _unpacked(content) > MOST_UNPACKED_MB * _MB:
+        raise UserError("trace", "the upload", f"unpacks to more than {MOST_UNPACKED_MB} MB; upload a part of it")
+
+
+def _unpacked(content: bytes) -> int:
+    if content[:4] == b"PAR1":
+        try:
+            groups = pq.ParquetFile(BytesIO(content)).metadata
+        except pa.ArrowException:
+            return 0  # the reader says what is wrong with it
+        return sum(groups.row_group(at).total_byte_size for at in range(groups.num_row_groups))
+    if content[:2] != b"\x1f\x8b":
+        return len(content)
+    size = 0
+    try:
+        with gzip.open(BytesIO(content)) as stream:
+            while size <= MOST_UNPACKED_MB * _MB and (block := stream.read(_MB)):
+                size += len(block)
+    except (OSError, EOFError, zlib.error):
+        return size
+    return size

@@ -1,0 +1,109 @@
+"""A real browser against a real server on loopback: fixtures, and what tests of pages wait for and look at."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+    # nothing but loopback may be reached: a page that needs more would hang here, and fail
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The dashboard, started from an unrelated directory through its command; its address."""
+    pytest.importorskip("streamlit")
+    from tests.dashboard_samples import write_samples
+
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    runs = write_samples(elsewhere / "samples")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMLIT_")}
+    environment["HOME"] = str(elsewhere)
+    with (elsewhere / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tokentwin.cli", "dashboard", str(runs), "--port", str(port)],
+            cwd=elsewhere,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            try:
+                with urllib.request.urlopen(f"{address}/_stcore/health", timeout=1) as answer:
+                    if answer.status == 200:
+                        break
+            except OSError:
+                assert process.poll() is None, (elsewhere / "server.log").read_text()
+                time.sleep(0.25)
+        else:
+            pytest.fail(f"the server did not answer: {(elsewhere / 'server.log').read_text()}")
+        yield address
+        assert not FAULTS.search((elsewhere / "server.log").read_text())
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    assert shutil.which(str(CHROMIUM))
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+def settle(page, plots):
+    """Wait until this many plots are drawn and the page is idle."""
+    page.wait_for_function(
+        "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",
+        arg=plots,
+        timeout=60_000,
+    )
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+
+
+def drawn(page, least):
+    """No exception on the page, and marks in its plots: points, bars and lines."""
+    assert not FAULTS.search(page.inner_text("body"))
+    assert page.locator("[data-testid=stException]").count() == 0
+    marks = page.evaluate(
+        "document.querySelectorAll('[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length"
+    )
+    assert marks >= least
+
+
+def shoot(page, path, width=1280, least_bytes=50_000):
+    """A screenshot of the whole page, so wide, and that it is not blank."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_timeout(300)
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": width, "height": min(height + 60, 3200)})
+    page.wait_for_timeout(600)
+    page.screenshot(path=path)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert path.stat().st_size > least_bytes

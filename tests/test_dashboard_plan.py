@@ -1,0 +1,339 @@
+"""The Plan and Frontier pages through Streamlit's AppTest: what they open on, what they ask, and every error path."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from dashboard import plan_charts
+from dashboard.example import example, example_plan, example_request
+from dashboard.palette import REAL, policy_colour
+from dashboard.plan_inputs import settings_of
+from dashboard.plan_tasks import COARSE, FLEET, PLAN
+from dashboard.uploads import keep_trace
+from serving.scheduler import POLICIES
+from tests.test_dashboard_uploads import CONFIG, CSV
+from tokentwin.jobs.files import write_json
+from tokentwin.jobs.job import DIED, Job
+from tokentwin.jobs.process import mark_of
+
+
+@pytest.fixture(autouse=True)
+def main_module():
+    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Jobs that the pages start, which then are not."""
+    jobs: list[Job] = []
+    monkeypatch.setattr(Job, "start", lambda job: jobs.append(job))
+    return jobs
+
+
+@pytest.fixture
+def sleeper():
+    """A process that a test may end, with a group of its own."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def page(name: str, runs: Path, **url: Any) -> AppTest:
+    def script(name, runs):
+        from importlib import import_module
+        from pathlib import Path
+
+        import_module(f"dashboard.{name}_page").show(Path(runs))
+
+    app = AppTest.from_function(script, args=(name, str(runs)), default_timeout=60)
+    for parameter, value in url.items():
+        app.query_params[parameter] = value
+    return app.run()
+
+
+def plan(runs: Path, **url: Any) -> AppTest:
+    return page("plan", runs, **url)
+
+
+def shown(app: AppTest) -> str:
+    assert not app.exception
+    kinds = ("title", "markdown", "caption", "subheader", "info", "error", "code")
+    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
+
+
+def one_line(app: AppTest) -> str:
+    """The page's only error."""
+    assert not app.exception
+    (error,) = app.error
+    assert "\n" not in error.value and "Traceback" not in error.value
+    return error.value
+
+
+def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
+    """The settings of the job that the page starts."""
+    app.button(key="find").click().run()
+    assert not app.exception
+    return started[-1].settings
+
+
+def unanswered(runs: Path, rate: str = "7") -> Job:
+    """The job that the page opened with this rate asks for."""
+    request = example_request()
+    arrivals = request.traffic.arrivals.model_copy(update={"rate": float(rate)})
+    traffic = request.traffic.model_copy(update={"arrivals": arrivals, "requests": 500})
+    return Job(runs / "jobs", PLAN, settings_of(request.model_copy(update={"traffic": traffic})))
+
+
+def leave(job: Job, **documents: Any) -> None:
+    job.directory.mkdir(parents=True, exist_ok=True)
+    write_json(job.directory / "request.json", {"task": job.task, "settings": job.settings})
+    for name, document in documents.items():
+        write_json(job.directory / f"{name}.json", document)
+
+
+# Plan
+
+
+def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
+    assert example_plan(settings_of(example_request())) is not None, "python -m dashboard.example makes it anew"
+    app = plan(tmp_path)
+    text, answer = shown(app), example()["answer"]
+    assert answer["answer"] in text
+    assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
+    assert f"{answer['recommendation']['standing']['mark']}]" in text
+    assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
+    assert {button.label for button in app.get("download_button")} == {"Fleets as CSV", "The plan as JSON"}
+    assert not app.query_params.get("rate"), "what is as usual is not in the link"
+
+
+def test_what_is_changed_is_in_the_link_and_a_link_is_the_same_question(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path)
+    app.selectbox(key="url_model").set_value("Llama-3.1-8B")
+    app.multiselect(key="url_gpus").set_value(["L40S", "H100"])
+    app.number_input(key="url_rate").set_value(7.5)
+    app.number_input(key="url_cv").set_value(2.0)
+    app.number_input(key="url_spares").set_value(1.0)
+    app.run()
+    app.number_input(key="url_price_L40S").set_value(0.5)
+    app.run()
+    first = asked(app, started)
+    assert first["prices"] == {"L40S": 0.5} and first["spares"] == 1
+    assert first["traffic"]["arrivals"] == {"kind": "gamma", "rate": 7.5, "cv": 2.0}
+    link = dict(app.query_params)
+    assert link["gpus"] == "L40S,H100" and link["price"] == "L40S:0.5"
+    assert asked(plan(tmp_path, **link), started) == first
+
+
+def test_slos_are_added_and_taken_away(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path)
+    app.button(key="slo_add").click().run()
+    assert asked(app, started)["slos"] == ["ttft_ms p99<=1000", "tpot_ms p99<=50", "e2e_ms p99<=30000"]
+    rows = [box.key.removeprefix("slo_of_") for box in app.selectbox if box.key.startswith("slo_of_")]
+    app.button(key=f"slo_drop_{rows[0]}").click().run()
+    app.selectbox(key=f"slo_of_{rows[1]}").set_value("tpot_ms p90")
+    app.number_input(key=f"slo_bound_{rows[1]}").set_value(35.5)
+    app.run()
+    assert asked(app, started)["slos"] == ["tpot_ms p90<=35.5", "e2e_ms p99<=30000"]
+    assert app.query_params["slo"] == ["tpot_ms p90<=35.5", "e2e_ms p99<=30000"]
+    for row in rows[1:]:
+        app.button(key=f"slo_drop_{row}").click().run()
+    assert "Choose at least one SLO." in shown(app)
+
+
+def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
+    url = {"traffic": "shape", "prompt": "300", "output": "40", "prompt_sigma": "0", "prefix": "100", "minutes": "2"}
+    spec = asked(plan(tmp_path, **url), started)["traffic"]
+    assert spec["requests"] == 2400
+    assert (spec["prompt"]["mean"], spec["prompt"]["sigma"], spec["output"]["mean"]) == (300, 0, 40)
+    assert spec["system_prompts"]["tokens"]["tokens"] == 100
+
+
+def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
+    digest = keep_trace(tmp_path, CSV)
+    app = plan(tmp_path, traffic="trace", trace=digest, trace_rate="15")
+    assert "3 requests" in shown(app)
+    traffic = asked(app, started)["traffic"]
+    assert traffic["path"] == str(tmp_path / "uploads" / f"{digest}.parquet")
+    assert traffic["rate_scale"] == pytest.approx(15 / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ({"traffic": "trace"}, "Upload a trace."),
+        ({"traffic": "trace", "trace": "../../etc/passwd"}, "is not here; upload it again"),
+        ({"gpus": ""}, "Choose at least one GPU."),
+        ({"tp": "3"}, "Choose at least one tensor-parallel size."),
+        ({"model": "a config.json of your own"}, "Paste the model's config.json."),
+        ({"model": "a config.json of your own", "config": "/etc"}, "Paste the model's config.json."),
+        ({"model": "nonsense"}, "There is no model 'nonsense' here"),
+        ({"slo": "cost<=3"}, "'cost<=3' in the link is no SLO"),
+    ],
+)
+def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], says: str) -> None:
+    app = plan(tmp_path, **url)
+    assert says in shown(app) and not app.error
+
+
+def test_numbers_of_a_link_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    app = plan(tmp_path, rate="1e99", cv="nan", spares="x", price="H100:cheap")
+    assert example()["answer"]["answer"] in shown(app)
+
+
+def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path, model="a config.json of your own")
+    app.text_area(key="config_text").set_value("{").run()
+    assert "is not JSON" in one_line(app)
+    app.text_area(key="config_text").set_value(json.dumps(CONFIG)).run()
+    model = asked(app, started)["model"]
+    assert Path(model, "config.json").is_file() and Path(model).parent == tmp_path / "uploads"
+    assert app.query_params["config"] == Path(model).name.removeprefix("model-")
+
+
+def test_a_trace_of_too_few_requests_is_an_error_in_a_line(tmp_path: Path) -> None:
+    digest = keep_trace(tmp_path, b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n")
+    assert "too few to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
+
+
+def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Path, sleeper) -> None:
+    job = unanswered(tmp_path)
+    leave(
+        job,
+        process=mark_of(sleeper.pid),
+        progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10},
+    )
+    app = plan(tmp_path, rate="7")
+    assert re.search(r"Searching 4 candidates, about 3\d s left", app.get("progress")[0].proto.text)
+    assert "A first answer" not in shown(app)
+    write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
+    app = plan(tmp_path, rate="7")
+    assert "About " in shown(app) and "A first answer, on 250 requests only" in shown(app)
+    app.button(key=f"cancel_{job.id}").click().run()
+    sleeper.wait(10)
+    app.run()
+    assert job.status.state == "cancelled"
+    assert "Cancelled." in shown(app) and app.button(key="find")
+
+
+def test_a_queued_job_says_so(tmp_path: Path, sleeper) -> None:
+    leave(unanswered(tmp_path), process=mark_of(sleeper.pid))
+    assert "Queued" in plan(tmp_path, rate="7").get("progress")[0].proto.text
+
+
+def test_a_job_that_failed_or_died_says_why_and_can_be_started_again(tmp_path: Path, started: list[Job]) -> None:
+    job = unanswered(tmp_path)
+    leave(job, outcome={"state": "failed", "error": "gpu: 'X': is none"})
+    app = plan(tmp_path, rate="7")
+    assert one_line(app) == "gpu: 'X': is none"
+    assert asked(app, started) == job.settings
+    (job.directory / "outcome.json").unlink()
+    leave(job, process=(os.getpid(), 1))
+    assert one_line(plan(tmp_path, rate="7")) == DIED
+
+
+def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None:
+    leave(unanswered(tmp_path), result={**example()["answer"], "answer": "the answer of the job"})
+    app = plan(tmp_path, rate="7")
+    assert "the answer of the job" in shown(app)
+    assert "find" not in [button.key for button in app.button]
+
+
+def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
+    nothing = {
+        **example()["answer"],
+        "recommendation": None,
+        "answer": "Infeasible: no fleet meets the SLOs. Closest is TP2 H100: tpot_ms p99<=1.",
+        "runners_up": [],
+        "infeasible": [{"engine": "TP2 H100", "reason": "tpot_ms p99<=1"}],
+    }
+    leave(unanswered(tmp_path), result=nothing)
+    app = plan(tmp_path, rate="7")
+    assert one_line(app).replace("\\", "") == nothing["answer"]
+    assert "No fleet" in shown(app) and "will not do" in str(app.dataframe[0].value)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("a file")
+    app = plan(tmp_path, rate="7")
+    app.button(key="find").click().run()
+    assert "cannot be written" in one_line(app)
+
+
+# Frontier
+
+
+def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
+    app = page("frontier", tmp_path)
+    text, best = shown(app), example()["answer"]["recommendation"]
+    assert f"{len(example()['answer']['points'])} fleets simulated" in text
+    assert f"**{best['replicas']} x {best['engine']}** :blue-badge[meets the SLOs]" in text
+    assert app.query_params["fleet"] == f"{best['replicas']} x {best['engine']}"
+    assert len(app.get("plotly_chart")) == 2
+
+
+def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]) -> None:
+    point = next(point for point in example()["answer"]["points"] if not point["met"])
+    app = page("frontier", tmp_path, fleet=f"{point['replicas']} x {point['engine']}")
+    assert "breaks the SLOs" in shown(app)
+    app.button(key="simulate").click().run()
+    (job,) = started
+    assert job.task == FLEET and job.settings["replicas"] == point["replicas"]
+    assert job.settings["deployment"] == example()["answer"]["candidates"][point["engine"]]["deployment"]
+    leave(job, result={"mark": "interpolated"})
+    app.run()
+    assert "simulate" not in [button.key for button in app.button]
+
+
+def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
+    leave(unanswered(tmp_path), result={**example()["answer"], "requests": 4321})
+    app = page("frontier", tmp_path, fleet="99 x nothing")
+    assert "4,321 requests" in shown(app)
+    assert app.selectbox(key="url_plan").options[-1].startswith("Llama-3.1-70B, Chat: ")
+
+
+def test_a_plan_without_any_fleet_says_so(tmp_path: Path) -> None:
+    nothing = {**example()["answer"], "recommendation": None, "points": [], "frontier": [], "frontier_by_price": []}
+    leave(unanswered(tmp_path), result=nothing)
+    assert "no candidate can serve at all" in shown(page("frontier", tmp_path))
+
+
+# Figures
+
+
+def test_the_axis_is_logarithmic_only_where_latency_explodes() -> None:
+    def axis(*values: float | None) -> str:
+        points = [{"requests_per_s": at, "ttft_p99_ms": value} for at, value in enumerate(values, start=1)]
+        return plan_charts.latency(points, "ttft_ms", 2, 3, [("p99", 300)]).layout.yaxis.type
+
+    assert axis(100, 200, 400) == "linear"
+    assert axis(100, 200, 40_000) == "log"
+    assert axis(100, 200, None) == "linear"
+
+
+def test_every_policy_has_a_colour_of_its_own_and_none_is_that_of_the_real() -> None:
+    colours = [policy_colour(name) for name in POLICIES]
+    assert len(set(colours)) == len(POLICIES) and REAL not in colours
+    assert policy_colour("mine:Policy") in colours
+
+
+def test_the_band_goes_out_on_the_fast_end_and_comes_back_on_the_slow() -> None:
+    points = [{"replicas": n, "attainment": 0.5, "if_slow": 0.1 * n, "if_fast": 0.9} for n in (1, 2)]
+    band = plan_charts.attainment(points, chosen=2).data[0]
+    assert list(band.x) == [1, 2, 2, 1] and list(band.y) == pytest.approx([90, 90, 20, 10])

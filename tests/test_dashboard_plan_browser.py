@@ -1,0 +1,102 @@
+"""A planner's whole path in a real browser: choose, run, read the answer, download, reload, look at a fleet of it."""
+
+import json
+
+import pytest
+
+from tests.dashboard_browser import CHROMIUM, drawn, settle, shoot
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+LINK = "?model=Llama-3.1-8B&gpus=H100&rate=4&slo=ttft_ms+p99%3C%3D2000"
+LONG = 120_000  # ms; a busy machine
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+def test_from_a_question_to_a_run(server, page, tmp_path):
+    page.goto(f"{server}/{LINK}")
+    find = page.get_by_role("button", name="Find the fleet")
+    find.wait_for()
+    rate = page.get_by_role("spinbutton", name="Peak req/s")
+    rate.fill("5")
+    rate.press("Enter")
+    page.wait_for_url("**rate=5**")
+
+    find.click()
+    page.get_by_role("button", name="Cancel").wait_for()
+    page.get_by_text("A first answer, on").wait_for(timeout=LONG)
+    page.get_by_text("Why not fewer?").wait_for(timeout=LONG)
+    settle(page, plots=5)
+    drawn(page, least=50)
+    title = page.locator("h1").inner_text()
+    assert "GPU" in title
+    shoot(page, tmp_path / "answer.png")
+
+    with page.expect_download() as download:
+        page.get_by_role("button", name="The plan as JSON").click()
+    answer = json.loads(download.value.path().read_text())
+    best = answer["recommendation"]
+    assert title == f"{best['replicas']} \u00d7 {best['engine']} = {best['gpus']} GPU" + "s" * (best["gpus"] > 1)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Fleets as CSV").click()
+    assert len(download.value.path().read_text().splitlines()) == 1 + len(answer["points"])
+
+    page.reload()
+    page.get_by_text("Why not fewer?").wait_for()
+    assert page.locator("h1").inner_text() == title
+
+    page.get_by_role("link", name="Frontier").click()
+    page.get_by_text("What speed costs").wait_for()
+    settle(page, plots=2)
+    page.get_by_role("button", name="Simulate it").click()
+    page.get_by_role("link", name="Open the run").click(timeout=LONG)
+    page.get_by_text("Four lifecycles").wait_for()
+    assert "run?run=jobs%2F" in page.url
+    settle(page, plots=6)
+    drawn(page, least=60)
+
+
+def test_two_tabs_share_a_job_and_a_cancel_ends_it_in_both(server, browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    first, second = context.new_page(), context.new_page()
+    link = f"{server}/?preset=documents&rate=9&gpus=H100,H200,B200"
+    first.goto(link)
+    first.get_by_role("button", name="Find the fleet").click()
+    first.get_by_role("button", name="Cancel").wait_for()
+    second.goto(link)
+    second.get_by_role("button", name="Cancel").click()
+    for page in (first, second):
+        page.get_by_text("Cancelled. It can be started again.").wait_for(timeout=LONG)
+        assert page.get_by_role("button", name="Find the fleet").is_enabled()
+    context.close()
+
+
+def test_a_click_on_the_frontier_chooses_a_fleet(server, page):
+    page.goto(f"{server}/frontier?plan=example")
+    settle(page, plots=2)
+    before = page.url
+    page.locator(".scatterlayer .points path.point").first.click(force=True)
+    page.wait_for_function("before => location.href !== before", arg=before)
+    assert "fleet=" in page.url
+    page.get_by_text("breaks the SLOs").last.wait_for()
+
+
+def test_an_upload_is_read_and_its_mistake_shown_in_a_line(server, page):
+    page.goto(f"{server}/?traffic=trace")
+    page.get_by_text("Upload a trace.").wait_for()
+    upload = page.locator("input[type=file]")
+    good = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 10},{100 + at},20\n" for at in range(60))
+    upload.set_input_files({"name": "../../t.csv", "mimeType": "text/csv", "buffer": good.encode()})
+    page.get_by_text("60 requests in").wait_for()
+    assert "trace=" in page.url
+    page.get_by_role("button", name="Find the fleet").wait_for()
+    upload.set_input_files({"name": "bad.csv", "mimeType": "text/csv", "buffer": good.encode() + b"soon,1,1\n"})
+    page.get_by_text("line 62: arrival_s").wait_for()

@@ -1,0 +1,139 @@
+"""A plan as a job: the same answer as the command's, what surrounds it, and traffic to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.plan_request import PlanRequest, RecordedTraffic
+from dashboard.plan_tasks import COARSE, fleet, plan
+from dashboard.shapes import LEAST_REQUESTS, shapes
+from serving.config import parse
+from serving.errors import UserError
+from tokentwin.jobs.files import read_json
+from tokentwin.planning.objectives import parse_objectives
+from tokentwin.planning.plan import make_plan
+from tokentwin.planning.report import as_json
+from tokentwin.planning.workers import Workers
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+from traces.synth import synthesise
+from traces.writer import write_workload
+
+SETTINGS: dict[str, Any] = {
+    "model": "Llama-3.1-8B",
+    "gpus": ["H100"],
+    "tensor_parallel_sizes": [1, 2],
+    "traffic": {
+        "requests": 240,
+        "seed": 3,
+        "arrivals": {"kind": "poisson", "rate": 80},
+        "prompt": {"kind": "uniform", "low": 200, "high": 2000},
+        "output": {"kind": "uniform", "low": 10, "high": 60},
+    },
+    "slos": ["ttft_ms p99<=300", "tpot_ms p99<=25"],
+    "spares": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[str, float]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def answer(out: Path, told: list[tuple[str, float]]) -> dict[str, Any]:
+    return plan(SETTINGS, out, lambda stage, share: told.append((stage, share)))
+
+
+def test_a_job_answers_as_the_command_does(answer: dict[str, Any]) -> None:
+    request = parse(PlanRequest, SETTINGS, where="plan")
+    workload = request.workload()
+    with Workers(request.question(workload), jobs=1) as workers:
+        document = as_json(make_plan(workers, *request.candidates(workload), request.limits))
+    assert document == {name: answer[name] for name in document}
+    assert answer["recommendation"]["replicas"] > 1
+
+
+def test_it_is_plain_json_and_says_how_far_it_is(answer: dict[str, Any], told: list[tuple[str, float]]) -> None:
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    shares = [share for _, share in told]
+    assert shares == sorted(shares) and shares[0] > 0 and shares[-1] < 1
+
+
+def test_a_first_answer_is_left_on_the_way(answer: dict[str, Any], out: Path) -> None:
+    first = read_json(out / COARSE)
+    assert first["requests"] == 120
+    assert first["point"]["met"] and first["point"]["engine"] in answer["candidates"]
+
+
+def test_the_curves_go_through_the_answer(answer: dict[str, Any]) -> None:
+    best = answer["recommendation"]
+    here = next(p for p in answer["by_replicas"] if p["replicas"] == best["replicas"])
+    assert here["attainment"] == best["attainment"]
+    assert all(p["if_slow"] <= p["attainment"] <= p["if_fast"] for p in answer["by_replicas"])
+    assert here["replicas"] - 1 in [p["replicas"] for p in answer["by_replicas"]]
+    now = next(p for p in answer["by_rate"] if p["requests_per_s"] == pytest.approx(answer["requests_per_s"]))
+    seen = best["observed"]
+    assert [now["ttft_p99_ms"], now["tpot_p99_ms"]] == [seen[slo] for slo in SETTINGS["slos"]]
+
+
+def test_the_slos_hold_at_the_knee_and_break_well_beyond(answer: dict[str, Any]) -> None:
+    knee = answer["requests_per_s"] * (1 + answer["recommendation"]["headroom_percent"] / 100)
+    met = {p["requests_per_s"] / knee: p["ttft_p99_ms"] <= 300 and p["tpot_p99_ms"] <= 25 for p in answer["by_rate"]}
+    assert next(kept for load, kept in met.items() if load == pytest.approx(1))
+    assert not met[max(met)] and max(met) > 1.2
+
+
+def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, Any], tmp_path: Path) -> None:
+    point = next(p for p in answer["points"] if p["replicas"] == answer["recommendation"]["replicas"])
+    asked = {"plan": SETTINGS, "replicas": point["replicas"], **answer["candidates"][point["engine"]]}
+    found = fleet(asked, tmp_path, lambda stage, share: None)
+    metrics = RunMetrics.of(Recording.load(tmp_path / "run"))
+    assert parse_objectives(SETTINGS["slos"]).attainment(metrics) == point["attainment"]
+    assert metrics.distribution("tok_s_user").p50 == pytest.approx(point["tok_s_user"])
+    assert found["mark"] in ("validated", "interpolated", "extrapolated") and found["duration_s"] > 0
+
+
+def test_a_recorded_trace_is_scaled_and_cut_to_its_busiest_stretch(tmp_path: Path) -> None:
+    workload = parse(PlanRequest, SETTINGS, where="plan").workload()
+    write_workload(workload, tmp_path / "trace.parquet")
+    few = list(RecordedTraffic(path=tmp_path / "trace.parquet", window_s=2, rate_scale=4).workload().requests)
+    assert 2 <= len(few) < 240
+    assert few[-1].arrival_ns - few[0].arrival_ns <= 0.5e9
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"gpus": []}, "gpu"),
+        ({"tensor_parallel_sizes": []}, "tp"),
+        ({"gpus": ["H1000"]}, "gpu"),
+        ({"model": "no such"}, "model"),
+        ({"prices": {"B200": 1.0}}, "price"),
+        ({"spares": -1}, "plan.spares"),
+        ({"slos": ["ttft_ms"]}, "slo"),
+    ],
+)
+def test_mistakes_are_one_line(change: dict[str, Any], field: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        plan({**SETTINGS, **change}, tmp_path, lambda stage, share: None)
+    assert error.value.field == field and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+def test_a_shape_gives_its_lengths_at_the_rate_asked(name: str) -> None:
+    shape = shapes()[name]
+    spec = shape.traffic(rate=30, cv=2)
+    requests = list(synthesise(spec).requests)
+    assert len(requests) == round(60 * shape.minutes * 30) > LEAST_REQUESTS
+    assert len(requests) / (requests[-1].arrival_ns / 1e9) == pytest.approx(30, rel=0.2)
+    assert len(list(synthesise(shape.traffic(rate=0.1)).requests)) == LEAST_REQUESTS

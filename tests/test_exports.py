@@ -1,0 +1,290 @@
+"""Exports of a recording: what comes out is what went in, in the other tool's terms."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from serving.errors import UserError
+from serving.metrics import METRICS
+from tests.dashboard_samples import MS, toy_run
+from tokentwin.commands.export import export as command
+from tokentwin.exports.formats import FORMATS, export, write_export
+from tokentwin.exports.openmetrics import one_two_five
+from tokentwin.exports.perfetto import events
+from traces.measured.prometheus import Prometheus
+from traces.measured.prometheus_text import Window
+from traces.recording import Recording, RecordingWriter
+from traces.run_metrics import REQUEST_METRICS, RunMetrics
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "toy"
+    toy_run(path, "virtual", seed=0)
+    return Recording.load(path)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """Two replicas with an overlapped step, a request that no replica had, one under way and one cancelled."""
+    deployment = {"model": 'a "b"\\c', "scheduler": {"max_model_len": 1000}}
+    about = {"run_id": "x", "clock": "virtual", "deployment": json.dumps(deployment), "replicas": 2, "num_blocks": 10}
+    with RecordingWriter(tmp_path / "fleet", about) as writer:
+        for replica, start, end in ((1, 0, 10), (1, 8, 20), (0, 5, 6)):
+            writer.add_step(
+                replica=replica, step=start, start_ns=start * MS + 1, end_ns=end * MS + 1, prefill_tokens=3 * replica,
+                prefill_rows=replica, decode_rows=2, running=2, waiting=replica, used_blocks=4, op_ns={"attention": 7},
+            )  # fmt: skip
+        common = {"prompt_tokens": 40, "output_tokens": 3, "prefix_hit_tokens": 16, "preemptions": 1}
+        times = {"arrival_ns": 1, "scheduled_ns": MS + 1, "first_token_ns": 10 * MS + 1}
+        tokens = [10 * MS + 1, 20 * MS + 1, 60 * MS + 1]
+        writer.add_request(
+            request_id=3, replica=1, status="finished", finish_ns=60 * MS + 1, token_times_ns=tokens, **times, **common
+        )
+        writer.add_request(request_id=4, replica=0, status="unfinished", **times, **{**common, "output_tokens": 1})
+        writer.add_request(request_id=5, replica=0, status="cancelled", arrival_ns=7, end_ns=3 * MS, prompt_tokens=9)
+        writer.add_request(request_id=6, status="rejected", reason="</script><b>&", arrival_ns=5, prompt_tokens=10**6)
+    return Recording.load(tmp_path / "fleet")
+
+
+def written(recording, name, table=None):
+    out = io.BytesIO()
+    write_export(recording, name, out, table)
+    return out.getvalue()
+
+
+# Tables
+
+
+@pytest.mark.parametrize("table", ["requests", "steps"])
+def test_parquet_holds_the_recording_and_its_metrics(run, table):
+    read = pq.read_table(io.BytesIO(written(run, "parquet", table)))
+    recorded = run.table(table)
+    assert read.select(recorded.column_names).equals(recorded)
+    more = set(read.column_names) - set(recorded.column_names)
+    assert more == (
+        set(REQUEST_METRICS) if table == "requests" else {"step_ms", "batch_tokens", "kv_usage", "kv_pressure"}
+    )
+    for name in more:
+        np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.of(run).values(name))
+        assert read.schema.field(name).metadata[b"unit"].decode() == METRICS[name].unit
+
+
+@pytest.mark.parametrize("table", ["requests", "steps"])
+def test_csv_reads_back_with_lists_as_words(fleet, table):
+    read = csv.read_csv(io.BytesIO(written(fleet, "csv", table))).to_pydict()
+    if table == "requests":
+        assert read["ttft_ms"] == [10.0, None, None, None] and read["request_id"] == [3, 4, 5, 6]
+        assert read["token_times_ns"][0] == f"{10 * MS + 1} {20 * MS + 1} {60 * MS + 1}"
+        assert read["reason"][3] == "</script><b>&"
+    else:
+        assert read["step_ms"] == [10.0, 12.0, 1.0] and read["op_ns"][0] == '{"attention": 7}'
+
+
+# Perfetto
+
+
+def test_a_trace_keeps_every_nanosecond_of_steps_and_requests(run):
+    trace = json.loads(written(run, "perfetto"))["traceEvents"]
+    steps = [e for e in trace if e["ph"] == "X"]
+    recorded = run.table("steps", ["start_ns", "end_ns"]).to_pydict()
+    assert [round(1000 * e["ts"]) for e in steps] == recorded["start_ns"]
+    assert [round(1000 * (e["ts"] + e["dur"])) for e in steps] == recorded["end_ns"]
+    requests = {r["request_id"]: r for r in run.requests.to_pylist() if r["status"] == "finished"}
+    spans = {}
+    for e in trace:
+        if e["ph"] in "be":
+            spans.setdefault((e["id"], e["name"]), []).append(round(1000 * e["ts"]))
+    for id_, r in requests.items():
+        assert spans[id_, "request"] == [r["arrival_ns"], r["finish_ns"]]
+        assert spans[id_, "queue"][0] == r["arrival_ns"] and spans[id_, "decode"][1] == r["finish_ns"]
+        assert spans[id_, "queue"][1] == spans[id_, "prefill"][0] == r["scheduled_ns"]
+        assert spans[id_, "prefill"][1] == spans[id_, "decode"][0] == r["first_token_ns"]
+
+
+def test_slices_of_a_thread_nest_and_asynchronous_ones_are_balanced(fleet):
+    threads, open_ = {}, []
+    for e in events(fleet):
+        if e["ph"] == "X":
+            ends = threads.setdefault((e["pid"], e["tid"]), [0.0])
+            assert e["ts"] >= ends[-1]
+            ends.append(e["ts"] + e["dur"])
+        elif e["ph"] == "b":
+            open_.append((e["pid"], e["id"], e["name"]))
+        elif e["ph"] == "e":
+            assert open_.pop() == (e["pid"], e["id"], e["name"])
+    assert not open_ and len(threads) == 3  # the overlapped step has a thread of its own
+    names = [e["args"]["name"] for e in events(fleet) if e["ph"] == "M"]
+    assert names == ["replica 0", "replica 1", "no replica"]
+
+
+# OpenMetrics
+
+
+def families(text):
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+def value(family, suffix, **labels):
+    found = [s.value for s in family.samples if s.name == family.name + suffix and labels.items() <= s.labels.items()]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_openmetrics_is_what_the_parser_of_prometheus_accepts(fleet):
+    found = families(written(fleet, "openmetrics").decode())
+    ttft = found["vllm:time_to_first_token_seconds"]
+    assert ttft.type == "histogram" and ttft.unit == "seconds"
+    assert {(s.labels["job"], s.labels["model_name"]) for f in found.values() for s in f.samples} == {
+        ("sim", 'a "b"\\c')
+    }
+    assert value(ttft, "_bucket", engine="1", le="0.005") == 0
+    assert value(ttft, "_bucket", engine="1", le="0.01") == value(ttft, "_count", engine="1") == 1
+    assert value(ttft, "_sum", engine="1") == pytest.approx(0.01)
+    assert value(found["vllm:inter_token_latency_seconds"], "_sum", engine="1") == pytest.approx(0.05)
+    assert value(found["vllm:iteration_tokens_total"], "_sum", engine="1") == 10
+    assert (
+        value(found["vllm:prompt_tokens"], "_total", engine="0") == 40
+    )  # what was cancelled in the queue was not read
+    assert value(found["vllm:num_requests_waiting"], "", engine="1") == 1
+    assert value(found["vllm:kv_cache_usage_perc"], "", engine="0") == 0.4
+    assert value(found["vllm:request_success"], "_total", engine="0", finished_reason="cancelled") == 1
+    names = {n for m in METRICS.values() for n in m.prometheus}
+    assert names <= {f.name for f in found.values()} | {f"{f.name}_total" for f in found.values()}
+
+
+def test_our_own_reader_of_prometheus_finds_the_run_again(run, tmp_path):
+    export(run, "openmetrics", tmp_path / "after")
+    (tmp_path / "before").write_text("")
+    metrics = RunMetrics.of(run)
+    settings = Prometheus(before="before", after="after", window_s=metrics.window_s)
+    (measured,) = settings.read(tmp_path)
+    assert len(measured.workload.requests) == metrics.finished.sum()
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        assert measured.figures[f"{name}.mean"] == pytest.approx(metrics.distribution(name).mean)
+    assert measured.figures["output_throughput"] == pytest.approx(metrics.scalars()["output_throughput"])
+    window = Window(tmp_path / "before", tmp_path / "after")
+    for name, prometheus in (("ttft_ms", "time_to_first_token"), ("itl_ms", "inter_token_latency")):
+        low, high = window.histogram(f"vllm:{prometheus}_seconds").percentile_bounds(99)
+        assert low < metrics.distribution(name).p99 / 1e3 <= high
+
+
+def test_what_was_not_kept_is_left_out(tmp_path):
+    with RecordingWriter(tmp_path / "bare", {"run_id": "", "clock": "wall"}) as writer:
+        writer.add_request(request_id=0, replica=0, status="finished", arrival_ns=0, scheduled_ns=0,
+                           first_token_ns=5, finish_ns=9, prompt_tokens=1, output_tokens=2)  # fmt: skip
+    found = families(written(Recording.load(tmp_path / "bare"), "openmetrics").decode())
+    assert "vllm:time_to_first_token_seconds" in found
+    assert not {"vllm:inter_token_latency_seconds", "vllm:iteration_tokens_total", "vllm:num_requests_running"} & set(
+        found
+    )
+    assert {s.labels["job"] for f in found.values() for s in f.samples} == {"real"}
+
+
+def test_an_empty_run_is_an_empty_exposition(tmp_path):
+    with RecordingWriter(tmp_path / "empty", {"run_id": ""}):
+        pass
+    empty = Recording.load(tmp_path / "empty")
+    assert written(empty, "openmetrics") == b"# EOF\n"
+    assert json.loads(written(empty, "perfetto"))["traceEvents"] == []
+    assert written(empty, "html").endswith(b"</html>\n")
+
+
+def test_buckets_of_lengths():
+    assert one_two_five(100) == (1, 2, 5, 10, 20, 50, 100) and one_two_five(30)[-1] == 20
+
+
+# The report
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found, self.scripts, self._figure = [], [], False
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        self._figure = tag == "script" and dict(attributes).get("class") == "figure"
+
+    def handle_data(self, data):
+        if self._figure:
+            self.scripts.append(data)
+            self._figure = False
+
+
+def test_the_report_stands_alone_and_holds_its_figures(run):
+    pytest.importorskip("plotly")
+    tags = Tags()
+    tags.feed(written(run, "html").decode())
+    assert not [a for _, a in tags.found if a.get("src") or a.get("href")]
+    figures = [json.loads(script) for script in tags.scripts]
+    assert [len(figure["data"]) for figure in figures] == [5, 1, 2, 2, 3]
+
+
+def test_what_a_recording_says_is_text_in_the_report(fleet):
+    pytest.importorskip("plotly")
+    text = written(fleet, "html").decode()
+    assert "a &quot;b" not in text.split("<details>")[0] and "<b>" not in text
+
+
+# The command
+
+
+def test_the_same_run_gives_the_same_bytes(run):
+    for name in FORMATS:
+        assert written(run, name) == written(run, name), name
+
+
+def test_every_format_is_written_whole_and_never_over_a_file_unasked(run, tmp_path):
+    for name, format in FORMATS.items():
+        target = tmp_path / f"out{format.suffix}"
+        done = CliRunner().invoke(command, [str(run.path), "--to", name, "-o", str(target)])
+        assert done.exit_code == 0, done.output
+        assert target.stat().st_size > 1000
+        again = CliRunner().invoke(command, [str(run.path), "--to", name, "-o", str(target)])
+        assert isinstance(again.exception, UserError) and again.exception.field == "output"
+        assert CliRunner().invoke(command, [str(run.path), "--to", name, "-o", str(target), "--force"]).exit_code == 0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_failure_leaves_what_was_there(run, tmp_path, monkeypatch):
+    target = tmp_path / "out.csv"
+    target.write_text("before")
+    monkeypatch.setattr("tokentwin.exports.tables.exported_table", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(run, "csv", target, overwrite=True)
+    assert target.read_text() == "before" and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "field"),
+    [("xlsx", None, "format"), ("csv", "rows", "table"), ("html", "steps", "table"), ("perfetto", "requests", "table")],
+)
+def test_what_cannot_be_is_refused(run, tmp_path, name, table, field):
+    with pytest.raises(UserError) as caught:
+        export(run, name, tmp_path / "out", table)
+    assert caught.value.field == field and not list(tmp_path.iterdir())
+
+
+def test_a_mistake_is_one_line(tmp_path):
+    for arguments in (["nowhere", "--to", "csv", "-o", "x"], ["nowhere", "--to", "pdf", "-o", "x"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "tokentwin", "export", *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 2 and re.fullmatch(r"tokentwin: .*\n", done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_not_there_is_one_line(run, tmp_path):
+    with pytest.raises(UserError, match="cannot be written"):
+        export(run, "csv", tmp_path / "no" / "where.csv")

@@ -1,0 +1,71 @@
+"""The two sides of a comparison as runs that can be paired: simulated on the same workloads, or recorded.
+
+`tokentwin compare` and the dashboard's Policy lab ask here, so that they cannot say different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from serving.errors import UserError
+from tokentwin.scenarios import priced_scenario
+from tokentwin.sides import recordings
+
+if TYPE_CHECKING:
+    from calibration.paired_runs import PairedRuns
+    from calibration.scenario import Scenario
+    from serving.config import Deployment
+    from serving.workload import Workload
+    from tokentwin.costs import Priced
+    from traces.recording import Recording
+
+
+def side_scenarios(
+    workloads: Sequence[Workload],
+    calibration: str | None,
+    gpu: str | None,
+    settle: Callable[[Deployment], Deployment],
+    replicas: int | None = None,
+    router: str = "",
+) -> tuple[list[Scenario], Priced]:
+    """One side's scenarios, one a workload, and what times its steps. Raises UserError as `priced_scenario` does."""
+    from dataclasses import replace
+
+    first = priced_scenario(workloads[0], calibration, gpu, settle, replicas, router)
+    return [replace(first.scenario, workload=workload) for workload in workloads], first.price
+
+
+def simulated_pairs(
+    sides: Sequence[Sequence[Scenario]], bounds: Mapping[str, float], told: Callable[[int], None]
+) -> PairedRuns:
+    """Simulate both sides; `told` is called with the number of runs that are done."""
+    from calibration.paired_runs import PairedRuns
+
+    tables: list[list[object]] = []
+    for scenarios in sides:
+        tables.append([])
+        for scenario in scenarios:
+            tables[-1].append(scenario.requests())
+            told(sum(map(len, tables)))
+    return PairedRuns(*tables, bounds, sides[0][0].closed)
+
+
+def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
+    """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
+    from calibration.paired_runs import COLUMNS, PairedRuns
+
+    try:
+        closed = any(is_closed(recording.workload()) for recording in a)
+    except UserError:
+        closed = False  # it does not say what was offered
+    tables = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
+    return PairedRuns(*tables, bounds, closed)
+
+
+def is_closed(workload: Workload) -> bool:
+    """Whether arrivals depend on answers."""
+    return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+
+
+__all__ = ["recorded_pairs", "recordings", "side_scenarios", "simulated_pairs"]

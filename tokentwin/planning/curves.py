@@ -1,0 +1,93 @@
+"""What surrounds an answer: attainment with more and fewer replicas, and latency with more and less traffic.
+
+Each point is a run of its own, whole, on the same requests; those at other rates arrive faster or slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+from serving.cost_model import CostModel
+from tokentwin.planning.engines import Engine
+from tokentwin.planning.objectives import Objective
+from tokentwin.planning.trial import Question, simulated
+from tokentwin.planning.workers import Task, Workers
+
+# Of the rate at which an objective breaks: close together where latency turns up.
+_LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
+_P99 = tuple(Objective(f"{metric} p99", ((metric, math.inf),), Fraction(99, 100)) for metric in ("ttft_ms", "tpot_ms"))
+
+
+@dataclass(frozen=True)
+class FleetPoint:
+    """Attainment of so many replicas at the centre and at both ends of the cost model's 90 % interval."""
+
+    replicas: int
+    attainment: float
+    if_slow: float
+    if_fast: float
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """99th percentiles in milliseconds at so many requests a second; infinite where that request did not finish."""
+
+    requests_per_s: float
+    ttft_p99_ms: float
+    tpot_p99_ms: float
+    attainment: float
+
+
+def fleet_curve(workers: Workers, engine: Engine, replicas: int, most: int) -> list[FleetPoint]:
+    """Around `replicas`, three fewer and three more, further apart in large fleets."""
+    stride = max(replicas // 8, 1)
+    around = {replicas - 1, replicas + 1, *(replicas + stride * step for step in range(-3, 4))}
+    numbers = sorted(number for number in around if 1 <= number <= most)
+    tasks: list[Task[FleetPoint]] = [partial(_fleet_point, engine=engine, replicas=number) for number in numbers]
+    return workers.run(tasks)
+
+
+def load_curve(workers: Workers, engine: Engine, replicas: int, headroom_percent: int) -> list[LoadPoint]:
+    """From light load to beyond the rate at which an objective breaks; the traffic's own rate is among them."""
+    knee = 1 + headroom_percent / 100
+    scales: Sequence[float] = sorted({1.0, *(round(knee * load, 4) for load in _LOADS)})
+    tasks: list[Task[LoadPoint]] = [
+        partial(_load_point, engine=engine, replicas=replicas, scale=scale) for scale in scales
+    ]
+    return workers.run(tasks)
+
+
+def mean_rate(question: Question) -> float:
+    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
+    arrivals = [request.arrival_ns for request in question.workload.requests]
+    span_s = (arrivals[-1] - arrivals[0]) / 1e9
+    return (len(arrivals) - 1) / span_s if span_s else math.inf
+
+
+def _fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
+    centre = question.pricing(engine)
+    attained = [_attainment(question, engine, replicas, centre)]
+    # The interval depends on which steps the run asks for, so the centre comes first.
+    attained += [_attainment(question, engine, replicas, end) for end in centre.ends()]
+    return FleetPoint(replicas, attained[0], if_slow=attained[2], if_fast=attained[1])
+
+
+def _attainment(question: Question, engine: Engine, replicas: int, cost: CostModel) -> float:
+    figures = simulated(question, engine, cost, replicas, to_the_end=True).figures
+    assert figures is not None
+    return figures.attainment
+
+
+def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
+    from traces.reshape import reshaped
+
+    workload = reshaped(question.workload, rate_scale=scale)
+    asked = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
+    figures = simulated(asked, engine, question.pricing(engine), replicas, to_the_end=True).figures
+    assert figures is not None
+    ttft, tpot = figures.observed
+    return LoadPoint(scale * mean_rate(question), ttft, tpot, figures.attainment)

@@ -1,0 +1,48 @@
+"""What a recording says about itself beyond its columns: the `notes` of a run, a JSON object.
+
+A simulated run notes, once it is known, how far to trust it:
+
+gpu         the GPU whose kernel tables timed its steps
+standing    `mark` and `reason`, as `calibration.kernel_times.Mark` has them
+bands       90 % bands by metric and statistic, `value` for what is one number
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traces.recording import Recording
+
+_RUNS = "runs.parquet"
+
+
+def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes of a row of `runs`; none where it has none, or no JSON object of them."""
+    try:
+        notes = json.loads(run["notes"] or "{}")
+    except ValueError:
+        return {}
+    return notes if isinstance(notes, dict) else {}
+
+
+def add_notes(directory: str | Path, notes: Mapping[str, Any]) -> None:
+    """Add to the notes of a whole recording, or replace those of the same name.
+
+    Raises UserError when there is no recording, ValueError for NaN and infinities, which JSON does not have.
+    """
+    recording = Recording.load(directory)
+    runs = recording.runs
+    text = json.dumps({**notes_of(recording.run), **notes}, allow_nan=False)
+    at = runs.schema.get_field_index("notes")
+    field = runs.schema.field(at)
+    metadata = pq.read_schema(recording.path / _RUNS).metadata
+    changed = runs.set_column(at, field, pa.array([text], field.type)).replace_schema_metadata(metadata)
+    partial = recording.path / f".{_RUNS}.partial"
+    pq.write_table(changed, partial, compression="zstd")
+    partial.replace(recording.path / _RUNS)
