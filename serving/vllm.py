@@ -183,7 +183,7 @@ class VllmScheduler:
                 break
             tokens = min(tokens, left)
             left -= tokens
-            need += blocks_for(request.computed + tokens, self._block_size) - request.held
+            need += max(blocks_for(request.computed + tokens, self._block_size) - request.held, 0)  # more if loaded
             rows.append((request, tokens))
         return rows if need <= self.pool.free else None
 
