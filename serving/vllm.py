@@ -194,7 +194,8 @@ class VllmScheduler:
                 break
             tokens = min(tokens, left)
             left -= tokens
-            need += max(blocks_for(self._slots(request, tokens), self._block_size) - request.held, 0)
+            more = blocks_for(self._slots(request, tokens), self._block_size) - request.held
+            need += max(more, 0)  # what was loaded holds its blocks already
             rows.append((request, tokens))
         return rows if need <= self.pool.free else None
 

@@ -205,7 +205,7 @@ def test_nobody_waits_for_ever(drawn, policy, shares, overlapped, order, chunked
     made = scheduler(outside, policy, shares, order, max_num_seqs=3, **sizes)
     coming = [request(id, prompt, output) for id, (prompt, output, _) in enumerate(drawn)]
     plans, held, ends, aborted = [], [], {}, set()
-    for _ in range(1000):
+    for _ in range(3000):
         while coming and rng.random() < 0.4:
             made.add(coming.pop(0))
         if outside.loads and rng.random() < 0.3:
