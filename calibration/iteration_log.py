@@ -40,7 +40,7 @@ class IterationLog:
 
     def take(self, chosen: NDArray[np.bool_]) -> IterationLog:
         """The steps where `chosen` is true."""
-        fields = {name: np.asarray(value)[chosen] for name, value in vars(self.sizes).items()}
+        fields = {name: value[chosen] if np.ndim(value) else value for name, value in vars(self.sizes).items()}
         return IterationLog(StepSizes(**fields), self.measured_ns[chosen])
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from tests.dashboard_browser import CHROMIUM, drawn, settle, shoot
 
-pytest_plugins = ["tests.dashboard_browser"]
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),

@@ -48,8 +48,9 @@ def fleet(tmp_path):
         times = {"arrival_ns": 1, "scheduled_ns": MS + 1, "first_token_ns": 10 * MS + 1}
         tokens = [10 * MS + 1, 20 * MS + 1, 60 * MS + 1]
         writer.add_request(
-            request_id=3, replica=1, status="finished", finish_ns=60 * MS + 1, token_times_ns=tokens, **times, **common
-        )
+            request_id=3, replica=1, status="finished", finish_ns=60 * MS + 1, token_times_ns=tokens, **times, **common,
+            drafts=2, draft_tokens=6, accepted_tokens=1, tier_hit_tokens={"cpu": 16, "nvme": 8},
+        )  # fmt: skip
         writer.add_request(request_id=4, replica=0, status="unfinished", **times, **{**common, "output_tokens": 1})
         writer.add_request(request_id=5, replica=0, status="cancelled", arrival_ns=7, end_ns=3 * MS, prompt_tokens=9)
         writer.add_request(request_id=6, status="rejected", reason="</script><b>&", arrival_ns=5, prompt_tokens=10**6)
@@ -159,8 +160,15 @@ def test_openmetrics_is_what_the_parser_of_prometheus_accepts(fleet):
     assert value(found["vllm:num_requests_waiting"], "", engine="1") == 1
     assert value(found["vllm:kv_cache_usage_perc"], "", engine="0") == 0.4
     assert value(found["vllm:request_success"], "_total", engine="0", finished_reason="cancelled") == 1
+    assert value(found["vllm:spec_decode_num_draft_tokens"], "_total", engine="1") == 6
+    assert value(found["vllm:external_prefix_cache_hits"], "_total", engine="1") == 24
     names = {n for m in METRICS.values() for n in m.prometheus}
     assert names <= {f.name for f in found.values()} | {f"{f.name}_total" for f in found.values()}
+
+
+def test_what_an_engine_does_not_do_it_has_no_metrics_of(run):
+    found = families(written(run, "openmetrics").decode())
+    assert not [name for name in found if "spec_decode" in name or "external" in name]
 
 
 def test_our_own_reader_of_prometheus_finds_the_run_again(run, tmp_path):

@@ -19,7 +19,7 @@ def dashboard(runs_dir: Path | None, port: int, host: str) -> None:
     """Open the dashboard on the recordings and validation reports under RUNS_DIR (default: ./runs)."""
     if runs_dir is not None and not runs_dir.is_dir():
         raise UserError("RUNS_DIR", str(runs_dir), "is not a directory; give one that holds recordings")
-    for package in ("streamlit", "plotly"):
+    for package in ("streamlit", "plotly", "duckdb"):
         if find_spec(package) is None:
             raise UserError("dashboard", package, "is not installed; pip install 'tokentwin[dashboard]'")
     _check_free(host, port)

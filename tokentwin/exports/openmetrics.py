@@ -56,10 +56,17 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
     "prefix_hit_rate": ("prefix_hit_tokens", "prompt_tokens"),
     "preemptions": ("preemptions",),
 }
+_DRAFTED: Mapping[str, tuple[str, ...]] = {
+    "acceptance_length": ("drafts",),
+    "draft_acceptance_rate": ("accepted_tokens",),
+    "rejected_draft_tokens": ("draft_tokens",),
+}
+_TIERED: Mapping[str, tuple[str, ...]] = {"tier_hit_rate": ("tier_hit_tokens", "prompt_tokens")}
 # fmt: off
 _REQUEST_COLUMNS = [
     "replica", "status", "prompt_tokens", "output_tokens", "arrival_ns", "send_ns", "scheduled_ns", "first_token_ns",
     "finish_ns", "prefix_hit_tokens", "preemptions", "preempted_ns", "token_times_ns",
+    "drafts", "draft_tokens", "accepted_tokens", "tier_hit_tokens",
 ]
 _STEP_COLUMNS = [
     "replica", "step", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
@@ -84,10 +91,19 @@ class _Engine:
         self.labels, self.requests, self.metrics = labels, requests, metrics
 
     def sum(self, name: str) -> int:
-        """Of a column of requests, over those that it began to serve."""
+        """Of a column of requests, over those that it began to serve; of a map, of all its values."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
-        return int(pc.sum(self.requests.filter(pc.is_valid(self.requests["scheduled_ns"]))[name]).as_py() or 0)
+        served = self.requests.filter(pc.is_valid(self.requests["scheduled_ns"]))[name]
+        if pa.types.is_map(served.type):
+            return sum(count for row in served.to_pylist() for _, count in row or ())
+        return int(pc.sum(served).as_py() or 0)
+
+    def keeps(self, name: str) -> bool:
+        """Whether the column says something of any of its requests."""
+        column = self.requests[name]
+        return column.null_count < len(column)
 
     def lengths(self, name: str) -> NDArray[Any]:
         """A column of the requests that finished."""
@@ -134,7 +150,9 @@ def _families(engines: list[_Engine], longest: int) -> Iterator[list[str]]:
         known = metric(name)
         samples = [(e.labels, e.last(name)) for e in engines]
         yield _family(known.prometheus[0], "gauge", f"{known.label} in the last step: {known.definition}", samples)
-    for name, columns in _COUNTERS.items():
+    drafted, tiered = any(e.sum("drafts") for e in engines), any(e.keeps("tier_hit_tokens") for e in engines)
+    counters = {**_COUNTERS, **(_TIERED if tiered else {}), **(_DRAFTED if drafted else {})}
+    for name, columns in counters.items():
         known = metric(name)
         for prometheus, column in zip(known.prometheus, columns, strict=True):
             counts = [(e.labels, float(e.sum(column))) for e in engines]
