@@ -1,7 +1,7 @@
 """Which steps of a whole recording lie outside what a calibration measured, and how far.
 
-The rule is that of `calibration.step_cost.StepCost`, which counts as it prices; here it is asked of steps that have been
-recorded, all at once.
+The rule is that of `calibration.step_cost.StepCost`, which counts as it prices; here it is asked of steps that have
+been recorded, all at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def beyond(calibration: Calibration, steps: MeasuredSteps) -> NDArray[np.bool_]:
 
 
 def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
-    """What puts most of the steps outside, `prefill_pairs of mixed steps`; empty if none is outside."""
+    """What puts most of the steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside."""
     outside = np.flatnonzero(out.any(axis=1))
     if not len(outside):
         return ""
-    names = list(STEP_FEATURES)
-    found = [f"{names[out[at].argmax()]} of {REGIMES[regime[at]]} steps" for at in outside]
+    meanings = list(STEP_FEATURES.values())
+    found = [f"{meanings[out[at].argmax()]}, in {REGIMES[regime[at]]} steps" for at in outside]
     return max(sorted(set(found)), key=found.count)
 
 

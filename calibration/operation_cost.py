@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log2, sqrt
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +87,17 @@ class OperationCost:
         self._dense_ps = self._tabulate_dense()
         self._sampled_ps = self._tabulate_sampled()
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
-        self._made: dict[int, _DecodeRows] = {}
+        self._curves: dict[int, _DecodeRows] = {}
+        self._made: dict[int, _DecodeRows] = {}  # those that were asked for
         self._prompts = _PromptGrid(self)
+
+    def unasked(self) -> Self:
+        """The same, of which nothing was asked yet. Tables are shared, also those that either makes from now on."""
+        fresh = copy(self)
+        fresh.asked = 0
+        fresh._made = {}
+        fresh._prompts = self._prompts.unasked(fresh)
+        return fresh
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
@@ -114,7 +125,10 @@ class OperationCost:
         draft = find_model(speculative.model)
         check_vocabulary(self.model, draft)
         alone = self.deployment.scheduler.model_copy(update={"speculative": None})
-        deployment = self.deployment.model_copy(update={"model": speculative.model, "scheduler": alone})
+        own = {"model": speculative.model, "scheduler": alone}
+        if not draft.num_experts:
+            own["expert_imbalance"] = 1.0
+        deployment = self.deployment.model_copy(update=own)
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
     @property
@@ -151,7 +165,7 @@ class OperationCost:
         """The largest steps that were asked for: of decode rows at their longest, of prompts on the longest past."""
         found = []
         if self._made:
-            rows = max((made.rows for made in self._made.values() if made.longest), default=1)
+            rows = max(self._made)
             longest = max(made.longest / made.rows for made in self._made.values())
             drafts = rows * self._drafts
             found.append(
@@ -240,9 +254,10 @@ class OperationCost:
     def _rows(self, rows: int) -> _DecodeRows:
         made = self._made.get(rows)
         if made is None:
-            first = (rows - 1) // _AT_ONCE * _AT_ONCE + 1
-            self._make_rows(range(first, first + _AT_ONCE))
-            made = self._made[rows]
+            if rows not in self._curves:
+                first = (rows - 1) // _AT_ONCE * _AT_ONCE + 1
+                self._make_rows(range(first, first + _AT_ONCE))
+            made = self._made[rows] = copy(self._curves[rows])
         return made
 
     def _make_rows(self, many: range) -> None:
@@ -264,7 +279,7 @@ class OperationCost:
         for at, count in enumerate(many):
             values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
             per_spread = 1000.0 * float(parts["imbalance"][at, 0])
-            self._made[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
+            self._curves[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
 
 
 def _decode_steps(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
@@ -329,7 +344,13 @@ class _PromptGrid:
     def __init__(self, cost: OperationCost) -> None:
         self._cost = cost
         self._corners: dict[tuple[int, int, int], float] = {}
-        self._cells: dict[tuple[float, float, float], tuple[float, ...]] = {}
+        self._cells: dict[tuple[float, float, float], tuple[float, ...]] = {}  # those that were asked for
+
+    def unasked(self, cost: OperationCost) -> _PromptGrid:
+        """The same for `cost`, which prices alike."""
+        fresh = _PromptGrid(cost)
+        fresh._corners = self._corners
+        return fresh
 
     def ps(self, rows: int, tokens: int, past: int, pairs: int) -> int:
         own = min(max(pairs - tokens * past / rows, tokens * (tokens / rows + 1) / 2), tokens * (tokens + 1) / 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,12 @@ class PipelineCost(OperationCost):
         self.stages = [*map(early_stage, first), OperationCost(last, of_one, kernels, self.correction)]
         self._places = [self.stages.index(stage) for stage in self.stages]
         self._transfer_ns = self._tabulate_transfers()
+
+    def unasked(self) -> Self:
+        fresh = super().unasked()
+        alike = {place: self.stages[place].unasked() for place in dict.fromkeys(self._places)}
+        fresh.stages = [alike[place] for place in self._places]
+        return fresh
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
         self.asked += 1

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from calibration.operations import StepSizes
 from calibration.step_features import REGIMES
@@ -109,6 +108,8 @@ def fit_correction(
 
     `start` gives the prior, a correction learnt elsewhere. Raises UserError if there are fewer than twenty steps.
     """
+    from scipy.optimize import least_squares  # takes longer to import than a short run to simulate
+
     if len(measured_ns) < 20:
         raise UserError("steps", len(measured_ns), "a correction needs at least 20 measured steps; record a longer run")
     names, columns = _columns(parts, sizes)

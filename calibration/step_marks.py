@@ -1,7 +1,7 @@
 """How far to trust many steps at once: the rule of `calibration.explanation`, over arrays of sizes.
 
-`explain` says which part of one step is known worst; here only how well the whole is known, of as many steps as it takes
-to draw a map of a deployment.
+`explain` says which part of one step is known worst; here only how well the whole is known, of as many steps as it
+takes to draw a map of a deployment.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.explanation import NEGLIGIBLE, REACH
+from calibration.explanation import NEGLIGIBLE
 from calibration.kernel_times import Mark
 from calibration.operation_cost import OperationCost
-from calibration.operations import StepSizes, step_operations
+from calibration.operations import StepSizes
 from calibration.step_correction import domain_amounts
 
 Floats = NDArray[np.float64]
@@ -24,11 +24,11 @@ class StepMarks(NamedTuple):
     """Of every step, in the shape of its sizes.
 
     mark    a `Mark`: validated where measured steps cover it, extrapolated where a telling kernel is
-    slow    factor of the predicted time below which 19 of 20 runs stay
+    sigma   standard error of the logarithm of its kernels' time, were all of them off alike
     """
 
     mark: NDArray[np.int64]
-    slow: Floats
+    sigma: Floats
 
 
 def step_marks(cost: OperationCost, sizes: StepSizes) -> StepMarks:
@@ -36,17 +36,15 @@ def step_marks(cost: OperationCost, sizes: StepSizes) -> StepMarks:
     step_ns = np.sum(list(cost.parts(sizes).values()), axis=0)
     mark = np.zeros(step_ns.shape, dtype=np.int64)
     kernels_ns, error_ns = np.zeros(step_ns.shape), np.zeros(step_ns.shape)
-    for operation in step_operations(cost.model, cost.deployment, sizes):
+    for operation in cost.operations(sizes):
         time = cost.kernels.time(operation)
         ns = np.where(np.asarray(operation.size) > 0, operation.count * time.ns, 0.0)
         telling = (time.sigma * ns >= NEGLIGIBLE * step_ns) & (ns > 0)
         mark = np.maximum(mark, np.where(telling, time.mark, Mark.VALIDATED))
         kernels_ns += ns
-        error_ns += np.where(np.asarray(time.mark) == Mark.EXTRAPOLATED, time.sigma * ns, 0.0)
-    covered = _covered(cost, sizes)
-    extra = REACH * error_ns / np.maximum(kernels_ns, 1e-9)
-    slow: Floats = np.exp(np.hypot(np.log(cost.known_interval[1]), np.where(covered, 0.0, extra)))
-    return StepMarks(np.where(covered, Mark.VALIDATED, np.maximum(mark, Mark.INTERPOLATED)), slow)
+        error_ns += time.sigma * ns
+    mark = np.where(_covered(cost, sizes), Mark.VALIDATED, np.maximum(mark, Mark.INTERPOLATED))
+    return StepMarks(mark, error_ns / np.maximum(kernels_ns, 1e-9))
 
 
 def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:

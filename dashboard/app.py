@@ -13,6 +13,7 @@ from dashboard import (
     frontier_page,
     glossary_page,
     plan_page,
+    policy_lab_page,
     run_page,
     step_page,
     sweeps_page,
@@ -33,6 +34,10 @@ def frontier() -> None:
 
 def run() -> None:
     run_page.show(RUNS)
+
+
+def policy_lab() -> None:
+    policy_lab_page.show(RUNS)
 
 
 def trust() -> None:
@@ -61,6 +66,7 @@ RUN = st.Page(run, title="Run", icon=":material/timeline:", url_path="run")
 PAGES = [
     st.Page(plan, title="Plan", icon=":material/dns:", url_path="plan", default=True),
     st.Page(frontier, title="Frontier", icon=":material/scatter_plot:", url_path="frontier"),
+    st.Page(policy_lab, title="Policy lab", icon=":material/compare_arrows:", url_path="policy-lab"),
     RUN,
     st.Page(step_page.show, title="Step", icon=":material/layers:", url_path="step"),
     st.Page(trust, title="Trust", icon=":material/balance:", url_path="trust"),

@@ -1,8 +1,8 @@
-"""The results that the Trust page opens on where no run of one's own has made any: `samples/demo` and `samples/external`.
+"""The results that the Trust page opens on where there are none of one's own: `samples/demo` and `samples/external`.
 
-`python -m dashboard.bundled DEMO_DIR` condenses what `tokentwin demo` wrote into the first: the report, the calibration,
-and the recordings without the lists that no figure on the page needs. The second is written by `tokentwin validate
-external -o dashboard/samples/external`.
+`python -m dashboard.bundled DEMO_DIR` condenses what `tokentwin demo` wrote into the first: the report, the
+calibration, and of the recordings what figures on the page need. The second is written by `tokentwin validate external
+-o dashboard/samples/external`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from dashboard.domain import STEP_COLUMNS
 from dashboard.library import REPORT
 from dashboard.report import RESIDUALS, load_report
 from traces.recording import Recording, RecordingWriter
@@ -43,9 +44,8 @@ def condense(demo: Path, out: Path) -> None:
 def _copy(recording: Recording, out: Path) -> None:
     run = {c.name: recording.run[c.name] for c in RUNS if c.name not in ("status", "duration_ns")}
     with RecordingWriter(out, run, keep=()) as writer:
-        for name, add in (("requests", writer.add_requests), ("steps", writer.add_steps)):
-            table = recording.table(name)
-            add({column: table[column].to_pylist() for column in table.column_names})
+        writer.add_requests(recording.requests.to_pydict())
+        writer.add_steps(recording.table("steps", STEP_COLUMNS).drop_columns("sample_ns").to_pydict())
         writer.close(recording.run["status"], recording.run["duration_ns"])
 
 

@@ -25,19 +25,18 @@ def what_it_buys(counterfactuals: Sequence[Mapping[str, Any]], name: str, before
     known = [c for c in counterfactuals if c["bought"].get(name) is not None]
     ordered = sorted(known, key=lambda c: c["bought"][name])
     figure = go.Figure()
-    for kind, (label, colour) in _KINDS.items():
-        of = [c for c in ordered if c["kind"] == kind]
+    for label, colour, of in _traces(ordered, name):
         shares = [100 * c["bought"][name] for c in of]
         figure.add_bar(
-            x=shares,
+            x=[max(share, -100.0) for share in shares],
             y=[c["name"] for c in of],
             orientation="h",
             name=label,
-            marker_color=[colour if share >= -100 * _LEAST else ALARM for share in shares],
+            marker_color=colour,
             text=[_left(c["p99"].get(name), share) for c, share in zip(of, shares, strict=True)],
             textposition="auto",
-            cliponaxis=False,
-            hovertemplate="with %{y}: %{x:+.1f} % of the p99 gone<extra></extra>",
+            customdata=shares,
+            hovertemplate="with %{y}: %{customdata:+.1f} % of the p99 gone<extra></extra>",
         )
     lowest = min((100 * c["bought"][name] for c in ordered), default=0.0)
     figure.update_layout(barmode="overlay")
@@ -50,6 +49,14 @@ def what_it_buys(counterfactuals: Sequence[Mapping[str, Any]], name: str, before
         zerolinecolor=NEUTRAL,
     )
     return finish(figure, 90 + 34 * max(len(ordered), 3))
+
+
+def _traces(counterfactuals: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
+    """Label, colour and bars: what helps, by the kind of problem it points to, and what does harm."""
+    worse = [c for c in counterfactuals if c["bought"][name] < -_LEAST]
+    helping = [c for c in counterfactuals if c not in worse]
+    traces = [(label, colour, [c for c in helping if c["kind"] == kind]) for kind, (label, colour) in _KINDS.items()]
+    return [trace for trace in (*traces, ("makes it worse", ALARM, worse)) if trace[2]]
 
 
 def _left(p99: float | None, share: float) -> str:

@@ -27,7 +27,7 @@ from traces.recording import Recording
 
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _TWIN_ERROR = 0.25  # of the p99: beyond, counterfactuals are about another run
-_WORST = ""
+_WORST = "worst"
 _WORKLOAD = "workload.parquet"
 
 
@@ -56,7 +56,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
 
 
 def _label(name: str) -> str:
-    return metric(name).label if name else "what is worst"
+    return "what is worst" if name == _WORST else metric(name).label
 
 
 def _verdict(found: Mapping[str, Any] | None) -> None:
@@ -145,7 +145,7 @@ def _settings(recording: Recording, at: str, source: Source, judged: str) -> dic
         "calibration": source.calibration and str(Path(source.calibration).resolve()),
         "gpu": source.gpu,
         "router": "",
-        "judged": judged or None,
+        "judged": None if judged == _WORST else judged,
         "slo": "",
     }
 

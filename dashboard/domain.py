@@ -1,13 +1,11 @@
 """What was measured, as maps over the steps that a deployment admits, with the steps of one run to mark on them.
 
 Of our own engine, a map holds the steps its calibration was fitted to, in the box of what they span. Of an engine that
-kernel tables predict, it holds how well a step of each size is known. Either is found by the id that the run carries.
+kernel tables predict, it holds how well a step of each size is known.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,29 +14,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.engine_calibration import FILE, EngineCalibration
-from calibration.kernel_surfaces import bundled_names
+from calibration.decision_replay import recorded_deployment
+from calibration.explanation import REACH, explain
 from calibration.kernel_times import Mark
 from calibration.measured_domain import beyond, factor_beyond, first_reason
 from calibration.operation_cost import OperationCost
 from calibration.operations import StepSizes
-from calibration.predict import identity, predicted_cost
 from calibration.step_cost import Calibration
 from calibration.step_features import STEP_FEATURES, MeasuredSteps
 from calibration.step_marks import step_marks
-from dashboard.library import find
 from dashboard.series import column, thin
-from serving.config import Deployment, parse
+from serving.config import Deployment
 from serving.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
+from tokentwin.repricing import Source, repriced
 from traces.recording import Recording
 
 Floats = NDArray[np.float64]
-Known = tuple[Path, Calibration] | tuple[str, EngineCalibration | None]
 
 NO_ROWS = 0.35  # where steps without decode rows stand on a logarithmic axis
-_NEGLIGIBLE = 0.01  # the share of steps outside that does not change how a run stands, as in StepCost
-_STEP_COLUMNS = (
+NEGLIGIBLE = 0.01  # the share of steps outside that does not change how a run stands, as in StepCost
+STEP_COLUMNS = (
     "start_ns", "end_ns", "plan_ns", "sample_ns", "host_ns", "decode_rows", "decode_context", "sampled_rows",
     "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs",
 )  # fmt: skip
@@ -49,7 +45,7 @@ _CELLS = 26
 class Map(NamedTuple):
     """One panel: cells between the edges `x` and `y`, and the steps of the run as points.
 
-    known       `[len(y) - 1, len(x) - 1]`: steps measured in the cell, or percent to which it is known; NaN outside
+    known       `[len(y) - 1, len(x) - 1]`: steps measured in it, or percent to which its kernels are known; NaN outside
     outside     the same, times beyond the nearest measured step, or percent; NaN where known
     points      `[steps, 2]`, and which of them are `out`
     """
@@ -82,42 +78,22 @@ class Domain(NamedTuple):
     reason: str
 
 
-def calibration_behind(places: Sequence[Path], identifier: str) -> Known | None:
-    """The calibration of this id under `places`, or the kernel tables that have it; None if it is nowhere."""
-    for place in places:
-        for directory in find(place, "calibration.json").values():
-            try:
-                own = Calibration.load(directory)
-            except UserError:
-                continue  # the Calibration page says what is wrong with it
-            if own.id == identifier:
-                return directory, own
-    learnt: list[EngineCalibration | None] = [None]
-    for place in places:
-        for directory in find(place, FILE).values():
-            try:
-                learnt.append(EngineCalibration.load(directory / FILE))
-            except UserError:
-                continue
-    for engine in learnt:
-        for gpu in [engine.gpu] if engine else bundled_names():
-            if identity(gpu, engine) == identifier:
-                return gpu, engine
-    return None
-
-
-def domain(recording: Recording, known: Known) -> Domain:
-    """The maps for a recording. Raises UserError when it, or the calibration's steps, are damaged."""
-    table = recording.table("steps", _STEP_COLUMNS)
+def domain(recording: Recording, source: Source) -> Domain:
+    """The maps for a recording, by what timed its steps, or would. Raises UserError when either is damaged."""
+    table = recording.table("steps", STEP_COLUMNS)
     if not table.num_rows:
         raise UserError("recording", recording.run["run_id"], "holds no steps; there is nothing to mark")
-    deployment = parse(Deployment, json.loads(recording.run["deployment"]), where="recording.deployment")
-    where, calibration = known
-    if isinstance(calibration, Calibration):
-        assert isinstance(where, Path)
-        return _own_domain(calibration, where, table, deployment)
-    assert isinstance(where, str)
-    return _kernel_domain(predicted_cost(where, deployment, calibration), table, deployment)
+    deployment = recorded_deployment(recording)
+    fleet = deployment.fleet
+    if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
+        remedy = "is of a fleet whose pools differ; steps do not say which pool they are of"
+        raise UserError("recording", recording.run["run_id"], remedy)
+    if source.calibration is not None and source.gpu is None:
+        directory = Path(source.calibration)
+        return _own_domain(Calibration.load(directory), directory, table, deployment)
+    cost = repriced(source, deployment).cost
+    assert isinstance(cost, OperationCost)  # since it is of a GPU
+    return _kernel_domain(cost, table, deployment)
 
 
 # Our own engine: the steps that were measured, and the box around them
@@ -167,7 +143,7 @@ def _own_domain(calibration: Calibration, directory: Path, table: pa.Table, depl
         np.column_stack((tokens, np.maximum(decode_rows, NO_ROWS)))[prompts],
         out[prompts],
     )
-    mark = Mark.EXTRAPOLATED if share > _NEGLIGIBLE else Mark.VALIDATED
+    mark = Mark.EXTRAPOLATED if share > NEGLIGIBLE else Mark.VALIDATED
     about = f"calibration {calibration.id} of our own engine, {len(measured['decode_rows']):,} steps measured"
     return Domain(about, True, decode, with_prompts, len(out), share, time_share, mark.name.lower(), reason)
 
@@ -217,15 +193,9 @@ def _boxed(
 def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment) -> Domain:
     kept = thin(table.num_rows, _MOST_STEPS)
     table = table.take(kept)
-    rows, tokens, context = (column(table, name) for name in ("decode_rows", "prefill_tokens", "decode_context"))
-    sizes = StepSizes(
-        decode_rows=rows,
-        decode_context=context + rows,
-        sampled_rows=column(table, "sampled_rows"),
-        **{
-            name: column(table, name) for name in ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs")
-        },
-    )
+    recorded = {name: column(table, name) for name in vars(StepSizes()) if name in table.column_names}
+    rows, tokens, context = (recorded[name] for name in ("decode_rows", "prefill_tokens", "decode_context"))
+    sizes = StepSizes(**{**recorded, "decode_context": context + rows})
     marks = step_marks(cost, sizes)
     out = marks.mark >= Mark.EXTRAPOLATED
     took = column(table, "end_ns") - column(table, "start_ns")
@@ -247,7 +217,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
         prefill_pairs=of_tokens * (of_tokens + 1) / 2,
         decode_rows=beside, decode_context=beside * usual, sampled_rows=beside + 1,
     )  # fmt: skip
-    worst = int(marks.mark.max()) if out.mean() > _NEGLIGIBLE else int(marks.mark[~out].max(initial=Mark.VALIDATED))
+    worst = int(marks.mark.max()) if out.mean() > NEGLIGIBLE else int(marks.mark[~out].max(initial=Mark.VALIDATED))
     return Domain(
         about=f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}",
         counted=False,
@@ -263,8 +233,15 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
         share=float(out.mean()),
         time_share=float(took[out].sum() / max(took.sum(), 1)),
         mark=Mark(worst).name.lower(),
-        reason="a kernel that tells lies beyond measured shapes" if out.any() else "",
+        reason=f"{_weakest(cost, sizes, out, took)}, beyond measured shapes" if out.any() else "",
     )  # fmt: skip
+
+
+def _weakest(cost: OperationCost, sizes: StepSizes, out: NDArray[np.bool_], took: Floats) -> str:
+    """The operation that puts the longest of the steps outside there."""
+    longest = np.flatnonzero(out)[took[out].argmax()]
+    amounts = {name: np.asarray(values) for name, values in vars(sizes).items()}
+    return explain(cost, StepSizes(**{n: float(v[longest]) for n, v in amounts.items() if v.ndim})).why
 
 
 def _marked(
@@ -276,7 +253,7 @@ def _marked(
     out: NDArray[np.bool_],
 ) -> Map:
     marks = step_marks(cost, sizes)
-    percent, known = 100 * (marks.slow - 1), marks.mark < Mark.EXTRAPOLATED
+    percent, known = 100 * (np.exp(REACH * marks.sigma) - 1), marks.mark < Mark.EXTRAPOLATED
     return Map(*titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points, out)
 
 

@@ -16,12 +16,13 @@ from dashboard.series import thin
 _POINTS = 1200
 _FAR = 3.0  # doublings beyond what was measured at which grey is at its darkest
 _VAGUE = 50.0  # percent; the scale of the Calibration page
+_OUTLINE = {"width": 0.7, "color": "rgba(20, 26, 38, 0.7)"}  # so that a real step stands out from what was measured
 _DECADES = (1, 10, 100, 1_000, 10_000)
 
 
 def domain_maps(domain: Domain, name: str, colour: str) -> go.Figure:
     """Decode steps and steps with prompts, side by side; `name` and `colour` are those of the run marked on them."""
-    figure = make_subplots(cols=2, horizontal_spacing=0.09, subplot_titles=("Decode steps", "Steps with prompts"))
+    figure = make_subplots(cols=2, horizontal_spacing=0.15, subplot_titles=("Decode steps", "Steps with prompts"))
     for at, panel in enumerate((domain.decode, domain.prompts), start=1):
         for trace in (*_ground(panel, domain.counted), *_marks(panel, name, colour, at == 1)):
             figure.add_trace(trace, row=1, col=at)
@@ -41,7 +42,7 @@ def _ground(panel: Map, counted: bool) -> list[Any]:
         with np.errstate(invalid="ignore"):
             darkness, beyond = np.log2(panel.outside) / _FAR, "%{customdata:.1f} times beyond what was measured"
     else:
-        known, told = panel.known, "known to ± %{customdata:.0f} %"
+        known, told = panel.known, "kernels known to ± %{customdata:.0f} %"
         darkness, beyond = panel.outside / _VAGUE, "extrapolated, ± %{customdata:.0f} %"
     dark = np.clip(np.where(np.isnan(panel.outside), np.nan, darkness), 0, 1)
     common = {"x": panel.x, "y": panel.y, "hoverongaps": False}
@@ -68,10 +69,11 @@ def _ground(panel: Map, counted: bool) -> list[Any]:
 
 def _marks(panel: Map, name: str, colour: str, first: bool) -> list[go.Scatter]:
     traces = []
+    cross = {"color": ALARM, "size": 7, "symbol": "x-thin", "line": {"width": 1.6, "color": ALARM}}
     for out, label, marker in (
-        (False, name, {"color": colour, "size": 5, "opacity": 0.65}),
-        (True, f"{name}, outside", {"color": ALARM, "size": 7, "symbol": "x-thin", "line": {"width": 1.6, "color": ALARM}}),
-    ):  # fmt: skip
+        (False, name, {"color": colour, "size": 5.5, "opacity": 0.8, "line": _OUTLINE}),
+        (True, f"{name}, outside", cross),
+    ):
         mine: NDArray[Any] = panel.points[panel.out == out]
         mine = mine[thin(len(mine), _POINTS)]
         traces.append(
@@ -111,7 +113,7 @@ def _known_axis() -> dict[str, Any]:
         "colorscale": [[0, tint(REAL, 0.95)], [1, tint(REAL, 0.14)]],
         "cmin": 0,
         "cmax": _VAGUE,
-        "colorbar": {"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
+        "colorbar": {"title": {"text": "kernels known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
     }
 
 
@@ -120,6 +122,7 @@ def _log(edges: NDArray[Any]) -> dict[str, Any]:
         "type": "log",
         "range": np.log10([edges[0], edges[-1]]).tolist(),
         "tickvals": _powers(edges),
+        "ticktext": [f"{power:,}" for power in _powers(edges)],
         "showgrid": False,
         "zeroline": False,
     }
@@ -132,4 +135,4 @@ def _powers(edges: NDArray[Any]) -> list[int]:
 
 
 def _no_rows(edges: NDArray[Any]) -> list[str]:
-    return ["none", *map(str, _powers(edges))]
+    return ["none", *(f"{power:,}" for power in _powers(edges))]

@@ -12,13 +12,14 @@ from plotly.subplots import make_subplots
 from dashboard.external_results import Column, Figure, Source
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish
 
+_RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
 _FAMILIES = (  # what a figure's name begins with, by the panel it belongs to
     ("TTFT", ("ttft_ms",)),
     ("TPOT", ("tpot_ms",)),
     ("E2E", ("e2e_ms",)),
-    ("throughput, makespan", ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")),
+    ("throughput, makespan", _RATES),
     ("steps", ("p50_ms", "p95_ms", "total_s")),  # their targets are of single steps, not of these
-)  # fmt: skip
+)
 _EDGE = 60.0  # percent at which the axis ends: what lies beyond stands at its edge
 _SPREAD = 0.32  # of the height of a row, so that dots do not hide each other
 
@@ -28,15 +29,18 @@ def errors_by_source(cases: Sequence[Source], column: Column) -> go.Figure:
     shown = [(title, names) for title, names in _FAMILIES if any(_rows(case, names, column) for case in cases)]
     if not shown:
         return empty("No source has such figures", 300)
-    figure = make_subplots(cols=len(shown), shared_yaxes=True, horizontal_spacing=0.02)
+    titles = [title for title, _ in shown]
+    figure = make_subplots(cols=len(shown), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles)
     labelled: set[str] = set()
-    for at, (title, names) in enumerate(shown, start=1):
+    for at, (_, names) in enumerate(shown, start=1):
         for place, case in enumerate(cases):
-            for row in (True, False):
-                _dots(figure, at, place, case, _rows(case, names, column), column, row, labelled)
+            rows = _rows(case, names, column)
+            for covered in (True, False):
+                mine = [row for row in rows if (row.covered or column == "anchored") == covered]
+                _dots(figure, at, place, case, mine, column, covered, labelled)
             _targets(figure, at, place, case, names, column, labelled)
         figure.update_xaxes(
-            title_text=f"{title}: error (%)",
+            title_text="error (%)",
             range=[-_EDGE * 1.08, _EDGE * 1.08],
             tickvals=[-50, -25, 0, 25, 50],
             zeroline=True,
@@ -49,8 +53,11 @@ def errors_by_source(cases: Sequence[Source], column: Column) -> go.Figure:
         ticktext=[case.name for case in cases],
         range=[len(cases) - 0.45, -0.55],
         showgrid=False,
+        zeroline=False,
     )
-    return finish(figure, 90 + 62 * len(cases))
+    finish(figure, 110 + 62 * len(cases))
+    figure.update_layout(margin_t=64, legend_y=1.14)
+    return figure
 
 
 def _rows(case: Source, names: Sequence[str], column: Column) -> list[Figure]:
@@ -62,18 +69,17 @@ def _dots(
     at: int,
     place: int,
     case: Source,
-    rows: Sequence[Figure],
+    mine: Sequence[Figure],
     column: Column,
     covered: bool,
     labelled: set[str],
 ) -> None:
-    mine = [row for row in rows if row.covered == covered]
     if not mine:
         return
     errors = np.array([row.error_pct(column) for row in mine], dtype=np.float64)
     beyond = np.abs(errors) > _EDGE
     edge = np.where(errors > 0, "triangle-right", "triangle-left")
-    name = "in its 90 % interval" if covered else "outside it"
+    name = "anchored" if column == "anchored" else "in its 90 % interval" if covered else "outside it"
     figure.add_scatter(
         x=np.clip(errors, -_EDGE, _EDGE),
         y=place + _SPREAD * _spread(len(mine), covered),

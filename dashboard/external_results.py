@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.config import parse
 from serving.errors import UserError
@@ -81,7 +81,7 @@ class External(_Part):
 
     created: str = ""
     version: str = ""
-    cases: list[Source]
+    cases: list[Source] = Field(min_length=1)
 
     @property
     def targets(self) -> list[Target]:

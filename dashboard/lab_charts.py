@@ -14,6 +14,7 @@ from serving.metrics import METRICS
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _ROW = 27  # pixels of a row
+_FEW = 10  # values of which a line alone would show little
 
 
 class Sides(NamedTuple):
@@ -41,7 +42,7 @@ def cdfs(curves: Mapping[str, Any], names: Sides, colours: Sides, log_x: bool) -
             figure.add_scatter(
                 x=curve["x"],
                 y=curve["y"],
-                mode="lines",
+                mode="lines" if len(curve["x"]) >= _FEW else "lines+markers",
                 line={"color": colour, "width": 2.2, "shape": "hv"},
                 name=f"{side.upper()}: {name}",
                 legendgroup=side,
@@ -98,7 +99,7 @@ def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
             hovertemplate="<b>%{y}</b>: %{x:+.1f} %<br>%{customdata}<extra></extra>",
         )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title_text="B - A (% of A), with the interval", zeroline=False, ticksuffix=" %")
+    figure.update_xaxes(title_text="B - A (% of A)", zeroline=False)
     figure.update_yaxes(categoryorder="array", categoryarray=[label(row) for row in reversed(shown)], title_text=None)
     return finish(figure, 100 + _ROW * len(shown))
 
@@ -133,7 +134,7 @@ def _hover(row: Mapping[str, Any]) -> str:
 def winners(tallies: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
     """Of all requests, and of each tenant and SLO class: the share that B, or A, serves better by the threshold."""
     judged = list(dict.fromkeys(tally["metric"] for tally in tallies))
-    figure = make_subplots(cols=len(judged), shared_yaxes=True, horizontal_spacing=0.05)
+    figure = make_subplots(rows=len(judged), shared_xaxes=True, vertical_spacing=0.08)
     for at, name in enumerate(judged, start=1):
         mine = [tally for tally in reversed(tallies) if tally["metric"] == name]
         counts = [max(tally["gain"] + tally["same"] + tally["lose"], 1) for tally in mine]
@@ -149,12 +150,14 @@ def winners(tallies: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
                 showlegend=at == 1,
                 customdata=[(tally[kind], count) for tally, count in zip(mine, counts, strict=True)],
                 hovertemplate="%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)",
-                row=1,
-                col=at,
+                row=at,
+                col=1,
             )
-        figure.update_xaxes(title_text=f"requests by {METRICS[name].label} (%)", range=[0, 100], row=1, col=at)
+        figure.update_yaxes(title_text=f"by {METRICS[name].label}", row=at, col=1)
+    figure.update_xaxes(range=[0, 100])
+    figure.update_xaxes(title_text="requests (%)", row=len(judged), col=1)
     figure.update_layout(barmode="stack")
-    finish(figure, 120 + 34 * (len(tallies) // max(len(judged), 1)))
+    finish(figure, 110 + max(_ROW * len(tallies), 70 * len(judged)))
     return figure.update_layout(legend_traceorder="normal")
 
 
@@ -164,28 +167,23 @@ def _group(tally: Mapping[str, Any]) -> str:
 
 
 def shares(tenants: Sequence[Mapping[str, Any]], names: Sides, colours: Sides) -> go.Figure:
-    """Each tenant's share of the tokens served before the last arrival; the line is its share of the requests."""
-    x = [tenant["tenant"] for tenant in tenants]
+    """Each tenant's share of the requests, and of the tokens that each side served before the last arrival."""
     figure = go.Figure()
-    for side, name, colour in zip("ab", names, colours, strict=True):
+    served = [("requests", "requests sent", tint(NEUTRAL, 0.4))]
+    served += [
+        (side, f"{side.upper()}: {name}", colour) for side, name, colour in zip("ab", names, colours, strict=True)
+    ]
+    for key, name, colour in served:
         figure.add_bar(
-            x=x,
-            y=[tenant[side] for tenant in tenants],
-            name=f"{side.upper()}: {name}",
+            x=[tenant["tenant"] for tenant in tenants],
+            y=[tenant[key] for tenant in tenants],
+            name=name,
             marker_color=colour,
-            hovertemplate="%{x}: %{y:.1f} % of the tokens",
+            hovertemplate="%{x}: %{y:.1f} %",
         )
-    figure.add_scatter(
-        x=x,
-        y=[tenant["requests"] for tenant in tenants],
-        mode="markers",
-        marker={"symbol": "line-ew", "size": 46, "line": {"width": 2, "color": NEUTRAL}},
-        name="share of the requests",
-        hovertemplate="%{x}: %{y:.1f} % of the requests",
-    )
     figure.update_xaxes(title_text="tenant", type="category")
-    figure.update_yaxes(title_text="tokens served (%)", rangemode="tozero")
-    return finish(figure, HEIGHT)
+    figure.update_yaxes(title_text="share (%)", rangemode="tozero")
+    return finish(figure, 250)
 
 
 def ranking(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
@@ -210,6 +208,6 @@ def ranking(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
             hovertemplate="%{y}<br>%{x:+.1f} %",
         )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title_text="B - A (% of A)", zeroline=False, ticksuffix=" %")
+    figure.update_xaxes(title_text="B - A (% of A)", zeroline=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(y)), title_text=None)
     return finish(figure, 110 + _ROW * len(shown))

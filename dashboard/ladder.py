@@ -78,7 +78,8 @@ def _others(external: External | None) -> None:
         return
     targets = external.targets
     met = sum(target.met for target in targets)
-    st.markdown(f":blue[:material/public:] **{met} of {len(targets)}** targets met, {len(external.cases)} sources")
+    sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
+    st.markdown(f":blue[:material/public:] **{met} of {len(targets)}** targets met, {sources}")
     largest = max(external.cases, key=lambda case: len(case.rows))
     medians = [
         f"{label} {error:.1f} %"
@@ -99,7 +100,7 @@ def _bands(report: Report | None, external: External | None) -> None:
     if not shares:
         st.caption("The report holds no bands; run tokentwin validate again.")
         return
-    covered, count, of = shares[0]
+    covered, count, _ = shares[0]
     st.markdown(f":blue[:material/density_medium:] **{covered} of {count}** measured figures in their 90 % band")
     told = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
     st.caption(f"Meant to be 90 %: {told}. Figures of one run are not independent of each other.")

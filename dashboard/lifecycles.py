@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,40 +11,48 @@ import streamlit as st
 
 from dashboard import run_charts
 from dashboard.library import stamp
-from dashboard.loading import open_run, run_colour
+from dashboard.loading import open_run, run_colour, token_gaps
 from dashboard.numbers import percent, shown
 from dashboard.series import column
 from serving.metrics import metric
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
+from traces.run_metrics import Distribution, RunMetrics
 
-CARD_PX = 272
 _BARE = {"displayModeBar": False}
+_CARD_PX = 264  # four abreast at 1280, two at 800
 _HELP = "The same run as its tokens, its steps, its memory and its requests saw it."
 
 Cell = tuple[str, Any, str]
 
 
+class _Spread(NamedTuple):
+    """What is known of the gaps between tokens: ITL where token times were kept, else TPOT; a note if of a sample."""
+
+    metric: str
+    spread: Distribution
+    note: str = ""
+
+
 def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
     """A card each, two abreast on a narrow page."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
-    figures = _figures(str(recording.path), stamp(recording.path))
+    gaps, figures = _figures(str(recording.path), stamp(recording.path))
     with st.container(horizontal=True, gap="small"):
-        for title, cells in _cells(metrics).items():
-            with st.container(border=True, width=CARD_PX, key=f"card-{title}"):
+        for title, cells in _cells(metrics, gaps).items():
+            with st.container(border=True, width=_CARD_PX, key=f"card-{title}"):
                 _card(title, cells)
+                if title == "Token" and gaps.note:
+                    st.caption(gaps.note)
                 st.plotly_chart(figures[title], key=title, config=_BARE)
 
 
-def _cells(metrics: RunMetrics) -> dict[str, list[Cell]]:
+def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
     s = metrics.scalars()
     steps, queue = (metrics.distribution(name) for name in ("step_ms", "queue_ms"))
-    gaps = gaps_of(metrics)
-    spread = metrics.distribution(gaps)
     return {
         "Token": [
-            (f"{metric(gaps).label} p50 (ms)", spread.p50, gaps),
-            (f"{metric(gaps).label} p99 (ms)", spread.p99, gaps),
+            (f"{metric(gaps.metric).label} p50 (ms)", gaps.spread.p50, gaps.metric),
+            (f"{metric(gaps.metric).label} p99 (ms)", gaps.spread.p99, gaps.metric),
             ("input (tok/s)", s["input_throughput"], "input_throughput"),
             ("output (tok/s)", s["output_throughput"], "output_throughput"),
         ],
@@ -69,11 +77,6 @@ def _cells(metrics: RunMetrics) -> dict[str, list[Cell]]:
     }
 
 
-def gaps_of(metrics: RunMetrics) -> str:
-    """ITL where token times were kept, else TPOT."""
-    return "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"
-
-
 def _card(title: str, cells: list[Cell]) -> None:
     st.markdown(f"**{title}**")
     for begin in (0, 2):
@@ -82,13 +85,18 @@ def _card(title: str, cells: list[Cell]) -> None:
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _figures(directory: str, stamp: int) -> dict[str, go.Figure]:
+def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]:
     recording, metrics = open_run(Path(directory))
     colour = run_colour(recording)
-    of, gaps = metrics.values, gaps_of(metrics)
+    of, gaps = metrics.values, token_gaps(recording)
+    if len(gaps.values):
+        note = "" if gaps.share == 1 else f"of {100 * gaps.share:.0f} % of the requests"
+        spread, values = _Spread("itl_ms", Distribution.of(gaps.values), note), gaps.values
+    else:
+        spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), of("tpot_ms")
     prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
-    return {
-        "Token": run_charts.histogram(of(gaps), gaps, colour),
+    return spread, {
+        "Token": run_charts.histogram(values, spread.metric, colour),
         "Compute": run_charts.step_times(of("batch_tokens"), of("step_ms"), prefill, colour),
         "Memory": run_charts.memory_shares(of("kv_usage"), of("kv_pressure"), of("step_ms"), colour),
         "Request": run_charts.phases(of("queue_ms"), of("prefill_ms"), of("decode_ms"), colour),

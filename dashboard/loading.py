@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 import streamlit as st
 from numpy.typing import NDArray
 
@@ -15,6 +16,7 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
+_GROUPS = 12  # row groups of requests, about 100,000: enough for the p99 of the gaps between their tokens
 
 
 def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
@@ -28,14 +30,53 @@ def compared_values(directory: Path) -> Mapping[str, NDArray[Any]]:
     return {name: metrics.values(name) for name in COMPARED}
 
 
+class Gaps(NamedTuple):
+    """Times between tokens in milliseconds, and the share of the requests that they are of."""
+
+    values: NDArray[Any]
+    share: float
+
+
+def token_gaps(recording: Recording) -> Gaps:
+    """ITL of all requests or, of a run of very many, of those in evenly spaced row groups; empty if not recorded."""
+    rows = recording.group_rows("requests")
+    groups = sorted({round(at * (len(rows) - 1) / max(_GROUPS - 1, 1)) for at in range(_GROUPS)}) if rows else []
+    requests = recording.table("requests", ["status", "token_times_ns"], groups)
+    return Gaps(RunMetrics(requests).values("itl_ms"), requests.num_rows / max(sum(rows), 1))
+
+
 def run_colour(recording: Recording) -> str:
     """Blue for a simulated run, orange for a real one."""
     return CLOCK.get(recording.run["clock"], NEUTRAL)
 
 
-@st.cache_resource(max_entries=8, show_spinner="Reading the recording")
+class _KeptRecording(Recording):
+    """A recording that reads a column of numbers once: metrics, timeline and tables want the same ones."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._kept: dict[tuple[str, str], pa.ChunkedArray] = {}
+        super().__init__(path)
+
+    def table(
+        self, dataset: str, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
+    ) -> pa.Table:
+        if columns is None or groups is not None:
+            return super().table(dataset, columns, groups)
+        missing = [name for name in columns if (dataset, name) not in self._kept]
+        read = super().table(dataset, missing) if missing else None
+        found = {name: read[name] if name in missing else self._kept[dataset, name] for name in columns}
+        self._kept.update({(dataset, name): found[name] for name in missing if _small(found[name].type)})
+        return pa.table(found)
+
+
+def _small(type: pa.DataType) -> bool:
+    """Whether a column of it is a number or so a row: lists of tokens and of rows fill the memory."""
+    return not pa.types.is_nested(type)
+
+
+@st.cache_resource(max_entries=4, show_spinner="Reading the recording")
 def _open_run(directory: str, stamp: int) -> tuple[Recording, RunMetrics]:
-    recording = Recording.load(directory)
+    recording = _KeptRecording(directory)
     metrics = RunMetrics.of(recording)
     metrics.values("e2e_ms")
     return recording, metrics

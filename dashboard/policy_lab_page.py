@@ -23,10 +23,11 @@ from dashboard.job_view import follow, start
 from dashboard.lab.example import example_answer
 from dashboard.lab.inputs import Incomplete, recording_inputs, settings_of, simulation_inputs
 from dashboard.lab.request import LabRequest, Timing
+from dashboard.lab.side_names import side_names
 from dashboard.lab.tasks import RECORDED, SIMULATED
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
-from dashboard.url import pick, switch
+from dashboard.url import keep, named, switch
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.jobs.job import Job
@@ -40,10 +41,10 @@ _MARKS = ("validated", "interpolated", "extrapolated")
 
 def show(runs: Path) -> None:
     """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    title, chooser = st.columns([3, 2], vertical_alignment="bottom")
     title.title("Is it better?", anchor=False)
     with chooser:
-        what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
+        what = _kind()
     try:
         if what == "recordings":
             _recorded(runs)
@@ -51,6 +52,18 @@ def show(runs: Path) -> None:
             _simulated(runs)
     except UserError as error:
         st.error(str(error), icon=":material/error:")
+
+
+def _kind() -> str:
+    """What to compare. The widget gets no default, since `_go_to` sets it."""
+    said = named("compare")
+    otherwise = said if said in _KINDS else "simulate"
+    st.session_state.setdefault("url_compare", otherwise)
+    chosen = st.segmented_control(
+        "Compare", list(_KINDS), format_func=_KINDS.__getitem__, key="url_compare", width="stretch"
+    )
+    keep("compare", chosen or otherwise, "simulate")
+    return chosen or otherwise
 
 
 def _simulated(runs: Path) -> None:
@@ -64,9 +77,8 @@ def _simulated(runs: Path) -> None:
     if answer is None:
         _unanswered(job, "These inputs have no answer yet. Simulating them takes a few seconds to a minute.")
         return
-    names = Sides(request.a.name, request.b.name)
     marks = [(answer[side]["mark"], answer[side]["reason"]) for side in "ab"]
-    _answer(answer, names, max(marks, key=lambda standing: _MARKS.index(standing[0])))
+    _answer(answer, max(marks, key=lambda standing: _MARKS.index(standing[0])))
     _on_engine(runs, answer, request.timing)
     _rest(answer, request)
 
@@ -87,10 +99,9 @@ def _recorded(runs: Path) -> None:
     if answer is None:
         _unanswered(job, "These recordings have not been compared yet.")
         return
-    names = Sides(*(answer[side]["deployment"]["policy"] for side in "ab"))
     real = all(answer[side]["clock"] == "wall" for side in "ab")
     measured = ("validated", "both sides were measured on the real engine")
-    _answer(answer, names, measured if real else None)
+    _answer(answer, measured if real else None)
     if "ranking" in answer:
         _ranking(answer)
     _rest(answer)
@@ -117,8 +128,9 @@ def _unanswered(job: Job, why: str) -> None:
         start(job)
 
 
-def _answer(answer: Mapping[str, Any], names: Sides, standing: tuple[str, str] | None) -> None:
+def _answer(answer: Mapping[str, Any], standing: tuple[str, str] | None) -> None:
     colours = side_colours(*(answer[side]["deployment"]["policy"] for side in "ab"))
+    names = Sides(*side_names(answer["a"], answer["b"]))
     verdict = answer["verdict"]
     icon = ":material/check_circle:" if answer["difference"] else ":material/drag_handle:"
     st.subheader(f"{icon} {_plain(verdict[:1].upper() + verdict[1:])}", anchor=False)
@@ -127,10 +139,10 @@ def _answer(answer: Mapping[str, Any], names: Sides, standing: tuple[str, str] |
     st.caption(_basis(answer))
     if answer["units"]["carry_over"]:
         st.warning(
-            "Some rows have no interval: queues outlast the blocks. Compare longer runs, or more seeds.",
+            "Queues outlast the blocks: intervals may be too narrow. Compare longer runs, or more seeds.",
             icon=":material/warning:",
         )
-    heading, toggle = st.columns([5, 1], vertical_alignment="bottom")
+    heading, toggle = st.columns([3, 1], vertical_alignment="bottom")
     with heading:
         help = "\n\n".join(metric(name).help for name in lab_charts.LATENCIES)
         st.subheader("Request by request", anchor=False, help=help)
@@ -144,7 +156,7 @@ def _answer(answer: Mapping[str, Any], names: Sides, standing: tuple[str, str] |
     with right:
         st.subheader("Winners and losers", anchor=False, help=_HELP["winners"])
         st.plotly_chart(lab_charts.winners(answer["tallies"], colours), key="winners", config=_BAR)
-    _fairness(answer, names, colours)
+        _fairness(answer, names, colours)
 
 
 def _basis(answer: Mapping[str, Any]) -> str:
@@ -152,8 +164,14 @@ def _basis(answer: Mapping[str, Any]) -> str:
     of = "runs of other arrivals" if units["of"] == "runs" else "blocks of consecutive arrivals"
     return (
         f"{answer['requests']:,} requests in {runs} run{'' if runs == 1 else 's'} of each side, resampled by "
-        f"{units['count']} {of}. The 95 % intervals hold for all rows together."
+        f"{units['count']} {of}. The 95 % intervals hold for all rows together.{_lost(answer)}"
     )
+
+
+def _lost(answer: Mapping[str, Any]) -> str:
+    """How many requests finish, where some do not."""
+    row = next((row for row in answer["rows"] if row["metric"] == "finished"), None)
+    return "" if row is None else f" {100 * row['a']:.1f} % of them finish on A, {100 * row['b']:.1f} % on B."
 
 
 def _fairness(answer: Mapping[str, Any], names: Sides, colours: Sides) -> None:
@@ -161,20 +179,16 @@ def _fairness(answer: Mapping[str, Any], names: Sides, colours: Sides) -> None:
     if not tenants:
         return
     st.subheader("Who is served", anchor=False, help=metric("jain_fairness").help)
-    chart, words = st.columns([2, 1], gap="medium", vertical_alignment="center")
-    chart.plotly_chart(lab_charts.shares(tenants, names, colours), key="shares", config=_BAR)
+    st.plotly_chart(lab_charts.shares(tenants, names, colours), key="shares", config=_BAR)
     jain = next((row for row in answer["rows"] if row["metric"] == "jain_fairness"), None)
     if jain is None or jain["a"] is None or jain["b"] is None:
         return
-    with words:
-        first, second = st.columns(2)
-        first.metric("Jain, A", f"{jain['a']:.3f}", help="1: all tenants get the same; 1/n: one of n gets everything.")
-        second.metric("Jain, B", f"{jain['b']:.3f}")
-        if jain["low"] is None:
-            st.caption("The difference has no interval.")
-        else:
-            told = f"{jain['better']} is fairer" if jain["better"] else "no difference can be claimed"
-            st.caption(f"B - A lies within {jain['low']:+.3f} to {jain['high']:+.3f}: {told}.")
+    told = f"Jain's index of A is **{jain['a']:.3f}**, of B **{jain['b']:.3f}**"
+    if jain["low"] is None:
+        st.markdown(f"{told}; the difference has no interval.")
+    else:
+        fairer = f"{jain['better']} is fairer" if jain["better"] else "no difference can be claimed"
+        st.markdown(f"{told}; B - A lies within {jain['low']:+.3f} to {jain['high']:+.3f}: {fairer}.")
 
 
 def _ranking(answer: Mapping[str, Any]) -> None:

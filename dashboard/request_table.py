@@ -106,7 +106,7 @@ def _linked(ids: np.ndarray[Any, Any]) -> int:
 
 
 def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
-    request: dict[str, Any] = recording.table("requests", _WATERFALL_COLUMNS).slice(row, 1).to_pylist()[0]
+    request = _row(recording, row)
     intervals: list[tuple[int, int]] = []
     preempted = request["preempted_ns"] or 0
     if request["preemptions"]:
@@ -130,3 +130,14 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         facts.append(f"preempted {times}, for {shown(preempted / 1e6)} ms{where}")
     st.caption(" · ".join(facts))
     st.plotly_chart(run_charts.waterfall(request, run_colour(recording), intervals), key="waterfall", config=_BARE)
+
+
+def _row(recording: Recording, row: int) -> dict[str, Any]:
+    """One request, with its tokens: only the row group that it lies in is read."""
+    ends = np.cumsum(recording.group_rows("requests"))
+    group = int(np.searchsorted(ends, row, side="right"))
+    first = int(ends[group - 1]) if group else 0
+    found: dict[str, Any] = (
+        recording.table("requests", _WATERFALL_COLUMNS, [group]).slice(row - first, 1).to_pylist()[0]
+    )
+    return found

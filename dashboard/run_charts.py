@@ -17,6 +17,7 @@ from dashboard.series import bucket_means, column, envelope, held, thin
 from serving.metrics import metric
 
 PHASES = ("queue", "prefill", "decode")
+_SAMPLE = 200_000  # steps: more do not move a curve of 300 points
 
 
 def phase_colours(colour: str) -> dict[str, str]:
@@ -36,8 +37,17 @@ def timeline(
         return empty("The recording holds no steps", 600)
     figure = make_subplots(rows=4, shared_xaxes=True, vertical_spacing=0.045, row_heights=[1, 1, 1, 1.2])
     panels = (("waiting", 1.0, "waiting"), ("running", 1.0, "running"), ("used_blocks", 100.0 / blocks, "KV use"))
+    alone = pc.count_distinct(steps["replica"]).as_py() == 1
+    parts = (
+        ("prefill_tokens", "prefill tokens", phase_colours(colour)["prefill"]),
+        ("decode_rows", "decode tokens", colour),
+    )
+    # Batches of several replicas are not added up: they are not one step.
+    summed = [name for name, _, _ in panels] + ([name for name, _, _ in parts] if alone else [])
+    at_ns, series = held(steps, summed)
+    values = dict(zip(summed, series, strict=True))
     for at, (name, scale, label) in enumerate(panels, start=1):
-        x, y = _within(*held(steps, name), window_s, keep_value=True)
+        x, y = _within(at_ns, values[name], window_s, keep_value=True)
         x, y = envelope(x, y * scale, buckets)
         figure.add_scatter(
             x=x / 1e9,
@@ -52,17 +62,13 @@ def timeline(
             row=at,
             col=1,
         )
-    order = np.argsort(column(steps, "start_ns"), kind="stable")
-    times = column(steps, "start_ns")[order]
-    alone = pc.count_distinct(steps["replica"]).as_py() == 1
-    parts = (
-        ("prefill_tokens", "prefill tokens", phase_colours(colour)["prefill"]),
-        ("decode_rows", "decode tokens", colour),
-    )
+    if not alone:
+        start = column(steps, "start_ns")
+        order = np.argsort(start, kind="stable")
+        at_ns = start[order]
+        values.update((name, np.nan_to_num(column(steps, name))[order]) for name, _, _ in parts)
     for name, label, shade in reversed(parts):
-        # Batches of several replicas are not added up: they are not one step.
-        raw = held(steps, name) if alone else (times, np.nan_to_num(column(steps, name)[order]))
-        x, y = _within(*raw, window_s)
+        x, y = _within(at_ns, values[name], window_s)
         x, y = bucket_means(x, y, buckets)
         figure.add_scatter(
             x=x / 1e9,
@@ -202,15 +208,16 @@ def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: ND
         return empty("no KV use recorded", 230)
     figure = go.Figure()
     for label, values, dash in (("used", kv_usage, "solid"), ("demanded", kv_pressure, "dot")):
-        known = np.isfinite(values) & np.isfinite(step_ms)
-        order = np.argsort(-values[known], kind="stable")
-        weights = step_ms[known][order]
+        known = np.flatnonzero(np.isfinite(values) & np.isfinite(step_ms))
+        known = known[thin(len(known), _SAMPLE)]
+        order = known[np.argsort(-values[known], kind="stable")]
+        weights = step_ms[order]
         if not len(order) or weights.sum() <= 0:
             continue
         above = 100 * np.cumsum(weights) / weights.sum()
         kept = thin(len(order), 300)
         figure.add_scatter(
-            x=100 * values[known][order][kept],
+            x=100 * values[order][kept],
             y=above[kept],
             mode="lines",
             line={"color": colour, "width": 2, "dash": dash},

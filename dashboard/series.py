@@ -5,6 +5,8 @@ Everything is numpy on whole columns; a million points come down to a few thousa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,14 +55,12 @@ def envelope(times: Floats, values: Floats, buckets: int = 700) -> tuple[Floats,
     edges = np.linspace(times[0], times[-1], buckets + 1)
     starts = np.unique(np.searchsorted(times, edges[:-1], side="left"))
     starts = starts[starts < n]
-    bucket = np.zeros(n, dtype=np.int64)
-    bucket[starts[1:]] = 1
-    bucket = np.cumsum(bucket)
-    order = np.lexsort((values, bucket))
-    firsts = np.searchsorted(bucket[order], np.arange(len(starts)), side="left")
-    lasts = np.append(firsts[1:], n) - 1
-    kept = np.unique(np.concatenate([order[firsts], order[lasts], [n - 1]]))
-    return times[kept], values[kept]
+    kept = {n - 1}
+    for begin, end in pairwise([*starts.tolist(), n]):
+        inside = values[begin:end]
+        kept |= {begin + int(inside.argmin()), begin + int(inside.argmax())}
+    chosen = np.array(sorted(kept))
+    return times[chosen], values[chosen]
 
 
 def bucket_means(times: Floats, values: Floats, buckets: int = 700) -> tuple[Floats, Floats]:
@@ -75,27 +75,35 @@ def bucket_means(times: Floats, values: Floats, buckets: int = 700) -> tuple[Flo
     return edges[:-1][full], sums[full] / counts[full]
 
 
-def held(steps: pa.Table, name: str) -> tuple[Floats, Floats]:
-    """A step quantity over time, summed over the replicas: each step's value holds until the next one's start.
+def held(steps: pa.Table, names: Sequence[str]) -> tuple[Floats, list[Floats]]:
+    """Step quantities over time, summed over the replicas: each step's value holds until the next one's start.
 
-    A replica that has had nothing to do for longer than ten usual steps is at zero.
+    A replica that has had nothing to do for longer than ten usual steps is at zero. Times, and a series for each name.
     """
-    replicas = np.nan_to_num(column(steps, "replica"))
-    start, end, value = column(steps, "start_ns"), column(steps, "end_ns"), column(steps, name)
-    times, changes = [np.empty(0)], [np.empty(0)]
-    usual = float(np.median(end - start)) if len(start) else 0.0
-    for replica in np.unique(replicas):
-        mine = np.flatnonzero(replicas == replica)
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        begins, ends, values = start[mine], end[mine], np.nan_to_num(value[mine])
-        idle = np.append(begins[1:] - ends[:-1] > 10 * usual, True)
-        at = np.concatenate([begins, ends[idle]])
-        to = np.concatenate([values, np.zeros(int(idle.sum()))])
-        order = np.argsort(at, kind="stable")
-        times.append(at[order])
-        changes.append(np.diff(to[order], prepend=0.0))
-    at, by = np.concatenate(times), np.concatenate(changes)
-    order = np.argsort(at, kind="stable")
-    at, total = at[order], np.cumsum(by[order])
-    last = np.append(at[1:] != at[:-1], True) if len(at) else np.empty(0, dtype=bool)
-    return at[last], total[last]
+    if not steps.num_rows:
+        return np.empty(0), [np.empty(0) for _ in names]
+    numbers = np.nan_to_num(column(steps, "replica")).astype(np.int64)
+    # In 16 bits, numpy sorts by counting.
+    replica = numbers.astype(np.int16) if numbers.max() <= np.iinfo(np.int16).max else numbers
+    start, end = column(steps, "start_ns"), column(steps, "end_ns")
+    order = np.argsort(replica, kind="stable")
+    if not _in_time(replica[order], start[order]):
+        order = np.lexsort((start, replica))
+    usual = float(np.median(end - start))
+    replica, start, end = replica[order], start[order], end[order]
+    idle = np.append((replica[1:] != replica[:-1]) | (start[1:] - end[:-1] > 10 * usual), True)
+    at = np.concatenate([start, end[idle]])
+    in_time = np.argsort(at, kind="stable")  # of runs that are in order already, which a stable sort only merges
+    at = at[in_time]
+    last = np.append(at[1:] != at[:-1], True)
+    series = []
+    for name in names:
+        value = np.nan_to_num(column(steps, name))[order]
+        change = np.concatenate([value, -value[idle]])
+        change[1 : len(value)] -= np.where(idle[:-1], 0.0, value[:-1])
+        series.append(np.cumsum(change[in_time])[last])
+    return at[last], series
+
+
+def _in_time(replica: NDArray[np.integer[Any]], start: Floats) -> bool:
+    return bool(np.all((start[1:] >= start[:-1]) | (replica[1:] != replica[:-1])))

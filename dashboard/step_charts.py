@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from calibration.explanation import ExplainedOperation
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
+from serving.dtypes import DTYPE_BYTES
 from serving.gpu_spec import GpuSpec
 
 BOUND_COLOUR = {"compute": SIMULATED, "memory": pale(SIMULATED), "link": ALARM}
@@ -28,19 +29,25 @@ def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
     return finish(figure, 60 + 34 * max(len(ordered), 3), legend=False)
 
 
-def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec) -> go.Figure:
-    """Every operation at its intensity and rate, under the roof of the device; size is its share of the time."""
+def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: str = "bfloat16") -> go.Figure:
+    """Every operation at its intensity and rate, under the roof of the device; size is its share of the time.
+
+    `weights` is the dtype of the weights: where it is narrower than 16 bits, GEMMs have a roof of their own.
+    """
     figure = go.Figure()
-    rate, bandwidth = gpu.flop_per_s("bfloat16"), float(gpu.memory_bytes_per_s)
-    intensity = [10 ** (i / 10) for i in range(-20, 46)]
-    figure.add_scatter(
-        x=intensity,
-        y=[min(rate, bandwidth * x) / 1e12 for x in intensity],
-        mode="lines",
-        line={"color": NEUTRAL, "width": 1.5},
-        name="16-bit roof",
-        hoverinfo="skip",
-    )
+    bandwidth = float(gpu.memory_bytes_per_s)
+    intensity = [10 ** (i / 10) for i in range(-10, 46)]
+    for dtype, dash in (("bfloat16", "solid"), (weights, "dot")):
+        rate = gpu.flop_per_s(dtype)
+        if dash == "solid" or rate != gpu.flop_per_s("bfloat16"):
+            figure.add_scatter(
+                x=intensity,
+                y=[min(rate, bandwidth * x) / 1e12 for x in intensity],
+                mode="lines",
+                line={"color": NEUTRAL, "width": 1.5, "dash": dash},
+                name=f"{8 * DTYPE_BYTES[dtype]:.0f}-bit roof",
+                hoverinfo="skip",
+            )
     longest = max((o.ns for o in operations), default=1.0)
     for bound, colour in BOUND_COLOUR.items():
         mine = [o for o in operations if o.bound == bound and o.flops > 0]
@@ -54,6 +61,6 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec) -> go.Figur
                 text=[f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine],
                 hovertemplate="%{text}<extra></extra>",
             )
-    figure.update_xaxes(type="log", title="FLOP per byte")
-    figure.update_yaxes(type="log", title="TFLOP/s")
+    figure.update_xaxes(type="log", dtick=1, title="FLOP per byte")
+    figure.update_yaxes(type="log", dtick=1, title="TFLOP/s")
     return finish(figure, 380)

@@ -6,16 +6,17 @@ import pandas as pd
 import streamlit as st
 
 from calibration.explanation import Explanation, explain
+from calibration.operation_cost import OperationCost
 from calibration.operations import uniform_step
 from calibration.predict import predicted_cost
+from dashboard.badge import badge
 from dashboard.step_charts import parts_bar, roofline
 from dashboard.url import choose, number
 from serving.config import Deployment
 from serving.errors import UserError
-from serving.gpu_spec import find_gpu, gpus
+from serving.gpu_spec import gpus
+from serving.kv_capacity import weights_dtype
 from serving.model_catalogue import models
-
-_BADGE = {"VALIDATED": "green", "INTERPOLATED": "blue", "EXTRAPOLATED": "orange"}
 
 
 def show() -> None:
@@ -45,21 +46,22 @@ def show() -> None:
         except UserError as error:
             st.error(str(error))
             return
-        _show(found, gpu, rows)
+        _show(found, cost, rows)
 
 
-def _show(found: Explanation, gpu: str, rows: int) -> None:
+def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = found.interval
-    st.markdown(
-        f"### {found.step_ns / 1e6:,.2f} ms :{_BADGE[found.mark.name]}-badge[{found.mark.name.lower()}: {found.why}]"
-    )
+    st.markdown(f"### {found.step_ns / 1e6:,.2f} ms")
+    badge(found.mark.name.lower(), f"{found.why} is what is known least" if found.why else "")
     tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
         f"plausible {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
         f"{found.host_ns / 1e6:,.2f} ms of CPU time before it, which async scheduling hides"
     )
     st.plotly_chart(parts_bar(found.parts_ns), key="parts")
-    st.plotly_chart(roofline(found.operations, find_gpu(gpu)), key="roofline")
+    st.plotly_chart(
+        roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment)), key="roofline"
+    )
     st.dataframe(
         pd.DataFrame(
             {

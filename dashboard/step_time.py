@@ -1,4 +1,4 @@
-"""Where the step time of a run goes: measured where the engine timed it, else by the cost model that timed its steps."""
+"""Where the step time of a run goes: as the engine timed it, else by the cost model that timed its steps."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from dashboard.loading import open_run, run_colour
 from dashboard.step_charts import roofline
 from dashboard.step_time_charts import part_times
 from serving.gpu_spec import GpuSpec
+from serving.kv_capacity import weights_dtype
 from tokentwin.repricing import Source, repriced, source_of
 from traces.recording import Recording
 
@@ -33,17 +34,18 @@ _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", 
 _BARE = {"displayModeBar": False}
 _ROOFLINE = (
     "Every kind of kernel in every kind of step, by its FLOPs for each byte and by what it reaches of them a second; "
-    "the larger, the more time it takes. Left of the knee of the roof memory is the bound, right of it the tensor cores. "
+    "the larger, the more time it takes. Left of the knee memory is the bound, right of it the tensor cores. "
     "FLOPs and bytes are the least that the operation takes."
 )
 
 
 class _Found(NamedTuple):
-    """Parts by regime; operations and their GPU if a cost model of operations is behind them; a line on how."""
+    """Parts by regime; operations, their GPU and the dtype of weights if a cost model tells them; a line on how."""
 
     parts_ns: PartTimes
     operations: list[ExplainedOperation]
     gpu: GpuSpec | None
+    weights: str
     how: str
 
 
@@ -54,20 +56,20 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
         st.info(found, icon=":material/info:")
         return
     st.caption(found.how)
+    bars = part_times(found.parts_ns, run_colour(recording))
+    if found.gpu is None:
+        st.plotly_chart(bars, key="part_times", config=_BARE)
+        st.caption("A recording does not hold the FLOPs and bytes of what was timed, so that there is no roofline.")
+        return
     left, right = st.columns(2, gap="medium")
     with left:
         st.markdown("**By part**")
-        st.plotly_chart(part_times(found.parts_ns, run_colour(recording)), key="part_times", config=_BARE)
+        st.plotly_chart(bars, key="part_times", config=_BARE)
     with right:
-        if found.gpu is None:
-            st.markdown("**What bounds it**")
-            st.caption("A recording does not hold the FLOPs and bytes of what was timed, so that there is no roofline.")
-        else:
-            st.markdown("**What bounds it**", help=_ROOFLINE)
-            st.plotly_chart(roofline(found.operations, found.gpu), key="run_roofline", config=_BAR)
-    if found.operations:
-        with st.expander("Every operation"):
-            _table(found.operations)
+        st.markdown("**What bounds it**", help=_ROOFLINE)
+        st.plotly_chart(roofline(found.operations, found.gpu, found.weights), key="run_roofline", config=_BAR)
+    with st.expander("Every operation"):
+        _table(found.operations)
 
 
 @st.cache_resource(max_entries=16, show_spinner="Explaining its steps")
@@ -79,7 +81,7 @@ def _found(directory: str, stamp: int, calibrations: Sequence[str]) -> _Found | 
     if measured is not None:
         coarse = any(MODEL in parts for parts in measured.values())
         more = "; record the run with `--time-operations` to see it by operation" if coarse else ""
-        return _Found(measured, [], None, f"As the engine timed it on its device{more}.")
+        return _Found(measured, [], None, "", f"As the engine timed it on its device{more}.")
     source = source_of(recording.run, map(Path, calibrations))
     if source is None:
         return _unknown(recording)
@@ -104,6 +106,7 @@ def _explained(recording: Recording, source: Source) -> _Found | str:
         found.parts_ns,
         found.operations,
         gpu,
+        weights_dtype(cost.model, cost.deployment),
         f"By the kernel tables of {gpu.name}, from {found.steps:,} steps spread over the run; "
         f"{mark_badge(worst.mark.name)} ({worst.name}).",
     )
@@ -113,8 +116,8 @@ def _unknown(recording: Recording) -> str:
     if recording.run["clock"] != "virtual":
         return "The engine did not time what is inside its steps."
     return (
-        f"The calibration that timed it ({recording.run['calibration'] or 'it names none'}) is not among the bundled ones "
-        "and does not lie under the directory of runs."
+        f"The calibration that timed it ({recording.run['calibration'] or 'it names none'}) is not among the bundled "
+        "ones and does not lie under the directory of runs."
     )
 
 

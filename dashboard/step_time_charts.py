@@ -60,6 +60,7 @@ def _add(
         text=[f"{100 * share:.0f} %" if share >= 0.08 else "" for share in shares],
         textposition="inside",
         insidetextanchor="middle",
+        textangle=0,
         customdata=[100 * share for share in shares],
         hovertemplate=f"{name}: %{{x:,.4~g}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>",
     )

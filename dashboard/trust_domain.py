@@ -6,44 +6,47 @@ from pathlib import Path
 
 import streamlit as st
 
+from calibration.decision_replay import recorded_deployment
+from calibration.engine_calibration import FILE
 from dashboard.badge import badge
-from dashboard.bundled import SAMPLES
-from dashboard.domain import Domain, Known, calibration_behind, domain
+from dashboard.bundled import DEMO
+from dashboard.domain import Domain, domain
 from dashboard.domain_charts import domain_maps
-from dashboard.library import stamp
+from dashboard.library import find, stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.url import choose
 from serving.errors import UserError
+from tokentwin.repricing import Source, fitting_sources, source_of
 from traces.recording import Recording
 
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 
 
-def show_domain(runs: Path, recordings: dict[str, Path], first: Path | None, calibration: str) -> None:
-    """The maps behind one of `recordings`, that in `first` unasked; a real run is held against `calibration`."""
+def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
+    """The maps behind one of `recordings`: of the report of this name that in `first`, and in doubt its calibration."""
     heading, chooser = st.columns([3, 2], vertical_alignment="bottom")
     with heading:
         st.subheader(
             "What was measured, and where this run goes",
             anchor=False,
-            help="Orange was measured. In grey, times are extrapolated: nothing alike was. A cross is a step of the run "
-            "that lies outside, be it in a dimension that is not drawn.",
+            help="Orange was measured. In grey, times are extrapolated: nothing alike was. A cross is a step of the "
+            "run that lies outside, be it in a dimension that is not drawn.",
         )
     if not recordings:
         st.caption("No recording to mark.")
         return
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
     with chooser:
+        _forget_another_reports(report)
         name = choose("Run in question", names, "scenario")
     try:
-        recording = Recording(recordings[name])
-        behind = recording.run["calibration"] or calibration
-        known = calibration_behind((runs, SAMPLES), behind) if behind else None
-        if known is None:
-            where = f"calibration `{behind}`, which is not under `{runs}`" if behind else "no calibration"
-            st.caption(f"The steps of *{name}* were timed by {where}; its domain cannot be drawn.")
+        recording = Recording.load(recordings[name])
+        source = _source(recording, runs, calibration)
+        if source is None:
+            st.caption(_unknown(recording, name, runs))
             return
-        found = _domain(str(recordings[name]), stamp(recordings[name]), behind, known)
+        made = Path(source.calibration) if source.calibration else recordings[name]
+        found = _domain(str(recordings[name]), (stamp(recordings[name]), stamp(made)), source)
     except UserError as error:
         st.error(str(error), icon=":material/error:")
         return
@@ -54,11 +57,37 @@ def show_domain(runs: Path, recordings: dict[str, Path], first: Path | None, cal
     st.caption(f"Behind it: {found.about}.")
 
 
+def _forget_another_reports(report: str) -> None:
+    """Another report asks about its own run; a link says which run, whatever the report."""
+    if st.session_state.get("scenario_of", report) != report:
+        for key in ("url_scenario", "last_scenario"):
+            st.session_state.pop(key, None)
+        st.query_params.pop("scenario", None)
+    st.session_state["scenario_of"] = report
+
+
+def _source(recording: Recording, runs: Path, calibration: str) -> Source | None:
+    """What timed a simulated run; for a real one `calibration`, or any of its engine."""
+    calibrations = [*find(runs, "calibration.json").values(), *find(runs, FILE).values(), DEMO / "calibration"]
+    if recording.run["clock"] == "virtual":
+        return source_of(recording.run, calibrations)
+    fitting = fitting_sources(recorded_deployment(recording), calibrations)
+    reports = source_of({**recording.run, "calibration": calibration}, calibrations)
+    return reports if reports in fitting else next(iter(fitting), None)
+
+
+def _unknown(recording: Recording, name: str, runs: Path) -> str:
+    if recording.run["clock"] == "virtual":
+        behind = recording.run["calibration"] or "without an id"
+        return f"The steps of *{name}* were timed by a calibration ({behind}) that is not under `{runs}`: no domain."
+    return f"No calibration of the engine that ran *{name}* lies under `{runs}`: no domain."
+
+
 def _in_words(found: Domain, name: str) -> None:
     told = f"**{100 * found.share:.1f} %** of the {found.steps:,} steps of *{name}* lie outside"
     if found.share:
-        told += f", {100 * found.time_share:.1f} % of their time; what puts them there is {found.reason}"
-        reason = f"{100 * found.share:.1f} % of the steps lie outside what was measured: {found.reason}"
+        told += f", {100 * found.time_share:.1f} % of their time; most by {found.reason}"
+        reason = f"{100 * found.share:.1f} % of the steps lie outside what was measured, most by {found.reason}"
     else:
         told, reason = f"**All {found.steps:,}** steps of *{name}* lie inside", "nothing beyond what was measured"
     badge(found.mark, reason)
@@ -66,5 +95,5 @@ def _in_words(found: Domain, name: str) -> None:
 
 
 @st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured")
-def _domain(recording: str, stamp: int, calibration: str, _known: Known) -> Domain:
-    return domain(Recording.load(recording), _known)
+def _domain(recording: str, stamps: tuple[int, int], source: Source) -> Domain:
+    return domain(Recording.load(recording), source)

@@ -24,8 +24,8 @@ def show_external(external: External) -> None:
         st.subheader(
             "Published engines, predicted",
             anchor=False,
-            help="Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and runs "
-            "of other sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two "
+            help="Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and "
+            "runs of other sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two "
             "fitted on one run of the source, which is then left out of the score. Errors are predicted against "
             "measured; a triangle at the edge is farther off.",
         )

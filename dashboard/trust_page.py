@@ -13,6 +13,7 @@ import streamlit as st
 from dashboard import trust_charts
 from dashboard.badge import badge
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE
+from dashboard.domain import NEGLIGIBLE
 from dashboard.external_results import EXTERNAL, External, load_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
@@ -25,7 +26,6 @@ from serving.errors import UserError
 from serving.metrics import METRICS, metric
 
 BUNDLED = "bundled: tokentwin demo"
-_NEGLIGIBLE = 0.01  # the share of steps outside the domain that does not change how a run stands, as in StepCost
 
 
 def show(runs: Path) -> None:
@@ -53,9 +53,9 @@ def show(runs: Path) -> None:
     simulated = report.recordings.simulated
     recordings = find(runs, RECORDING)
     if not own:
-        recordings |= {f"bundled: {name}": path for name, path in find(DEMO, RECORDING).items()}
+        recordings |= {f"bundled: {run}": path for run, path in find(DEMO, RECORDING).items()}
     first = resolve(reports[name], simulated) if simulated else None
-    show_domain(runs, recordings, first, report.calibration)
+    show_domain(runs, recordings, name, first, report.calibration)
     if external is not None:
         show_external(external)
     _provenance(report)
@@ -98,12 +98,16 @@ def _verdict(report: Report) -> None:
             "ran, so part of the error below is the machine's. Run it again on a quiet one.",
             icon=":material/warning:",
         )
+    badge(*_standing(report))
+
+
+def _standing(report: Report) -> tuple[str, str]:
+    """How far to trust the simulated run, and why."""
     share = report.extrapolated_share or 0.0
     outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
-    if share > _NEGLIGIBLE:
-        badge("extrapolated", outside)
-    else:
-        badge("validated", f"held against real runs of the same workload; {outside}")
+    if share > NEGLIGIBLE:
+        return "extrapolated", outside
+    return "validated", f"held against real runs of the same workload; {outside}"
 
 
 def _distributions(directory: Path, report: Report) -> None:
@@ -136,6 +140,7 @@ def _distributions(directory: Path, report: Report) -> None:
     for problem in problems:
         st.warning(problem, icon=":material/error:")
     if real or simulated:
+        badge(*_standing(report))
         st.plotly_chart(trust_charts.cdfs(real, simulated, COMPARED, log_x), key="cdfs", config=_BAR)
     elif not problems:
         st.caption("The report names no recordings.")
@@ -149,6 +154,8 @@ def _errors(report: Report) -> None:
         help="A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of "
         "the same real run lie from each other: nothing can be predicted better than it repeats.",
     )
+    if rows:
+        badge(*_standing(report))
     st.plotly_chart(trust_charts.errors(rows), key="errors", config=_BAR)
     if rows:
         with st.expander("The figures"):
@@ -193,6 +200,7 @@ def _steps(directory: Path, report: Report) -> None:
     if table is None:
         st.caption("The report holds no step residuals.")
         return
+    badge("validated", "every dot was measured, and is held against its prediction")
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
     st.plotly_chart(trust_charts.residuals(*columns), key="residuals", config=_BAR)
     regimes = report.rungs.step.regimes if report.rungs.step else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
 
 class _Settings(BaseModel):
@@ -125,7 +125,7 @@ class FailuresConfig(_Settings):
 
 
 class AutoscalerConfig(_Settings):
-    """How many replicas a pool has. Looks every `interval_s`.
+    """How many replicas one pool has. Looks every `interval_s`.
 
     `queue` is waiting requests per ready replica and `kv` the mean share of KV blocks in use: when above `target`, the
     pool is brought to ceil(replicas * value / target); when below `scale_in_below * target`, to one replica fewer.
@@ -171,12 +171,24 @@ class FleetConfig(_Settings):
     links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: as by default")
     admission: AdmissionConfig = AdmissionConfig()
     failures: FailuresConfig = FailuresConfig()
-    autoscaler: AutoscalerConfig | None = Field(None, description="null: the fleet stays as it is")
+    autoscaler: tuple[AutoscalerConfig, ...] | None = Field(
+        None, min_length=1, description="one, or a list of one for each of several pools; null: the fleet stays as it is"
+    )
 
     @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _a_name_alone(cls, router: Any) -> Any:
         return {"name": router} if isinstance(router, str) else router
+
+    @field_validator("autoscaler", mode="before")
+    @classmethod
+    def _one_alone(cls, autoscaler: Any) -> Any:
+        return (autoscaler,) if isinstance(autoscaler, dict | AutoscalerConfig) else autoscaler
+
+    @field_serializer("autoscaler")
+    def _alone_as_it_was_given(self, autoscaler: tuple[AutoscalerConfig, ...] | None) -> Any:
+        dumped = [scaler.model_dump() for scaler in autoscaler or ()]
+        return dumped if len(dumped) > 1 else next(iter(dumped), None)
 
     @model_validator(mode="after")
     def _pools_exist(self) -> FleetConfig:
@@ -186,13 +198,14 @@ class FleetConfig(_Settings):
         asked = [crash.pool for crash in self.failures.crashes]
         asked += [slowdown.pool for slowdown in self.failures.slowdowns]
         asked += [loss.pool for loss in self.failures.link_losses]
-        if self.autoscaler is not None:
-            asked.append(self.autoscaler.pool)
-        for pool in asked:
+        scaled = [scaler.pool for scaler in self.autoscaler or ()]
+        for pool in asked + scaled:
             if pool is not None and pool not in names:
                 raise ValueError(f"there is no pool {pool!r}; there are {', '.join(names)}")
         if not any(pool.replicas for pool in self.pools) and self.autoscaler is None:
             raise ValueError("a fleet needs a replica")
+        if len({self.pool_number(pool) for pool in scaled}) < len(scaled):
+            raise ValueError("each autoscaler needs a pool of its own; say which in pool")
         return self
 
     @model_validator(mode="after")

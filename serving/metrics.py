@@ -350,6 +350,15 @@ _METRICS = (
         "GPUs of each replica times the time from its start to its end, summed; cold starts and drains count",
     ),
     Metric(
+        "cost_usd",
+        "cost",
+        "$",
+        "run",
+        "lower",
+        "GPU hours of each pool times its price; null where a price is not known",
+    ),
+    Metric("usd_per_hour", "cost per hour", "$/h", "run", "lower", "cost / duration of the run"),
+    Metric(
         "kv_usage",
         "KV usage",
         "fraction",
@@ -458,7 +467,7 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "dollars per hour / (output tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (output tokens/s x 3600) x 1e6, at the utilisation of the run",
     ),
     Metric(
         "usd_per_mtok_in",
@@ -466,7 +475,7 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "dollars per hour / (input tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (input tokens/s x 3600) x 1e6, at the utilisation of the run",
     ),
     Metric(
         "usd_per_mtok_total",
@@ -474,7 +483,7 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "dollars per hour / (total tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (total tokens/s x 3600) x 1e6, at the utilisation of the run",
     ),
     Metric(
         "saturation",

@@ -375,7 +375,9 @@ class VllmScheduler:
         """Whether the blocks of a request that ends are written to, or still needed elsewhere."""
         assert self._external is not None
         self._loaded.pop(request.id, None)
-        return bool(request.loading) or (status is Status.FINISHED and self._external.keeps(request))
+        if status is Status.FINISHED:
+            return request.held > 0 and self._external.keeps(request)
+        return request.loading > 0
 
     # The decode set
 

@@ -1,4 +1,4 @@
-"""The autoscaler: looks at a pool at regular times, and starts or drains replicas.
+"""Autoscalers: each looks at a pool at regular times, and starts or drains replicas.
 
 Scaling out is proportional, as Kubernetes' HorizontalPodAutoscaler does it: ceil(ready replicas * value / target). It
 scales in by one replica at a time, not before a cooldown has passed since anything changed, and drains it first.
@@ -6,7 +6,7 @@ scales in by one replica at a time, not before a cooldown has passed since anyth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil
 
 from serving.fleet import AutoscalerConfig
@@ -15,23 +15,47 @@ from sim.fleet import Fleet, Life
 from sim.run_log import RunLog
 
 
+class Autoscalers:
+    """Lets each autoscaler of a fleet look when it is due, in the order of `scalers`.
+
+    They end when nothing else is left to happen on the clock: so they have one alarm, and never wait for one another.
+    """
+
+    def __init__(self, clock: VirtualClock, scalers: Sequence[Autoscaler]) -> None:
+        self._clock = clock
+        self._scalers = scalers
+        if scalers:
+            self._look()
+
+    def _look(self, alarm: Alarm | None = None) -> None:
+        now = self._clock.now_ns
+        for scaler in self._scalers:
+            if scaler.due_ns <= now:
+                scaler.look()
+        if self._clock.peek() < float("inf") or not now:
+            Alarm(self._clock, min(scaler.due_ns for scaler in self._scalers), FLEET, self._look)
+
+
 class Autoscaler:
-    """Scales pool number `pool` of a fleet for as long as anything happens on the clock."""
+    """Scales pool number `pool` of a fleet.
+
+    due_ns  when it is to look next
+    """
 
     def __init__(self, clock: VirtualClock, log: RunLog, fleet: Fleet, pool: int, config: AutoscalerConfig) -> None:
+        self.due_ns = 0
         self._clock = clock
         self._fleet = fleet
         self._pool = pool
         self._config = config
-        self._interval_ns = from_seconds(config.interval_s)
         self._changed_ns = 0
         self._attainment = _Attainment(config.slo_ms.items())
         fleet.scaled_pools.add(pool)
         if config.metric == "attainment":
-            log.observer = self._attainment.note
-        self._look()
+            log.observers.append(self._attainment.note)
 
-    def _look(self, alarm: Alarm | None = None) -> None:
+    def look(self) -> None:
+        """Start or drain what the pool's metric says, now."""
         staying = [life for life in self._fleet.living(self._pool) if not life.drains]
         wanted = min(max(self._wanted(staying), self._config.min_replicas), self._config.max_replicas)
         for _ in range(wanted - len(staying)):
@@ -40,8 +64,7 @@ class Autoscaler:
             self._fleet.drain(_dispensable(staying))
         if wanted != len(staying):
             self._changed_ns = self._clock.now_ns
-        if self._clock.peek() < float("inf") or not self._clock.now_ns:
-            Alarm(self._clock, self._clock.now_ns + self._interval_ns, FLEET, self._look)
+        self.due_ns = self._clock.now_ns + from_seconds(self._config.interval_s)
 
     def _wanted(self, staying: list[Life]) -> int:
         config, count = self._config, len(staying)

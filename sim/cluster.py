@@ -16,7 +16,7 @@ from serving.cost_model import CostModel
 from serving.fleet import FleetConfig, LinksConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.arrivals import Arrivals
-from sim.autoscaler import Autoscaler
+from sim.autoscaler import Autoscaler, Autoscalers
 from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools, plain_fleet
@@ -116,9 +116,11 @@ class Cluster:
         """
         config = self._config
         Failures(self._clock, self._fleet, config, self._links)
-        if config.autoscaler is not None:
-            pool = config.pool_number(config.autoscaler.pool)
-            Autoscaler(self._clock, self._log, self._fleet, pool, config.autoscaler)
+        scalers = [
+            Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
+            for scaler in config.autoscaler or ()
+        ]
+        Autoscalers(self._clock, scalers)
         self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), self._gateway.offer)
         self._stop_when_all_have_left()
         next_event = self._clock.step

@@ -44,7 +44,7 @@ class _Kept:
 class KvTransfers:
     """What is kept for decode replicas, and what is on its way to them.
 
-    on_kept               called with each request that has its first token and will be taken over by a decode replica
+    on_prefilled          called with each request that has its first token and will be taken over by a decode replica
     links                 what it goes over
     hands_on_first_token  whether decode replicas take the first token over, not only KV
     """
@@ -55,7 +55,7 @@ class KvTransfers:
         log: RunLog,
         links: LinksConfig,
         bytes_per_token: int,
-        on_kept: Callable[[Request], None],
+        on_prefilled: Callable[[Request], None],
         hands_on_first_token: bool = True,
     ) -> None:
         fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
@@ -64,7 +64,7 @@ class KvTransfers:
         self._clock = clock
         self._log = log
         self._bytes_per_token = bytes_per_token
-        self._on_kept = on_kept
+        self._on_prefilled = on_prefilled
         self._awaited: set[int] = set()  # requests that prefill, to be taken over
         self._kept: dict[int, _Kept] = {}
 
@@ -72,7 +72,7 @@ class KvTransfers:
         """`replica`, of a pool of that role, is new. Raises UserError if its policy can keep or load no KV."""
         if role == "prefill":
             connect(replica.scheduler, _Source(self))
-            replica.on_kept = partial(self._keep, replica)
+            replica.hands_on = partial(self._keep, replica)
         elif role == "decode":
             connect(replica.scheduler, _Destination(self, replica))
 
@@ -108,10 +108,18 @@ class KvTransfers:
         kept.flow = self.links.start(kept.source.index, replica.index, size, partial(self._pulled, request.id))
         self._log.transfer_begins(request, self._clock.now_ns)
 
-    def _keep(self, source: Replica, request: Request) -> None:
+    def _keep(self, source: Replica, request: Request) -> bool:
+        """Whether a decode replica will take `request` over, which has its first token.
+
+        In the overlapped loop that token may come when the request has been preempted: its KV is computed again then.
+        """
+        if request.id not in self._awaited:
+            return False
         self._awaited.remove(request.id)
-        self._kept[request.id] = _Kept(source, request)
-        self._on_kept(request)
+        if request.held:
+            self._kept[request.id] = _Kept(source, request)
+        self._on_prefilled(request)
+        return True
 
     def _pulled(self, id: int) -> None:
         kept = self._kept.pop(id)

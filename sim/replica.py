@@ -41,8 +41,8 @@ class Replica:
     outstanding_tokens    prompt and output tokens of those
     listeners             told of each change of its load
     on_end                called with each request that finishes, or is rejected because it can never fit
-    on_planned            called with each plan that is launched, and when it will have ended
-    on_kept               if given, called instead with each that finishes and whose KV blocks are kept until `release`
+    hands_on              if given, asked of each that finishes whether another replica goes on with it, which is then
+                          not its end; KV blocks that it still holds are kept until `release`
     on_planned            if given, called with each plan that is launched, and when it ends
     """
 
@@ -67,7 +67,7 @@ class Replica:
         self._slowed: list[float] = []  # factors of the slowdowns under way
         self._log = log
         self._on_end = on_end
-        self.on_kept: Callable[[Request], None] | None = None
+        self.hands_on: Callable[[Request], bool] | None = None
         self.on_planned: Callable[[StepPlan, int], None] | None = None
         self._kept: dict[int, Request] = {}
         self._depth = 2 if scheduler.config.async_scheduling else stages
@@ -227,6 +227,8 @@ class Replica:
                 self._leap(steps, now)
                 return
             plan = self.scheduler.schedule()
+            if plan.preempted:
+                self._log.preempted(self.index, plan.preempted, now)
             if not plan.tokens:
                 if plan.preempted and not self._launched:
                     continue  # a plan that only preempted: the blocks are free now
@@ -275,9 +277,12 @@ class Replica:
             self._set(now, PLANNING, self._plan)
 
     def _end(self, request: Request, now: int) -> None:
-        if request.held and self.on_kept is not None:
-            self._kept[request.id] = request
-            self.on_kept(request)
+        if self.hands_on is not None and self.hands_on(request):
+            self._log.handed_on(request, now)
+            if request.held:
+                self._kept[request.id] = request
+            else:
+                self._lighten(request)
             return
         self._lighten(request)
         self._log.ended(request, now)

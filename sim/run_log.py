@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -111,10 +111,10 @@ _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED
 class RunLog:
     """Collects one simulated run.
 
-    steps     also write a row for every step that ended (then decode runs are not leapt over)
-    tokens    also write when each output token came, and with `steps` each step's rows
-    queued    requests that wait for a place in a step, on all replicas
-    observer  called as each request ends
+    steps      also write a row for every step that ended (then decode runs are not leapt over)
+    tokens     also write when each output token came, and with `steps` each step's rows
+    queued     requests that wait for a place in a step, on all replicas
+    observers  called as each request ends
     """
 
     def __init__(self, sink: RunSink, steps: bool = True, tokens: bool = False) -> None:
@@ -124,7 +124,7 @@ class RunLog:
         self.steps = 0
         self.output_tokens = 0
         self.queued = 0
-        self.observer: Observer | None = None
+        self.observers: list[Observer] = []
         self._sink = sink
         self._lives: dict[int, _Life] = {}
         self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
@@ -152,6 +152,14 @@ class RunLog:
 
     # Steps
 
+    def preempted(self, replica: int, requests: Iterable[Request], now_ns: int) -> None:
+        """They lost their places in a plan, which may be for nothing else."""
+        for request in requests:
+            life = self._lives[request.id]
+            life.preempted_at_ns = now_ns
+            life.demand = blocks_for(request.known, self._block_size[replica])
+            self._queue(life)
+
     def planned(
         self,
         replica: int,
@@ -162,19 +170,11 @@ class RunLog:
         end_ns: int,
         stages_ns: list[int] | None = None,
     ) -> None:
-        for request in plan.preempted:
-            life = self._lives[request.id]
-            life.preempted_at_ns = plan_ns
-            life.demand = blocks_for(request.known, self._block_size[replica])
-            self._queue(life)
         for request in plan.admitted:
             life = self._lives[request.id]
-            self._unqueue(life)
+            self._waits_no_more(life, start_ns)
             if life.scheduled_ns < 0:
                 life.scheduled_ns = start_ns
-            if life.preempted_at_ns >= 0:
-                life.preempted_ns += start_ns - life.preempted_at_ns
-                life.preempted_at_ns = -1
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).append(end_ns)
         if self.keeps_steps:
@@ -211,12 +211,12 @@ class RunLog:
             self._waiting_blocks[replica],
             len(plan.preempted),
             plan.lag,
-            stages_ns,
             None if rows is None else [row.request.id for row in rows],
             None if rows is None else [row.tokens for row in rows],
             None if rows is None else [request.id for request in plan.preempted],
             None if rows is None else [],
             plan.draft_tokens or None,
+            stages_ns,
         )
 
     def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:
@@ -244,6 +244,10 @@ class RunLog:
         life = self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand, attempts)
         if request.status is not Status.REJECTED:
             self._queue(life)
+
+    def handed_on(self, request: Request, now_ns: int) -> None:
+        """A prefill replica is done with it."""
+        self._waits_no_more(self._lives[request.id], now_ns)
 
     def taken_over(self, replica: int, prefilled: Request, request: Request) -> None:
         """A decode replica goes on with `request`, of which a prefill replica did `prefilled`."""
@@ -287,9 +291,7 @@ class RunLog:
     def ended(self, request: Request, now_ns: int, status: str = "", reason: str = "") -> None:
         """It left its replica for good: finished or rejected, unless `status` says otherwise."""
         life = self._lives.pop(request.id)
-        if life.preempted_at_ns >= 0:  # it ended while it waited
-            life.preempted_ns += now_ns - life.preempted_at_ns
-        self._unqueue(life)
+        self._waits_no_more(life, now_ns)
         self._add_request(request, life, now_ns, status or request.status.value, reason or request.reason)
 
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
@@ -336,8 +338,8 @@ class RunLog:
         )
         if len(self._request_rows) >= _BLOCK:
             self._flush_requests()
-        if self.observer:
-            self.observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
+        for observer in self.observers:
+            observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
 
     def _queue(self, life: _Life) -> None:
         life.waits = True
@@ -348,6 +350,12 @@ class RunLog:
         """It still waits, but not for blocks."""
         self._waiting_blocks[life.replica] -= life.demand
         life.demand = 0
+
+    def _waits_no_more(self, life: _Life, now_ns: int) -> None:
+        self._unqueue(life)
+        if life.preempted_at_ns >= 0:
+            life.preempted_ns += now_ns - life.preempted_at_ns
+            life.preempted_at_ns = -1
 
     def _unqueue(self, life: _Life) -> None:
         if life.waits:

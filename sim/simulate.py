@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serving.config import Deployment
@@ -26,6 +26,7 @@ def simulate_to(
     fleet: FleetConfig | None = None,
     pools: Sequence[PricedPool] | None = None,
     calibration: str = "",
+    usd_per_gpu_hour: Mapping[str, float | None] | None = None,
     seed: int = 0,
     steps: bool = True,
     tokens: bool = False,
@@ -33,8 +34,8 @@ def simulate_to(
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
-    See `Cluster` for `replicas`, `router`, `fleet` and `pools`. Raises UserError if `out` exists and `overwrite` is not
-    set.
+    See `Cluster` for `replicas`, `router`, `fleet` and `pools`. Prices are by pool, None where there is none. Raises
+    UserError if `out` exists and `overwrite` is not set.
     """
     deployment = deployment.model_copy(update={"fleet": fleet}) if fleet else deployment
     fleet = deployment.fleet or plain_fleet(replicas)
@@ -52,6 +53,7 @@ def simulate_to(
         "num_blocks": _common([scheduler.num_blocks - 1 for scheduler in schedulers]),
         "block_size": _common([scheduler.block_size for scheduler in schedulers]),
         "notes": "{}",
+        "usd_per_gpu_hour": dict(usd_per_gpu_hour or {}),
     }
     with RecordingWriter(out, run, workload=workload, overwrite=overwrite) as writer:
         cluster = Cluster(

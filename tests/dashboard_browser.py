@@ -28,13 +28,18 @@ FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.I
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The dashboard, started from an unrelated directory through its command; its address."""
+def server_runs(tmp_path_factory):
+    """The directory of runs that the server shows."""
     pytest.importorskip("streamlit")
     from tests.dashboard_samples import write_samples
 
+    return write_samples(tmp_path_factory.mktemp("samples") / "samples")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, server_runs):
+    """The dashboard, started from an unrelated directory through its command; its address."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    runs = write_samples(elsewhere / "samples")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -42,7 +47,7 @@ def server(tmp_path_factory):
     environment["HOME"] = str(elsewhere)
     with (elsewhere / "server.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tokentwin.cli", "dashboard", str(runs), "--port", str(port)],
+            [sys.executable, "-m", "tokentwin.cli", "dashboard", str(server_runs), "--port", str(port)],
             cwd=elsewhere,
             env=environment,
             stdout=log,

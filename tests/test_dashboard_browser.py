@@ -14,6 +14,7 @@ pytestmark = [
 PAGES = {
     "": ("Why not", 5, 50),
     "frontier": ("What speed costs", 2, 20),
+    "policy-lab": ("Winners and losers", 4, 40),
     "run": ("Four lifecycles", 6, 60),
     "step": ("Where the time of one engine step goes", 2, 10),
     "trust": ("TTFT p50 -3.1 %", 3, 200),

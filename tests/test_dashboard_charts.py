@@ -68,8 +68,45 @@ def steps(rows):
 
 def test_replicas_are_summed_and_idle_ones_are_at_zero():
     table = steps([(0, 0, 10, 3), (1, 5, 15, 4), (0, 10, 20, 2), (0, 1000, 1010, 1)])
-    times, values = held(table, "waiting")
+    times, (values,) = held(table, ["waiting"])
     assert dict(zip(times, values, strict=True)) == {0: 3, 5: 7, 10: 6, 15: 2, 20: 0, 1000: 1, 1010: 0}
+
+
+def value_at(rows, time):
+    """What all replicas hold at a time: of each its latest step's value, or 0 once it has idled."""
+    usual = float(np.median([end - start for _, start, end, _ in rows]))
+    total = 0
+    for replica in {row[0] for row in rows}:
+        mine = sorted(row for row in rows if row[0] == replica)
+        begun = [row for row in mine if row[1] <= time]
+        if begun:
+            _, _, end, value = begun[-1]
+            later = [row[1] for row in mine if row[1] > time]
+            idles = not later or later[0] - end > 10 * usual
+            total += 0 if idles and time >= end else value
+    return total
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 300), st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=8),
+        min_size=1,
+        max_size=4,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_held_is_what_every_replica_holds(replicas, random):
+    rows = []
+    for replica, made in enumerate(replicas):
+        now = 0
+        for gap, length, value in made:
+            now += gap
+            rows.append((replica, now, now + length, value))
+            now += length
+    random.shuffle(rows)
+    times, (values,) = held(steps(rows), ["waiting"])
+    assert list(times) == sorted(set(times))
+    assert [value_at(rows, time) for time in times] == list(values)
 
 
 def test_a_name_is_only_ever_looked_up_in_what_was_found(tmp_path):

@@ -50,6 +50,19 @@ def test_one_request_takes_prefill_transfer_and_decode_steps():
     assert (row["finish_ns"], row["output_tokens"]) == (row["token_times_ns"][-1], 4)
 
 
+def test_kv_lost_with_its_first_token_under_way_is_computed_again():
+    """Overlapped: the second prompt loses its blocks to the first after its last chunk was planned."""
+    tight = {"block_size": 4, "num_blocks": 19, "long_prefill_token_threshold": 9, "max_model_len": 128}
+    tight |= {"async_scheduling": True, "scheduler_reserve_full_isl": False, "enable_prefix_caching": False}
+    fleet = apart(prefill={"deployment": {"scheduler": tight}})
+    run = FleetRun(fleet, [request(0, 0, 64, 5), request(1, 0, 30, 5)], tokens=True)
+    first, second = run.rows
+    assert (first["preemptions"], second["preemptions"]) == (0, 1)
+    assert first["transfer_ns"] > 0 and second["transfer_ns"] is None
+    assert [len(row["token_times_ns"]) for row in run.rows] == [5, 5]
+    assert_everything_is_accounted_for(run, [request(0, 0, 64, 5), request(1, 0, 30, 5)])
+
+
 def test_stock_vllm_samples_the_first_token_again_where_it_decodes():
     cost = TokenCost(6 * MS, 18_000, 0)
     fleet = apart(links={"nic_gb_s": 1, "latency_us": 30}, first_token_from="decode")

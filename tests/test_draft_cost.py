@@ -58,6 +58,21 @@ def verifying(rows: int, context: int, drafts: int, prompts: tuple[tuple[int, in
 FREE = speculating(method="ngram", draft_us=0)
 
 
+def test_a_dense_draft_knows_nothing_of_the_experts_of_its_target() -> None:
+    scheduler = SCHEDULER.model_copy(update={"speculative": speculating(model="Qwen3-0.6B")})
+    spread = {"tensor_parallel_size": 4, "enable_expert_parallel": True, "scheduler": scheduler}
+    prices = [
+        OperationCost(
+            find_model("Qwen3-30B-A3B"),
+            Deployment(model="Qwen3-30B-A3B", device="cuda", expert_imbalance=imbalance, **spread),  # type: ignore[arg-type]
+            Roofline(),
+        )
+        for imbalance in (1.0, "random")
+    ]
+    even, uneven = (price.parts(uniform_step(64, 100, 0, 0, 0, 3)) for price in prices)
+    assert sum(uneven.values()) > sum(even.values()) and uneven["drafting"] == even["drafting"]
+
+
 def test_a_row_to_verify_reads_its_kv_once_and_goes_through_every_gemm_with_its_drafts() -> None:
     deployment = cost(FREE).deployment
     model = find_model(TARGET)

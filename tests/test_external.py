@@ -340,6 +340,17 @@ def test_the_command_exits_0_met_3_missed_and_writes_the_page(tmp_path: Path, mo
     assert json.loads(missed.stdout.splitlines()[-1])["cases"][0]["targets"][0]["met"] is False
 
 
+def test_the_command_writes_what_the_dashboard_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(tmp_path, TRUE)
+    written(tmp_path, targets=[{"figure": "ttft_ms.mean", "within_pct": 1}])
+    args = ("--data", str(tmp_path), "--cases", str(tmp_path))
+    assert invoke(monkeypatch, TRUE, *args, "--out", str(tmp_path / "runs" / "external")).exit_code == 0
+    report = json.loads((tmp_path / "runs" / "external" / "external.json").read_text())
+    assert report["created"] and report["met"] and len(report["cases"][0]["rows"]) == 9
+    refused = invoke(monkeypatch, TRUE, *args, "--out", str(tmp_path / "spans.csv"))
+    assert isinstance(refused.exception, UserError) and refused.exception.field == "out"
+
+
 def test_a_missing_folder_and_an_unknown_case_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = invoke(monkeypatch, TRUE, "--data", str(tmp_path / "gone"))
     assert isinstance(gone.exception, UserError) and "is no folder" in str(gone.exception)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from serving.cost_model import TokenCost
+from serving.step_plan import StepPlan
+from serving.vllm import VllmScheduler
 from serving.workload import Workload, WorkloadRequest
 from sim.simulate import simulate_to
 from tests.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
@@ -94,6 +98,52 @@ def test_an_autoscaler_ends_with_the_run():
     run = FleetRun({"autoscaler": scaled()}, burst(1))
     assert run.done.duration_ns == run.rows[0]["finish_ns"]
     assert FleetRun({"autoscaler": scaled()}, []).done.duration_ns == 0
+
+
+# Several pools
+
+APART = [
+    {"name": "p", "role": "prefill", "deployment": {"scheduler": {"max_num_seqs": 1}}},
+    {"name": "d", "role": "decode", "deployment": {"scheduler": {"max_num_seqs": 4}}},
+]
+INSTANT = {"links": {"nic_gb_s": 1e9, "kv_bytes_per_token": 1}, "router": "least-requests"}
+
+
+@pytest.mark.parametrize("output, grows, stays", [(2, "p", "d"), (400, "d", "p")])
+def test_each_pool_follows_its_own_load(output, grows, stays):
+    """Prompts queue where they are computed one by one, tokens where only four requests decode at once."""
+    offered = burst(40, output=output, gap_ns=25 * MS if output > 2 else 1)
+    both = [scaled(target=2, pool=pool, interval_s=interval_s) for pool, interval_s in (("p", 0.1), ("d", 0.15))]
+    run = FleetRun({"pools": APART, "autoscaler": both} | INSTANT, offered, STEP)
+    started = Counter(life["pool"] for life in run.lives)
+    assert started[grows] > 1 and started[stays] == 1
+    assert_everything_is_accounted_for(run, offered)
+    alone = FleetRun({"pools": APART, "autoscaler": next(s for s in both if s["pool"] == grows)} | INSTANT, offered, STEP)
+    assert run.lives == alone.lives and run.requests.equals(alone.requests)
+
+
+def test_objectives_of_two_pools_are_counted_apart():
+    """Only decodes are too slow, so only their pool grows."""
+    offered = poisson(800, 30, prompts=20, outputs=60)
+    objectives = {"d": {"tpot": 30}, "p": {"ttft": 5000}}
+    both = [scaled("attainment", 0.9, pool=pool, slo_ms=slo_ms, cooldown_s=1000) for pool, slo_ms in objectives.items()]
+    run = FleetRun({"pools": APART, "autoscaler": both} | INSTANT, offered, TokenCost(2 * MS, MS, 0), max_num_seqs=64)
+    started = Counter(life["pool"] for life in run.lives)
+    assert started["p"] == 1 < started["d"]
+
+
+def test_autoscalers_do_not_keep_one_another_going():
+    """Nobody is ever scheduled: the run ends with an error, not never."""
+    fleet = {"pools": [{"name": "a"}, {"name": "b"}], "autoscaler": [scaled(pool="a"), scaled(pool="b", interval_s=0.7)]}
+    with pytest.raises(RuntimeError, match="never finished"):
+        FleetRun(fleet, burst(2), STEP, policy="tests.test_fleet_autoscaler:Idle")
+
+
+class Idle(VllmScheduler):
+    """Has nothing done."""
+
+    def schedule(self):
+        return StepPlan(0, self.decodes, 0)
 
 
 # What it cost

@@ -12,6 +12,7 @@ from serving.errors import UserError
 from serving.fleet import FleetConfig
 from sim.fleet import pool_deployment
 from sim.router import find_router
+from tokentwin.settings import with_settings
 
 YAML = """
 model: random:llama
@@ -39,9 +40,23 @@ def test_one_file_describes_a_fleet(tmp_path):
     deployment = load_deployment(tmp_path / "fleet.yaml")
     fleet = deployment.fleet
     assert [(pool.name, pool.replicas, pool.speed) for pool in fleet.pools] == [("big", 3, 1.0), ("small", 5, 0.5)]
-    assert fleet.autoscaler.target == 4 and fleet.admission.retry.max_attempts == 3
+    assert [scaler.target for scaler in fleet.autoscaler] == [4] and fleet.admission.retry.max_attempts == 3
     assert parse(Deployment, deployment.model_dump(), where="again") == deployment
     assert Deployment.model_validate_json(deployment.model_dump_json()) == deployment
+
+
+def test_several_pools_may_each_have_an_autoscaler():
+    both = [{"target": n, "max_replicas": 9, "pool": pool} for n, pool in ((1, "d"), (2, "p"))]
+    fleet = parse(FleetConfig, {"pools": APART, "autoscaler": both}, where="fleet")
+    assert [(scaler.pool, scaler.target) for scaler in fleet.autoscaler] == [("d", 1), ("p", 2)]
+    assert parse(FleetConfig, fleet.model_dump(), where="again") == fleet
+    assert FleetConfig.model_validate_json(fleet.model_dump_json()) == fleet
+
+
+def test_one_autoscaler_is_a_mapping_whose_settings_have_names():
+    deployment = parse(Deployment, yaml.safe_load(YAML), where="d")
+    (scaler,) = with_settings(deployment, {"fleet.autoscaler.target": 7}).fleet.autoscaler
+    assert scaler == deployment.fleet.autoscaler[0].model_copy(update={"target": 7})
 
 
 def test_a_pool_changes_what_it_names_and_nothing_else(tmp_path):
@@ -79,6 +94,9 @@ def test_the_default_is_one_replica_and_a_router_may_be_a_name():
         ({"autoscaler": {"target": 0.9, "max_replicas": 3, "metric": "attainment"}}, "slo_ms"),
         ({"autoscaler": {"target": 1.5, "max_replicas": 3, "metric": "kv"}}, "share"),
         ({"autoscaler": {"target": 1, "max_replicas": 3, "interval_s": 0}}, "interval_s"),
+        ({"autoscaler": []}, "autoscaler"),
+        ({"autoscaler": 3}, "autoscaler"),
+        ({"autoscaler": [{"target": 1, "max_replicas": 3, "pool": name} for name in (None, "pool")]}, "of its own"),
         ({"pools": [{"role": "prefill"}]}, "none of role decode"),
         ({"pools": [{"role": "decode"}, {"name": "b"}]}, "none of role prefill"),
         ({"links": {}}, "links"),

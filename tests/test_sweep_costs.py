@@ -11,14 +11,12 @@ from serving.config import parse
 from serving.errors import UserError
 from serving.gpu_spec import find_gpu
 from tests.sweep_samples import base, calibrated, sweep_file
-from tokentwin.sweeps.cost import cost_values
 from tokentwin.sweeps.one_run import Measure
 from tokentwin.sweeps.points import points
 from tokentwin.sweeps.run_config import RunConfig
 from tokentwin.sweeps.settings import load_sweep
 from tokentwin.sweeps.sweep import Sweep
 
-EMPTY = dict.fromkeys(("output_throughput", "input_throughput", "total_throughput"))
 WORKLOAD = base(Path())["workload"]
 ON_H100 = {
     "gpu": "H100",
@@ -41,7 +39,7 @@ def values(tmp_path: Path, run: dict[str, Any], bands: bool = False, **settings:
 def test_a_fleet_that_stays_as_it_is_costs_its_gpus(tmp_path: Path, prices: dict[str, float], usd: float) -> None:
     row = values(tmp_path, ON_H100 | {"prices": prices})
     assert row["gpus"] == 6
-    assert row["usd"] == pytest.approx(row["gpu_hours"] * usd)
+    assert row["cost_usd"] == pytest.approx(row["gpu_hours"] * usd)
     for tokens, per_mtok in (("output", "out"), ("input", "in"), ("total", "total")):
         expected = 6 * usd / (row[f"{tokens}_throughput"] * 3600) * 1e6
         assert row[f"usd_per_mtok_{per_mtok}"] == pytest.approx(expected)
@@ -53,27 +51,14 @@ def test_pools_cost_what_each_of_them_does(tmp_path: Path) -> None:
     run = {name: value for name, value in ON_H100.items() if name != "replicas"} | {"deployment": deployment}
     row = values(tmp_path, run | {"prices": {"H100": 3.0, "L40S": 1.0}})
     hours = row["gpu_hours"] / row["gpus"]
-    assert row["usd"] == pytest.approx(hours * (2 * 3.0 + 4 * 1.0))
-
-
-def test_a_replica_that_is_lost_is_paid_for_until_then() -> None:
-    lives = [
-        {"pool": "a", "gpus": 2, "started_ns": 0, "ready_ns": 0, "ended_ns": None},
-        {"pool": "a", "gpus": 2, "started_ns": 0, "ready_ns": 0, "ended_ns": 1_800 * 10**9},
-    ]
-    rates = {"output_throughput": 100.0, "input_throughput": 400.0, "total_throughput": 500.0}
-    found = cost_values(lives, 3_600 * 10**9, {"a": 2.0}, rates)
-    assert found["usd"] == pytest.approx(2 * 2.0 * 1.5)
-    assert found["usd_per_mtok_out"] == pytest.approx(6.0 / (100 * 3600) * 1e6)
+    assert row["cost_usd"] == pytest.approx(hours * (2 * 3.0 + 4 * 1.0))
 
 
 def test_what_has_no_price_costs_nothing_that_is_known(tmp_path: Path) -> None:
     run = base(calibrated(tmp_path / "calibration"))
     row = values(tmp_path, run)
-    assert row["usd"] is row["usd_per_mtok_out"] is None
-    assert values(tmp_path, run | {"prices": {"cpu": 0.1}})["usd"] == pytest.approx(0.1 * row["gpu_hours"])
-    idle = cost_values([], 10**9, {"spare": None}, EMPTY)
-    assert idle["usd"] == 0 and idle["usd_per_mtok_out"] is None
+    assert row["cost_usd"] is row["usd_per_mtok_out"] is None
+    assert values(tmp_path, run | {"prices": {"cpu": 0.1}})["cost_usd"] == pytest.approx(0.1 * row["gpu_hours"])
 
 
 def test_a_price_of_no_gpu_is_refused() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from serving.errors import UserError
 from tokentwin.scenarios import priced_scenario
-from tokentwin.sides import recordings
 
 if TYPE_CHECKING:
     from calibration.paired_runs import PairedRuns
@@ -56,16 +55,13 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     from calibration.paired_runs import COLUMNS, PairedRuns
 
     try:
-        closed = any(is_closed(recording.workload()) for recording in a)
+        closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
         closed = False  # it does not say what was offered
     tables = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
     return PairedRuns(*tables, bounds, closed)
 
 
-def is_closed(workload: Workload) -> bool:
+def _closed(workload: Workload) -> bool:
     """Whether arrivals depend on answers."""
     return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
-
-
-__all__ = ["recorded_pairs", "recordings", "side_scenarios", "simulated_pairs"]

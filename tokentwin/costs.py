@@ -7,7 +7,8 @@ whatever can be derived from them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,31 @@ class Priced(NamedTuple):
         from calibration.operation_cost import OperationCost
 
         return self.cost.kernels.gpu if isinstance(self.cost, OperationCost) else None
+
+    @property
+    def device(self) -> str:
+        """By which name its price is known: the GPU's, or `cpu` or `cuda` for our own engine."""
+        return self.gpu.name if self.gpu else self.deployment.device
+
+    def usd_per_gpu_hour(self, prices: Mapping[str, float]) -> float | None:
+        """The price of its `device` in `prices`, or else in the catalogue; None if it is in neither."""
+        return prices.get(self.device, self.gpu.usd_per_hour if self.gpu else None)
+
+
+def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
+    """Dollars per GPU-hour from `H100=2.9`, one by one or between commas. Raises UserError for what is no price."""
+    from serving.errors import UserError
+
+    prices: dict[str, float] = {}
+    for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
+        name, _, text = pair.rpartition("=")
+        try:
+            prices[name] = float(text)
+        except ValueError:
+            prices[name] = math.nan
+        if not name or not 0 <= prices[name] < 1e9:
+            raise UserError("price", pair, "should be GPU=DOLLARS an hour, e.g. H100=2.9")
+    return prices
 
 
 def priced_deployment(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tokentwin.costs import Priced, priced
@@ -54,6 +54,13 @@ def priced_pools(fleet: FleetConfig, prices: Sequence[Priced]) -> list[PricedPoo
     from sim.fleet import PricedPool
 
     return [PricedPool(pool, price.deployment, price.cost) for pool, price in zip(fleet.pools, prices, strict=True)]
+
+
+def usd_per_gpu_hour(
+    fleet: FleetConfig, priced: Sequence[Priced], prices: Mapping[str, float]
+) -> dict[str, float | None]:
+    """What a GPU of each pool costs; `prices` by the GPU's name take the place of the catalogue's."""
+    return {pool.name: price.usd_per_gpu_hour(prices) for pool, price in zip(fleet.pools, priced, strict=True)}
 
 
 def ends(pools: list[PricedPool]) -> list[list[PricedPool]]:

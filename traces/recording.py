@@ -243,8 +243,10 @@ class Recording:
         row: dict[str, Any] = self.runs.to_pylist()[0]
         return row
 
-    def table(self, dataset: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """A dataset, or only some columns of it, which is cheap: the others are never read.
+    def table(
+        self, dataset: str, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
+    ) -> pa.Table:
+        """A dataset, or only some columns or row groups of it, which is cheap: the others are never read.
 
         A column that a later version added is null in an older recording.
         """
@@ -252,13 +254,22 @@ class Recording:
         present = self._check(dataset)
         schema = arrow_schema(dataset)
         try:
-            table = pq.read_table(self._file(dataset), columns=[name for name in wanted if name in present])
+            # Row groups are small: on one thread, past the machinery for many files, they are read three times as fast.
+            file = pq.ParquetFile(self._file(dataset))
+            kept = range(file.num_row_groups) if groups is None else groups
+            table = file.read_row_groups(kept, [name for name in wanted if name in present], use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {error}") from None
         for name in wanted:
             if name not in present:
                 table = table.append_column(schema.field(name), pa.nulls(table.num_rows, schema.field(name).type))
         return table.select(wanted)
+
+    def group_rows(self, dataset: str) -> list[int]:
+        """How many rows each row group of a dataset has."""
+        self._check(dataset)
+        about = pq.read_metadata(self._file(dataset))
+        return [about.row_group(at).num_rows for at in range(about.num_row_groups)]
 
     def workload(self) -> Workload:
         """What was offered. Raises UserError when the recording does not hold it."""

@@ -17,6 +17,17 @@ def gpu_hours(lives: Lives, duration_ns: int) -> float:
     return sum(_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in lives) / 3.6e12
 
 
+def cost_usd(lives: Lives, duration_ns: int, usd_per_gpu_hour: Mapping[str, float | None]) -> float | None:
+    """Dollars for those GPU hours, by the price of each pool; None if one that had a replica has none."""
+    usd = 0.0
+    for pool in dict.fromkeys(life["pool"] for life in lives):
+        price = usd_per_gpu_hour.get(pool)
+        if price is None:
+            return None
+        usd += price * gpu_hours([life for life in lives if life["pool"] == pool], duration_ns)
+    return usd
+
+
 def serving_ns(lives: Lives, duration_ns: int) -> int:
     """Nanoseconds for which replicas could serve, summed over them."""
     return sum(_end(life, duration_ns, life["ready_ns"]) for life in lives if life["ready_ns"] is not None)

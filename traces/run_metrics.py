@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from serving.errors import UserError
 from serving.metrics import metric
-from traces.replica_lives import gpu_hours, serving_ns
+from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -318,12 +318,14 @@ class RunMetrics:
         prompt_tokens, output_tokens = float(np.nansum(prompts[done])), float(np.nansum(outputs[done]))
         good = int(self.meets_slo().sum()) if self.slo else None
         count = self._requests.num_rows
-        output_rate = _over(output_tokens, seconds)
+        input_rate, output_rate = _over(prompt_tokens, seconds), _over(output_tokens, seconds)
+        total_rate = _over(prompt_tokens + output_tokens, seconds)
+        usd_per_hour = _over(self._cost_usd, self._duration_ns / 3.6e12)
         return {
             "request_throughput": _over(int(done.sum()), seconds),
-            "input_throughput": _over(prompt_tokens, seconds),
+            "input_throughput": input_rate,
             "output_throughput": output_rate,
-            "total_throughput": _over(prompt_tokens + output_tokens, seconds),
+            "total_throughput": total_rate,
             "tok_s_gpu": _over(output_rate, self._gpus),
             "request_goodput": _over(good, seconds),
             "slo_attainment": _over(good, count),
@@ -334,6 +336,11 @@ class RunMetrics:
             "pipeline_bubble": self.pipeline_bubble(),
             "live_replicas": self._replicas if self._lives else None,
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
+            "cost_usd": self._cost_usd,
+            "usd_per_hour": usd_per_hour,
+            "usd_per_mtok_out": _per_mtok(usd_per_hour, output_rate),
+            "usd_per_mtok_in": _per_mtok(usd_per_hour, input_rate),
+            "usd_per_mtok_total": _per_mtok(usd_per_hour, total_rate),
             "kv_usage": self.step_mean("kv_usage"),
             "kv_usage_peak": self._peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
@@ -513,6 +520,11 @@ class RunMetrics:
         return int(self._run.get("duration_ns") or 0)
 
     @cached_property
+    def _cost_usd(self) -> float | None:
+        prices = self._run.get("usd_per_gpu_hour")
+        return cost_usd(self._lives, self._duration_ns, dict(prices)) if self._lives and prices else None
+
+    @cached_property
     def _replicas(self) -> float:
         """How many there were: the mean over the run where it is known when each was there."""
         if self._lives and self._duration_ns:
@@ -575,6 +587,11 @@ def _over(numerator: float | None, denominator: float | None) -> float | None:
     if numerator is None or not denominator or not math.isfinite(denominator):
         return None
     return float(numerator / denominator)
+
+
+def _per_mtok(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
+    """Dollars per million tokens."""
+    return _over(usd_per_hour, tokens_per_s and tokens_per_s * 3600 / 1e6)
 
 
 def _integral(times: Floats, until: Floats) -> Floats:

@@ -52,6 +52,7 @@ RUNS = (
     Column("block_size", _I32, "tokens", "tokens in one KV block"),
     Column("notes", _TEXT, "", "anything else a reader should know, as JSON (canary times, backend, ...)"),
     Column("replica_lives", pa.list_(_LIFE), "", "every replica there was and when, by number; null if not kept"),
+    Column("usd_per_gpu_hour", pa.map_(_TEXT, pa.float64()), "$/h", "price of a GPU of each pool; null if not known"),
 )
 
 REQUESTS = (
@@ -112,7 +113,6 @@ STEPS = (
     Column("waiting_blocks", _I64, "blocks", "KV blocks the queued requests would need"),
     Column("preempted", _I32, "", "requests preempted while planning"),
     Column("in_flight", _I32, "", "steps under way when it was planned: 0 in the plain loop, at most 1 overlapped"),
-    Column("stages_ns", pa.list_(_I64), "ns", "time that each pipeline stage worked on it; null without stages"),
     Column("schedule_ns", _I64, "ns", "host time in the scheduler; null on the virtual clock"),
     Column("prepare_ns", _I64, "ns", "host time making the step's tensors; null on the virtual clock"),
     Column("launch_ns", _I64, "ns", "host time handing the step to an asynchronous device; null on the virtual clock"),
@@ -133,6 +133,7 @@ STEPS = (
     Column(
         "draft_tokens", _I32, "tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null if none"
     ),
+    Column("stages_ns", pa.list_(_I64), "ns", "time that each pipeline stage worked on it; null without stages"),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

@@ -28,6 +28,14 @@ MOST_KB = 64
 MOST_REPLICAS = 1000
 WHERE = "deployment"
 _OWN_MODEL = "smollm2"  # which our own engine serves
+_DEEPEST = 20
+_OPENS = (
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+)
+_CLOSES = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
@@ -36,18 +44,26 @@ def read_text(text: str) -> Deployment:
     if len(text.encode()) > MOST_KB * 1000:
         raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; {MOST_KB} kB are allowed")
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise UserError(WHERE, "an alias (*name)", "can grow without end; write it out")
+        _check_shape(text)
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(WHERE, "the text", f"is not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UserError(WHERE, "the text", "is nested too deeply") from None
     if not isinstance(data, dict):
         raise UserError(WHERE, "the text", "is no mapping of settings, such as `policy: fair`")
     deployment = parse(Deployment, data, where=WHERE)
     check_bundled(deployment)
     return deployment
+
+
+def _check_shape(text: str) -> None:
+    """Raises UserError for what a parser would take long over, or more memory than the text has characters."""
+    depth = 0
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            raise UserError(WHERE, "an alias (*name)", "can grow without end; write it out")
+        depth += isinstance(token, _OPENS) - isinstance(token, _CLOSES)
+        if depth > _DEEPEST:
+            raise UserError(WHERE, "the text", f"is nested too deeply; {_DEEPEST} levels will do")
 
 
 def check_bundled(deployment: Deployment) -> None:
@@ -89,6 +105,9 @@ def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str,
     yield f"{where}policy", engine.policy, POLICIES, remedy
     remedy = "is not in the catalogue (`tokentwin model` lists it); this page takes no other"
     yield f"{where}model", engine.model, {*models(), _OWN_MODEL}, remedy
+    drafting = engine.scheduler.speculative
+    if drafting is not None and drafting.model is not None:
+        yield f"{where}scheduler.speculative.model", drafting.model, models(), remedy
 
 
 def keep_deployment(runs: Path, text: str) -> str:

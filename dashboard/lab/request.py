@@ -50,15 +50,6 @@ class Side(_Asked):
             return with_settings(base, self.settings)
         return parse(Deployment, self.deployment, where="deployment")
 
-    @property
-    def name(self) -> str:
-        """Short: its policy, and what else it has of its own."""
-        if self.deployment is not None:
-            return f"{self.deployment.get('policy', 'vllm')}, pasted"
-        own = [f"{name} {value}" for name, value in self.settings.items() if name != "policy"]
-        fleet = [f"{self.replicas} replicas", self.router] if self.router else []
-        return ", ".join([str(self.settings.get("policy", "vllm")), *own, *fleet])
-
 
 class LabRequest(_Asked):
     """Two sides on the same traffic. `seeds` runs each where it is synthetic; bounds in ms, by metric, as attained."""

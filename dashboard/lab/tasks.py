@@ -17,7 +17,8 @@ from dashboard.lab.request import LabRequest, RecordedRequest, Timing
 from dashboard.series import ecdf
 from serving.config import parse
 from serving.errors import UserError
-from tokentwin.comparing import recorded_pairs, recordings, side_scenarios, simulated_pairs
+from tokentwin.comparing import recorded_pairs, side_scenarios, simulated_pairs
+from tokentwin.sides import recordings
 from traces.recording import Recording
 
 SIMULATED = "dashboard.lab.tasks:simulated"

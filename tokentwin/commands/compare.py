@@ -17,7 +17,6 @@ from tokentwin.finite import Finite
 if TYPE_CHECKING:
     from calibration.comparison import Comparison, Ranked
     from calibration.scenario import Scenario
-    from serving.workload import Workload
     from tokentwin.sides import Overrides
 
 NO_DIFFERENCE = 3
@@ -105,21 +104,11 @@ def compare(
 
 def _of_recordings(sides: Sequence[str], bounds: dict[str, float], threshold: float) -> Comparison:
     from calibration.comparison import compare
-    from calibration.paired_runs import COLUMNS, PairedRuns
-    from serving.errors import UserError
+    from tokentwin.comparing import recorded_pairs
     from tokentwin.sides import recordings
 
     a, b = (recordings(name, path) for name, path in zip("AB", sides, strict=True))
-    try:
-        closed = any(_closed(recording.workload()) for recording in a)
-    except UserError:
-        closed = False  # it does not say what was offered
-    tables = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
-    return compare(PairedRuns(*tables, bounds, closed), threshold)
-
-
-def _closed(workload: Workload) -> bool:
-    return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+    return compare(recorded_pairs(a, b, bounds), threshold)
 
 
 def _scenarios(
@@ -132,9 +121,8 @@ def _scenarios(
     gpu: str | None,
 ) -> tuple[list[list[Scenario]], dict[str, Any]]:
     """The scenarios of each side, one a seed; and the id of what times its steps, by side."""
-    from dataclasses import replace
-
-    from tokentwin.scenarios import offered_workloads, priced_scenario
+    from tokentwin.comparing import side_scenarios
+    from tokentwin.scenarios import offered_workloads
 
     workloads = offered_workloads(trace, seeds, limit, rate_scale)
     sides, ids = [], {}
@@ -142,32 +130,20 @@ def _scenarios(
         timed = {"calibration": calibration, "gpu": gpu}
         if "gpu" in side.run or "calibration" in side.run:
             timed |= {key: side.run.get(key, timed[key]) for key in timed}
-        first = priced_scenario(
-            workloads[0],
-            timed["calibration"],
-            timed["gpu"],
-            side.settle,
-            side.run.get("replicas"),
-            side.run.get("router", ""),
-        )
-        sides.append([replace(first.scenario, workload=workload) for workload in workloads])
-        ids[name] = first.price.calibration
+        fleet = side.run.get("replicas"), side.run.get("router", "")
+        scenarios, price = side_scenarios(workloads, timed["calibration"], timed["gpu"], side.settle, *fleet)
+        sides.append(scenarios)
+        ids[name] = price.calibration
     return sides, ids
 
 
 def _of_scenarios(sides: Sequence[Sequence[Scenario]], bounds: dict[str, float], threshold: float) -> Comparison:
     from calibration.comparison import compare
-    from calibration.paired_runs import PairedRuns
+    from tokentwin.comparing import simulated_pairs
     from tokentwin.progress import counting
 
-    tables: list[list[Any]] = []
     with counting("simulating", sum(map(len, sides))) as advance:
-        for scenarios in sides:
-            tables.append([])
-            for scenario in scenarios:
-                tables[-1].append(scenario.requests())
-                advance(sum(map(len, tables)))
-    return compare(PairedRuns(*tables, bounds, sides[0][0].closed), threshold)
+        return compare(simulated_pairs(sides, bounds, advance), threshold)
 
 
 def _on_engine(

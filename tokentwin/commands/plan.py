@@ -75,6 +75,7 @@ def plan(
     Every fleet gets the same arrivals. The exit status is 4 if no fleet meets the SLOs.
     """
     from sim.router import find_router
+    from tokentwin.costs import named_prices
     from tokentwin.planning.objectives import parse_objectives
     from tokentwin.planning.plan import Limits, make_plan
     from tokentwin.planning.report import as_json, print_plan
@@ -96,7 +97,7 @@ def plan(
         [_size(text) for text in _listed(tensor_parallel_sizes)],
         _listed(policies),
         _variations(varied),
-        _prices(_listed(prices)),
+        named_prices(prices),
     )
     question = Question(workload, requests, objectives, pricing, router)
     with Workers(question, jobs) as workers, counting("candidates", len(engines)) as progress:
@@ -247,20 +248,3 @@ def _size(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
         raise UserError("tp", text, "must be a number of GPUs from 1 to 64")
     return int(text)
-
-
-def _prices(pairs: list[str]) -> dict[str, float]:
-    import math
-
-    from serving.errors import UserError
-
-    prices: dict[str, float] = {}
-    for pair in pairs:
-        name, _, text = pair.rpartition("=")
-        try:
-            prices[name] = float(text)
-        except ValueError:
-            prices[name] = math.nan
-        if not name or not 0 <= prices[name] < 1e9:
-            raise UserError("price", pair, "should be GPU=DOLLARS an hour, e.g. H100=2.9")
-    return prices

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tokentwin.costs import priced_deployment
+from tokentwin.costs import Priced, named_prices, priced_deployment
 from tokentwin.deployments import deployment_options, read_deployment
 from tokentwin.finite import Finite
 
@@ -20,6 +20,7 @@ from tokentwin.finite import Finite
     "--replicas", type=click.IntRange(min=1), help="Engines behind the router (of a fleet: in its first pool)."
 )
 @click.option("--router", help="round-robin (default), random, least-requests, ... (docs/fleet.md), or module:Class.")
+@click.option("--price", "prices", multiple=True, help="Dollars per GPU-hour, H100=2.9; by default the catalogue's.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times: much faster and smaller.")
@@ -39,6 +40,7 @@ def simulate(
     out: str,
     replicas: int | None,
     router: str | None,
+    prices: tuple[str, ...],
     limit: int | None,
     rate_scale: float | None,
     summary_only: bool,
@@ -55,7 +57,7 @@ def simulate(
     """
     from calibration.bands import bands, run_metrics
     from sim.simulate import simulate_to
-    from tokentwin.fleets import asked_fleet, ends, pool_prices, priced_pools
+    from tokentwin.fleets import asked_fleet, ends, pool_prices, priced_pools, usd_per_gpu_hour
     from tokentwin.run_table import print_metrics, print_rejections, print_tiers
     from traces.reader import read_workload
     from traces.recording import Recording
@@ -66,8 +68,9 @@ def simulate(
     own = priced_deployment(calibration, gpu, deployment_file, flags)
     deployment, cost, identity = own
     fleet = asked_fleet(deployment.fleet, replicas, router)
-    prices = pool_prices(fleet, own, calibration, gpu, lambda base: read_deployment(deployment_file, flags, base))
-    pools = priced_pools(fleet, prices)
+    priced = pool_prices(fleet, own, calibration, gpu, lambda base: read_deployment(deployment_file, flags, base))
+    pools = priced_pools(fleet, priced)
+    usd = usd_per_gpu_hour(fleet, priced, _asked_prices(prices, priced))
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
     simulate_to(
         out,
@@ -77,6 +80,7 @@ def simulate(
         fleet=fleet,
         pools=pools,
         calibration=identity,
+        usd_per_gpu_hour=usd,
         steps=not summary_only,
         tokens=not summary_only,
         overwrite=force,
@@ -96,3 +100,14 @@ def simulate(
         print_rejections(recording)
         print_tiers(metrics)
         click.echo(f"{mark.name.lower()}: {why}")
+
+
+def _asked_prices(texts: tuple[str, ...], priced: list[Priced]) -> dict[str, float]:
+    """As given. Raises UserError for one of nothing that is simulated."""
+    from serving.errors import UserError
+
+    asked, known = named_prices(texts), dict.fromkeys(price.device for price in priced)
+    for name in asked:
+        if name not in known:
+            raise UserError("price", name, f"is of none that is simulated; give {', '.join(known)}")
+    return asked

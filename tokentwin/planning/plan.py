@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import Point, pareto, per_dollar, point
 from tokentwin.planning.search import Searched, search
-from tokentwin.planning.sensitivity import End, Knee, knee, replicas_at
+from tokentwin.planning.sensitivity import End, Knee, knee, replicas_at_ends
 from tokentwin.planning.trial import Question, Trial, try_fleet
 from tokentwin.planning.workers import Task, Workers
 
@@ -137,20 +138,19 @@ def _recommended(
     """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer."""
     best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
-    at = partial(replicas_at, engine=engine, replicas=replicas, most=limits.most)
     around = [
         (offer.engine, number)
         for offer in offers[: RUNNERS_UP + 1]
         for number in _around(offer.trial.replicas, limits.most)
     ]
-    tasks: list[Task[Knee | End | Trial]] = [partial(knee, engine=engine, replicas=replicas)]
-    tasks += [partial(at, end="slow"), partial(at, end="fast")]
-    tasks += [partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around]
-    answers = workers.run(tasks)
-    more = [(of, trial) for (of, _), trial in zip(around, answers[3:], strict=True) if isinstance(trial, Trial)]
+    tasks: list[Task[Any]] = [  # the longest first
+        partial(knee, engine=engine, replicas=replicas),
+        partial(replicas_at_ends, engine=engine, replicas=replicas, most=limits.most),
+        *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
+    ]
+    found_knee, (fast, slow), *trials = workers.run(tasks)
+    more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
     fewer = next((trial for of, trial in more if of is engine and trial.replicas == replicas - 1), None)
-    found_knee, slow, fast = answers[:3]
-    assert isinstance(found_knee, Knee) and isinstance(slow, End) and isinstance(fast, End)
     return Recommendation(best, fewer, fast, slow, found_knee), more
 
 

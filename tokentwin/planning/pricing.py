@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokentwin.planning.engines import Engine
@@ -10,6 +10,7 @@ from tokentwin.planning.trial import PricedSteps
 
 if TYPE_CHECKING:
     from calibration.engine_calibration import EngineCalibration
+    from calibration.operation_cost import OperationCost
     from calibration.step_cost import Calibration
 
 
@@ -18,11 +19,15 @@ class KernelPricing:
     """Kernel tables of each GPU, corrected by what an engine taught, or by what is bundled."""
 
     learnt: EngineCalibration | None = None
+    _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> PricedSteps:
         from calibration.predict import predicted_cost
 
-        return predicted_cost(engine.gpu, engine.deployment, self.learnt)
+        key = engine.gpu, engine.deployment.model_dump_json()
+        if key not in self._known:
+            self._known[key] = predicted_cost(engine.gpu, engine.deployment, self.learnt)
+        return self._known[key].unasked()
 
 
 @dataclass(frozen=True)

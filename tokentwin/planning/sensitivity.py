@@ -1,16 +1,16 @@
 """How far an answer can be trusted: at the ends of the cost model's interval, and at higher rates.
 
-Each is a bisection of its own, run to the end by one worker.
+Both are bisections, run to the end by one worker each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from tokentwin.planning.bisection import Bisection
 from tokentwin.planning.engines import Engine
-from tokentwin.planning.trial import Question, Trial, simulated
+from tokentwin.planning.objectives import Objective
+from tokentwin.planning.trial import PricedSteps, Question, Trial, simulated
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
 
@@ -24,23 +24,27 @@ class End:
     reason: str
 
 
-def replicas_at(question: Question, engine: Engine, replicas: int, most: int, end: Literal["fast", "slow"]) -> End:
-    """Where `replicas` is the fewest at the centre; faster steps are taken never to need more, slower never fewer.
+def replicas_at_ends(question: Question, engine: Engine, replicas: int, most: int) -> tuple[End, End]:
+    """At the fast and the slow end, where `replicas` is the fewest at the centre.
 
-    The interval depends on which steps the run asks for, so the centre is simulated once more.
+    Faster steps are taken never to need more, slower never fewer. The interval depends on which steps the run asks for,
+    so the centre is simulated once more.
     """
     centre = question.pricing(engine)
     simulated(question, engine, centre, replicas, to_the_end=True)
     mark, reason = centre.standing()
-    cost = centre.ends()[0 if end == "fast" else 1]
-    if end == "fast":
-        search = Bisection(low=0, high=replicas, most=replicas, start=1)
-    else:
-        search = Bisection(low=replicas - 1, most=most, start=replicas)
-    while not search.done:
-        number = search.ask()
-        search = search.told(number, simulated(question, engine, cost, number).met)
-    return End(search.high, mark.name.lower(), reason)
+
+    def fewest(cost: PricedSteps, search: Bisection) -> End:
+        while not search.done:
+            number = search.ask()
+            search = search.told(number, simulated(question, engine, cost, number).met)
+        return End(search.high, mark.name.lower(), reason)
+
+    fast, slow = centre.ends()
+    return (
+        fewest(fast, Bisection(low=0, high=replicas, most=replicas, start=1)),
+        fewest(slow, Bisection(low=replicas - 1, most=most, start=replicas)),
+    )
 
 
 @dataclass(frozen=True)
@@ -56,20 +60,22 @@ class Knee:
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
     """By bisection over whole percents; the same requests arrive faster."""
-
     from traces.reshape import reshaped
 
-    def faster(percent: int, to_the_end: bool = False) -> Trial:
-        workload = reshaped(question.workload, rate_scale=1 + percent / 100)
-        asked = replace(question, workload=workload)
-        return simulated(asked, engine, question.pricing(engine), replicas, to_the_end)
-
-    search = Bisection(low=0, most=most_percent, start=_FIRST_PERCENT)
+    search, breaks = Bisection(low=0, most=most_percent, start=_FIRST_PERCENT), None
     while not search.done:
         percent = search.ask()
-        search = search.told(percent, not faster(percent).met)
-    if search.high is None:
-        return Knee(search.low, None)
-    broken = faster(search.high, to_the_end=True).figures
-    assert broken is not None
-    return Knee(search.low, question.objectives.each[broken.worst].text)
+        faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
+        trial = simulated(faster, engine, question.pricing(engine), replicas)
+        search = search.told(percent, not trial.met)
+        if not trial.met:  # each at less traffic than the one before, so that the last is at the knee
+            breaks = _broken(question, trial).text
+    return Knee(search.low, breaks)
+
+
+def _broken(question: Question, trial: Trial) -> Objective:
+    """The first to break or, of a run that went to its end, the one furthest beyond its bound."""
+    if trial.broken is not None:
+        return trial.broken
+    assert trial.figures is not None
+    return question.objectives.each[trial.figures.worst]

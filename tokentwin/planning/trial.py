@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from serving.cost_model import CostModel
 from serving.workload import Workload
 from tokentwin.planning.engines import Engine
-from tokentwin.planning.objectives import Objectives
+from tokentwin.planning.objectives import Objective, Objectives
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Pricing(Protocol):
-    """Times the steps of an engine. Called anew for each trial, since cost models note what they were asked."""
+    """Times the steps of an engine. Called for each trial, since cost models note what they were asked."""
 
     def __call__(self, engine: Engine) -> PricedSteps: ...
 
@@ -70,15 +70,22 @@ class Figures:
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether so many replicas meet all objectives; `figures` is None if the run was stopped before its end."""
+    """Whether so many replicas meet all objectives.
+
+    A run that was stopped before its end has no figures, but the objective that was `broken` by then.
+    """
 
     replicas: int
     met: bool
     figures: Figures | None
+    broken: Objective | None = None
 
 
 class _Broken(Exception):
     """An objective cannot be met any more."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
 
 
 class _Watch:
@@ -101,7 +108,7 @@ class _Watch:
         for at, objective in enumerate(self._objectives):
             self._misses[at] += objective.misses(seen)[0]
             if self._misses[at] > self._allowed[at]:
-                raise _Broken
+                raise _Broken(objective)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Steps are not asked for."""
@@ -148,8 +155,8 @@ def simulated(question: Question, engine: Engine, cost: CostModel, replicas: int
     )
     try:
         cluster.run(question.workload)
-    except _Broken:
-        return Trial(replicas, False, None)
+    except _Broken as stopped:
+        return Trial(replicas, False, None, stopped.objective)
     metrics = watch.metrics()
     objectives = question.objectives.each
     verdicts = [objective.misses(metrics) for objective in objectives]

@@ -1,15 +1,18 @@
 """Trials on several processors: each worker is given the question once, and then one task after another.
 
 Answers come in the order of the tasks, whatever the number of workers: a search does not depend on the machine.
+Workers are deaf to Ctrl-C, which is for their parent to answer.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context, resource_tracker
 from types import TracebackType
 from typing import TypeVar
 
@@ -32,13 +35,16 @@ class Workers:
             if jobs > 1
             else None
         )
+        self._others = set(active_children())
 
     def run(self, tasks: Sequence[Task[Answer]]) -> list[Answer]:
         """The answer of each task to the question. Raises what a task raises."""
         if self._pool is None:
             return [task(self.question) for task in tasks]
         try:
-            return list(self._pool.map(_answer, tasks))
+            with _children_deaf_to_interrupts():
+                answers = self._pool.map(_answer, tasks)
+            return list(answers)
         except BrokenProcessPool:
             raise RuntimeError("a worker died, perhaps for want of memory; try --jobs 1") from None
 
@@ -49,7 +55,20 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
+            if kind is not None:  # nobody waits for what they are at
+                for process in set(active_children()) - self._others:
+                    process.terminate()
             self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _children_deaf_to_interrupts() -> Iterator[None]:
+    resource_tracker.ensure_running()  # which starting a process would do, and thereby unblock the signal
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _ask(question: Question) -> None:

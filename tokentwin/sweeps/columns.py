@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
-from tokentwin.sweeps.cost import RATES, USD
 from tokentwin.sweeps.points import Point, canonical
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ _ORIGIN = (
 
 
 def run_schema(runs: Sequence[Point], bands: bool = False) -> pa.Schema:
-    """The columns of one row a run: parameters first, then metrics, their bands and costs, then where it came from."""
-    rest = [*_metric_fields(), *(_band_fields() if bands else ()), *_cost_fields(), *_ORIGIN]
+    """The columns of one row a run: parameters first, then metrics and their bands, then where it came from."""
+    rest = [*_metric_fields(), *(_band_fields() if bands else ()), *_ORIGIN]
     names = _short_names(list(runs[0].parameters), taken={field.name for field in rest})
     parameters = [
         _field(name, _type([point.parameters[path] for point in runs]), "", f"varied: {path}", path=path)
@@ -125,11 +124,6 @@ def _band_fields() -> list[pa.Field]:
         for name in _BANDED
         for end, which in zip(_ends(name), ("lower", "upper"), strict=True)
     ]
-
-
-def _cost_fields() -> list[pa.Field]:
-    usd = _field(USD, _NUMBER, "$", "GPU hours of each pool times its price; null where no price is known")
-    return [usd, *(_field(name, _NUMBER, METRICS[name].unit, METRICS[name].definition) for name in RATES)]
 
 
 def _metric_fields() -> list[pa.Field]:

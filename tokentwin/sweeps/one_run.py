@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from serving.errors import UserError
 from tokentwin.sweeps.columns import band_values, metric_values
-from tokentwin.sweeps.cost import cost_values
 from tokentwin.sweeps.points import Point
 from tokentwin.sweeps.run_config import RunConfig
 from tokentwin.sweeps.scenario import Scenario
@@ -61,7 +60,6 @@ class Measure:
         values = {
             "status": "complete",
             **metric_values(run.metrics),
-            **cost_values(run.lives, run.duration_ns, scenario.usd_per_gpu_hour(), run.metrics.scalars()),
             "calibration_id": scenario.own.calibration,
             "standing": mark.name.lower(),
             "standing_reason": reason,

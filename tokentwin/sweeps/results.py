@@ -70,8 +70,6 @@ def axis_title(column: str) -> str:
     """What a column of metrics is called on an axis, with its unit; empty for a column that is no metric."""
     if column in METRICS:
         return METRICS[column].axis
-    if column == "usd":
-        return "cost ($)"
     name, _, statistic = column.rpartition("_")
     if name not in METRICS or statistic not in (*STATISTICS, "peak"):
         return ""

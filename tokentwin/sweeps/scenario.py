@@ -15,18 +15,15 @@ if TYPE_CHECKING:
     from serving.fleet import FleetConfig
     from sim.fleet import PricedPool
     from tokentwin.costs import Priced
-    from traces.replica_lives import Lives
     from traces.run_metrics import RunMetrics
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation gave, and when each replica was there."""
+    """What a simulation gave."""
 
     requests: pa.Table
     metrics: RunMetrics
-    lives: Lives
-    duration_ns: int
 
 
 @dataclass(frozen=True)
@@ -68,15 +65,6 @@ class Scenario:
         sizes = {pool.deployment.scheduler.num_blocks - 1 for pool in self.pools}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def usd_per_gpu_hour(self) -> dict[str, float | None]:
-        """Price of a GPU of each pool, by the pool's name; None where nobody said it."""
-        return {pool.name: self._usd(price) for pool, price in zip(self.fleet.pools, self.prices, strict=True)}
-
-    def _usd(self, price: Priced) -> float | None:
-        if price.gpu is None:
-            return self.config.prices.get(price.deployment.device)
-        return self.config.prices.get(price.gpu.name, price.gpu.usd_per_hour)
-
     def ends(self) -> list[Scenario]:
         """The same at the fast and at the slow end of the 90 % interval, known once the centre was simulated."""
         from tokentwin.fleets import ends
@@ -92,6 +80,7 @@ class Scenario:
         from sim.cluster import Cluster
         from sim.router import find_router
         from sim.run_log import TableSink
+        from tokentwin.fleets import usd_per_gpu_hour
         from traces.run_metrics import RunMetrics
 
         router = self.config.router
@@ -113,6 +102,7 @@ class Scenario:
             "num_blocks": self.num_blocks,
             "replica_lives": cluster.lives,
             "duration_ns": done.duration_ns,
+            "usd_per_gpu_hour": usd_per_gpu_hour(self.fleet, self.prices, self.config.prices),
         }
         metrics = RunMetrics(sink.requests, sink.steps if full else None, run, self.config.slo, self.gpus or None)
-        return Simulated(sink.requests, metrics, cluster.lives, done.duration_ns)
+        return Simulated(sink.requests, metrics)

@@ -1,0 +1,63 @@
+"""The Policy lab in a real browser: compare two policies, read, download, reload; both themes at both widths."""
+
+import json
+
+import pytest
+
+from tests.dashboard_browser import CHROMIUM, drawn, settle, shoot
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+LONG = 120_000  # ms; a busy machine
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_on_an_answer(server, browser, tmp_path, scheme):
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{server}/policy-lab")
+    page.get_by_text("Winners and losers").wait_for()
+    settle(page, plots=4)
+    drawn(page, least=40)
+    for width in (1280, 800):
+        shoot(page, tmp_path / f"policy-lab-{scheme}-{width}.png", width)
+    context.close()
+
+
+def test_from_two_policies_to_an_answer(server, page):
+    page.goto(f"{server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("Winners and losers").wait_for(timeout=LONG)
+    settle(page, plots=4)
+    drawn(page, least=30)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="The comparison as JSON").click()
+    answer = json.loads(download.value.path().read_text())
+    assert answer["asked"]["b"]["settings"] == {"policy": "sjf"} and answer["runs"] == 2
+    assert page.get_by_text(answer["verdict"][1:]).count()
+    page.reload()
+    page.get_by_text("Winners and losers").wait_for()
+    page.get_by_text("Recordings", exact=True).click()
+    page.get_by_role("button", name="Compare").wait_for()
+    assert "compare=recordings" in page.url and "rec_a=" in page.url
+
+
+def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, page):
+    page.goto(f"{server}/policy-lab?b=pasted")
+    text = page.get_by_role("textbox", name="Paste it")
+    text.fill("model: Llama-3.1-8B\npolicy: os:system")
+    text.press("Control+Enter")
+    page.get_by_text("deployment.policy: 'os:system'").wait_for()
+    text.fill("model: Llama-3.1-8B\ndevice: cuda\npolicy: edf")
+    text.press("Control+Enter")
+    page.get_by_role("button", name="Compare").wait_for()
+    assert "b_yaml=" in page.url

@@ -1,0 +1,315 @@
+"""The Run page's views: what each shows of a run, and what it says where it cannot. A browser brushes elsewhere."""
+
+import json
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("streamlit")
+
+from click.testing import CliRunner
+from streamlit.testing.v1 import AppTest
+
+from calibration.diagnosis import LATENCIES
+from calibration.predict import identity, predicted_cost
+from calibration.run_explanation import PREDICTED_COLUMNS, SAMPLE, explain_run, measured_parts
+from dashboard.diagnosis_charts import what_it_buys
+from dashboard.loading import token_gaps
+from dashboard.request_table import _row
+from dashboard.step_time_charts import part_times
+from serving.config import Deployment
+from serving.errors import UserError
+from tests.dashboard_samples import write_samples
+from tests.test_dashboard_pages import charts, main_module, one_line, parameter, text  # noqa: F401
+from tokentwin.commands.simulate import simulate
+from tokentwin.repricing import Source, source_of
+from traces.recording import Recording, RecordingWriter
+from traces.recording_notes import add_notes, notes_of
+from traces.run_metrics import RunMetrics
+
+SPEC = {
+    "requests": 150,
+    "seed": 3,
+    "arrivals": "gamma:rate=40,cv=3",
+    "prompt": "uniform:low=20,high=900",
+    "output": "exponential:mean=40",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The toy runs."""
+    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
+
+
+@pytest.fixture(scope="module")
+def timed(runs):
+    """Beside them, one that the kernel tables of an H100 timed, simulated by the command."""
+    from tokentwin.cli import cli
+
+    trace = runs.parent / "trace.parquet"
+    options = [f"--{name}={value}" for name, value in SPEC.items()]
+    made = CliRunner().invoke(cli, ["trace", "synth", str(trace), *options])
+    assert made.exit_code == 0, made.output
+    done = CliRunner().invoke(simulate, [str(trace), "--gpu", "H100", "--out", str(runs / "timed")])
+    assert done.exit_code == 0, done.output
+    return Recording.load(runs / "timed")
+
+
+def page(runs, **url):
+    def script(runs):
+        from pathlib import Path
+
+        from dashboard import run_page
+
+        run_page.show(Path(runs))
+
+    app = AppTest.from_function(script, args=(str(runs),), default_timeout=60)
+    for name, value in url.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+# Standing and bands
+
+
+def test_a_simulated_run_carries_its_standing_and_bands(runs, timed):
+    app = page(runs, run="timed")
+    assert not app.exception and not app.error
+    notes = notes_of(timed.run)
+    assert notes["gpu"] == "H100"
+    assert f"{notes['standing']['mark']}]" in text(app)
+    low, high = notes["bands"]["ttft_ms"]["p99"]
+    assert low <= RunMetrics.of(timed).distribution("ttft_ms").p99 <= high
+    deltas = [metric.delta for metric in app.metric[:6]]
+    assert all("–" in delta for delta in deltas)
+
+
+def test_a_simulated_run_of_which_nothing_is_known_says_so(runs):
+    app = page(runs, run="simulated")
+    assert "not rated]" in text(app)
+    assert not app.metric[0].delta
+    assert "not rated]" not in text(page(runs, run="real-1"))
+
+
+def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in timed.path.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    add_notes(copy, {"gpu": "H200", "by": "hand"})
+    changed = Recording.load(copy)
+    before, after = notes_of(timed.run), notes_of(changed.run)
+    assert after == {**before, "gpu": "H200", "by": "hand"}
+    assert changed.runs.drop_columns("notes").equals(timed.runs.drop_columns("notes"), check_metadata=True)
+    assert not list(copy.glob("*.partial")) and not list(copy.glob(".*.partial"))
+    with pytest.raises(ValueError, match="JSON"):
+        add_notes(copy, {"bad": float("nan")})
+    with pytest.raises(UserError):
+        add_notes(tmp_path, {})
+    for said in ("", None, "not JSON", "[1]"):
+        assert notes_of({"notes": said}) == {}
+
+
+# Who timed it
+
+
+def test_what_timed_a_run_is_found_by_its_id(tmp_path, timed):
+    run = timed.run
+    assert run["calibration"] == identity("H100")
+    assert source_of(run, []) == Source(None, "H100")
+    assert source_of({**run, "notes": ""}, []) == Source(None, "H100")
+    damaged = tmp_path / "calibration"
+    damaged.mkdir()
+    (damaged / "calibration.json").write_text("{")
+    assert source_of({**run, "calibration": "000000000000"}, [damaged]) is None
+    assert source_of({**run, "calibration": ""}, [damaged]) is None
+
+
+# Where step time goes
+
+
+def test_parts_add_up_to_the_recorded_time_of_each_regime(timed):
+    deployment = Deployment.model_validate_json(timed.run["deployment"]).model_copy(update={"fleet": None})
+    steps = timed.table("steps", list(PREDICTED_COLUMNS))
+    found = explain_run(predicted_cost("H100", deployment), steps)
+    took = np.array(steps["end_ns"]) - np.array(steps["start_ns"])
+    prompts, decodes = np.array(steps["prefill_rows"]) > 0, np.array(steps["decode_rows"]) > 0
+    for name, of in (("prefill", prompts & ~decodes), ("decode", ~prompts), ("mixed", prompts & decodes)):
+        assert sum(found.parts_ns.get(name, {}).values()) == pytest.approx(took[of].sum())
+    assert found.steps == sum(min(int(of.sum()), SAMPLE) for of in (prompts & ~decodes, ~prompts, prompts & decodes))
+    assert "past attention" not in found.parts_ns["decode"] and found.parts_ns["decode"]["weights"] > 0
+    assert all(0 < o.utilisation <= 1.0001 for o in found.operations)
+    qkv = next(o for o in found.operations if o.name == "qkv, decode")
+    assert qkv.bound == "memory"
+
+
+def test_measured_operations_are_summed_and_the_rest_is_said():
+    steps = pa.table(
+        {
+            "start_ns": [0, 100, 300],
+            "end_ns": [100, 300, 400],
+            "prefill_rows": [0, 1, 0],
+            "decode_rows": [2, 2, 2],
+            "forward_ns": [80, 150, 90],
+            "sample_ns": [20, 50, 10],
+            "op_ns": pa.array([[("gemm", 50)], [("gemm", 70), ("attention", 30)], None], pa.map_("string", "int64")),
+        }
+    )
+    assert measured_parts(steps) == {
+        "decode": {"gemm": 50, "rest of the model": 120, "sampling": 30},
+        "mixed": {"attention": 30, "gemm": 70, "rest of the model": 50, "sampling": 50},
+    }
+    nobody = pa.nulls(3, pa.map_("string", "int64"))
+    whole = measured_parts(steps.set_column(6, "op_ns", nobody))
+    assert whole is not None and whole["decode"] == {"model": 170, "sampling": 30}
+    assert measured_parts(steps.set_column(4, "forward_ns", pa.nulls(3, "int64"))) is None
+
+
+def test_the_step_view_shows_parts_and_roofline(runs, timed):
+    app = page(runs, run="timed", view="steps")
+    assert not app.exception and not app.error
+    parts, roof = charts(app)[1:3]
+    assert [trace["y"][0] for trace in parts["data"]] == ["all steps"] * len(parts["data"])
+    assert len(parts["data"]) <= 5 and {"weights"} <= {trace["name"] for trace in parts["data"]}
+    assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}
+    assert "kernel tables of H100" in text(app) and "-badge[" in text(app)
+    assert any("qkv, decode" in list(frame.value.get("operation", ())) for frame in app.dataframe)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("simulated", "toy) is not among the bundled ones"), ("real-1", "did not time what is inside")]
+)
+def test_the_step_view_says_why_it_cannot_tell(runs, name, line):
+    app = page(runs, run=name, view="steps")
+    assert not app.exception and not app.error
+    assert line in app.info[0].value and "\n" not in app.info[0].value
+
+
+def test_small_parts_are_one(runs):
+    figure = part_times({"decode": {f"part {n}": 2.0**n for n in range(8)}}, "#3b7ddd")
+    assert [trace.name for trace in figure.data] == ["part 7", "part 6", "part 5", "part 4", "other"]
+    assert sum(trace.x[0] for trace in figure.data) == pytest.approx(255e-9)
+    assert len({trace.marker.color for trace in figure.data}) == 5
+    assert not part_times({}, "#3b7ddd").data
+
+
+# Diagnosis
+
+
+def test_a_diagnosis_is_asked_for_and_found_again(runs, timed):
+    app = page(runs, run="timed", view="diagnosis")
+    assert not app.exception and not app.error
+    assert "The worst symptom" in text(app) or "No symptom found" in text(app)
+    app.button(key="diagnose").click().run()
+    deadline = time.monotonic() + 120
+    while not list((runs / "jobs").glob("*/result.json")) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    (result,) = (runs / "jobs").glob("*/result.json")
+    answer = json.loads(result.read_text())
+    again = page(runs, run="timed", view="diagnosis")
+    assert not again.exception and not again.error
+    verdict = answer["verdict"]
+    assert verdict[1:] in text(again)
+    bars = charts(again)[1]
+    shown = {name for trace in bars["data"] for name in trace["y"]}
+    assert shown == {c["name"] for c in answer["counterfactuals"] if not c["skipped"]}
+    assert {"one more replica", "free prefill"} <= shown
+    assert any("not tried" in caption.value for caption in again.caption)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("simulated", "does not hold what was offered"), ("real-1", "does not hold what was offered")]
+)
+def test_a_run_that_cannot_be_simulated_again_has_evidence_only(runs, name, line):
+    app = page(runs, run=name, view="diagnosis")
+    assert not app.exception and not app.error
+    assert any(line in caption.value for caption in app.caption)
+    assert not [button for button in app.button if button.key == "diagnose"]
+
+
+def test_harm_is_red_and_help_is_not():
+    def tried(name, kind, bought, p99):
+        return {"name": name, "kind": kind, "bought": dict.fromkeys(LATENCIES, bought), "p99": {"ttft_ms": p99}}
+
+    figure = what_it_buys(
+        [
+            tried("a", "policy", 0.4, 60.0),
+            tried("b", "capacity", 0.0, 100.0),
+            tried("c", "policy", -3.0, 400.0),
+            tried("d", "capacity", None, None),
+        ],
+        "ttft_ms",
+        100.0,
+    )
+    assert {trace.name: list(trace.y) for trace in figure.data} == {
+        "a setting": ["a"],
+        "more of a resource": ["b"],
+        "makes it worse": ["c"],
+    }
+    assert [trace.text[0] for trace in figure.data] == ["-40 %, 60 ms left", "nothing", "+300 %, 400 ms left"]
+    assert min(trace.x[0] for trace in figure.data) == -100
+
+
+# Every metric
+
+
+def test_every_metric_that_is_known_is_listed(runs, timed):
+    app = page(runs, run="timed", view="metrics")
+    assert not app.exception and not app.error
+    distributions, scalars = (frame.value for frame in app.dataframe)
+    known = [name for name, value in RunMetrics.of(timed).scalars().items() if value is not None]
+    assert len(scalars) == len(known)
+    assert (scalars["90 % band"] != "").sum() == 3
+    assert list(distributions.columns)[:3] == ["metric", "mean", "p50"]
+
+
+def test_an_unknown_view_is_the_first(runs):
+    app = page(runs, run="real-1", view="junk")
+    assert not app.exception
+    assert "**Request" in text(app)
+    assert parameter(app, "run") == "real-1"
+
+
+# Large runs
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A recording of 131,072 requests, of two tokens each; request i has a gap of i nanoseconds between them."""
+    directory = tmp_path_factory.mktemp("large") / "run"
+    run = dict.fromkeys(("workload", "deployment", "hardware", "calibration", "notes"), "")
+    with RecordingWriter(directory, {"run_id": "large", "clock": "virtual", **run}) as writer:
+        for first in range(0, 131_072, 8192):
+            ids = range(first, first + 8192)
+            writer.add_requests(
+                {
+                    "request_id": ids,
+                    "status": ["finished"] * len(ids),
+                    "token_times_ns": [[1000, 1000 + i] for i in ids],
+                }
+            )
+    return Recording.load(directory)
+
+
+@pytest.mark.parametrize("row", [0, 8191, 8192, 70_003, 131_071])
+def test_one_request_is_read_from_its_row_group(large, row):
+    assert len(large.group_rows("requests")) > 10
+    found = _row(large, row)
+    assert found["request_id"] == row and found["token_times_ns"] == [1000, 1000 + row]
+
+
+def test_gaps_of_a_large_run_are_a_sample_spread_over_it(large):
+    gaps = token_gaps(large)
+    assert 0.3 < gaps.share < 1
+    assert len(gaps.values) == round(gaps.share * 131_072)
+    assert gaps.values[0] == 0 and gaps.values[-1] == 131_071 / 1e6
+    assert np.median(gaps.values) == pytest.approx(65_536 / 1e6, rel=0.1)
+
+
+def test_gaps_of_a_small_run_are_those_of_all_requests(timed):
+    gaps = token_gaps(timed)
+    assert gaps.share == 1
+    assert np.array_equal(gaps.values, RunMetrics.of(timed).values("itl_ms"))

@@ -1,0 +1,100 @@
+"""What workers share and leave behind: tables of a cost model, and nothing after Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibration.operation_cost import OperationCost
+from calibration.pipeline_cost import PipelineCost
+from serving.config import Deployment, SchedulerConfig
+from serving.decode_set import DecodeSet
+from serving.step_plan import StepPlan
+from tests.plan_samples import question, traffic
+from tokentwin.planning.engines import Engine
+from tokentwin.planning.pricing import KernelPricing
+from tokentwin.planning.trial import Question, try_fleet
+
+ROOT = Path(__file__).parents[1]
+SCHEDULER = SchedulerConfig(max_num_seqs=200, max_num_batched_tokens=1024, max_model_len=131072, num_blocks=4000)
+LLAMA = Deployment(model="Llama-3.1-8B", device="cuda", scheduler=SCHEDULER)
+
+
+def step(rows: int, context: int, prompt: int) -> StepPlan:
+    plan = StepPlan(0, DecodeSet(1), 0)
+    plan.add_decodes(rows, context, context * context // max(rows, 1))
+    if prompt:
+        plan.prefill_rows, plan.prefill_tokens, plan.prefill_pairs = 1, prompt, prompt * (prompt + 1) // 2
+    return plan
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_cost_model_asked_before_prices_as_a_new_one_and_stands_for_its_own_steps(stages: int) -> None:
+    engine = Engine("H100", 2.0, LLAMA.model_copy(update={"pipeline_parallel_size": stages}))
+    steps = [step(rows, 300 * rows, prompt) for rows, prompt in ((3, 0), (70, 500), (0, 900), (199, 20))]
+    steps.append(step(199, 199 * 120_000, 0))  # further than kernels were measured
+    pricing = KernelPricing()
+    first = pricing(engine)
+    said = [first.step_ns(plan) for plan in steps]
+    again = pricing(engine)
+    assert again.standing()[1] == "no step was priced"
+    again.step_ns(steps[0])
+    alone = KernelPricing()(engine)
+    alone.step_ns(steps[0])
+    assert again.standing() == alone.standing() != first.standing()
+    assert isinstance(again, OperationCost) and isinstance(alone, OperationCost)
+    assert again.interval == alone.interval
+    assert [again.step_ns(plan) for plan in steps] == [KernelPricing()(engine).step_ns(plan) for plan in steps] == said
+    if stages > 1:
+        assert isinstance(again, PipelineCost) and isinstance(first, PipelineCost)
+        assert [again.stages_ns(plan) for plan in steps] == [first.stages_ns(plan) for plan in steps]
+
+
+def test_a_trial_that_was_stopped_says_what_broke() -> None:
+    asked = question("ttft_ms p99<=400", "tpot_ms p95<=45", workload=traffic(9000, 60.0, tokens=40))
+    of = Engine("slow", 1.0, Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": 8})))
+    stopped = try_fleet(asked, of, 1)
+    assert stopped.figures is None and stopped.broken in asked.objectives.each
+    only = replace(asked, objectives=replace(asked.objectives, each=(stopped.broken,)))
+    assert not try_fleet(only, of, 1, to_the_end=True).met
+
+
+def sleep(asked: Question) -> None:
+    """A task that no one waits for to end."""
+    Path(asked.router).touch()
+    time.sleep(600)
+
+
+def test_ctrl_c_ends_a_plan_and_its_workers_with_one_line(tmp_path: Path) -> None:
+    file, begun = tmp_path / "t.yaml", tmp_path / "begun"
+    file.write_text("{requests: 5, arrivals: {kind: poisson, rate: 1}, prompt: 9, output: 9}")
+    code = f"""
+import dataclasses, sys
+import tokentwin.planning.plan as plan
+from tests.test_plan_workers import sleep
+from tokentwin.cli import main
+from tokentwin.planning.workers import Workers
+
+def asleep(workers, *_):
+    with Workers(dataclasses.replace(workers.question, router={str(begun)!r}), 2) as both:
+        both.run([sleep, sleep])
+
+plan.make_plan = asleep
+sys.argv = ["tokentwin", "plan", {str(file)!r}, "--slo", "e2e_ms p50<=1", "--gpu", "H100", "--jobs", "2"]
+main()
+"""
+    words = [sys.executable, "-c", code]
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not begun.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=60)  # which waits for everybody who could write to stderr
+    assert (process.returncode, said.strip()) == (130, "tokentwin: interrupted")
