@@ -29,7 +29,7 @@ def identity(gpu: str, calibration: EngineCalibration | None = None) -> str:
     """Twelve hexadecimal digits that change when the calibration does, or the kernel tables behind it."""
     told = blake2b((calibration or blind()).id.encode(), digest_size=6)
     own = bundled(find_gpu(gpu).name)
-    for path in [own] if own else filter(None, map(bundled, bundled_names())):
+    for path in [own] if own.exists() else map(bundled, bundled_names()):
         told.update(path.read_bytes())
     return told.hexdigest()
 

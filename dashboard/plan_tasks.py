@@ -104,9 +104,10 @@ def plan_document(found: Plan, engines: list[Engine]) -> dict[str, Any]:
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """One fleet of a plan, recorded in `out/run`: `plan` (a `PlanRequest`), `gpu`, `deployment`, `replicas`."""
-    from calibration.predict import predicted_cost
+    from calibration.predict import identity, predicted_cost
     from sim.router import find_router
     from sim.simulate import simulate_to
+    from traces.recording_notes import add_notes
 
     request = parse(PlanRequest, settings["plan"], where="plan")
     deployment = parse(Deployment, settings["deployment"], where="deployment")
@@ -119,10 +120,13 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
         cost,
         replicas=settings["replicas"],
         router=find_router(request.router),
+        calibration=identity(settings["gpu"]),
         overwrite=True,
     )
     mark, reason = cost.standing()
-    return {"duration_s": done.duration_ns / 1e9, "mark": mark.name.lower(), "reason": reason}
+    standing = {"mark": mark.name.lower(), "reason": reason}
+    add_notes(out / "run", {"gpu": settings["gpu"], "standing": standing})
+    return {"duration_s": done.duration_ns / 1e9, **standing}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -19,10 +19,14 @@ from calibration.kernel_surfaces import KernelSurfaces, bundled, bundled_names, 
 from calibration.kernel_times import KernelTimes, Mark, floor_ns
 from calibration.kernel_transfer import TransferredKernels
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
+from calibration.predict import identity, predicted_cost
 from calibration.surface_file import about_surfaces, read_surfaces, write_surfaces
 from calibration.surface_fit import fit_efficiency, fit_kernel
+from serving.config import Deployment
+from serving.decode_set import DecodeSet
 from serving.errors import UserError
-from serving.gpu_spec import find_gpu
+from serving.gpu_spec import find_gpu, gpus
+from serving.step_plan import StepPlan
 
 TABLES = Path(__file__).parents[2] / "shared" / "data" / "aiconfigurator" / "kernel_tables"
 needs_tables = pytest.mark.skipif(not TABLES.is_dir(), reason="the kernel tables are not here: no ../shared/data")
@@ -355,3 +359,15 @@ def test_bundled_times_are_the_tables_times() -> None:
     assert len(missed) == 2
     assert np.median(np.abs(np.concatenate(missed))) < 0.03
     assert abs(np.median(np.concatenate(missed))) < 0.01
+
+
+def test_every_gpu_of_the_catalogue_has_an_identity_and_times_a_step() -> None:
+    assert len({identity(name) for name in bundled_names()}) == len(bundled_names())
+    plan = StepPlan(0, DecodeSet(16), 0)
+    plan.add_decodes(8, 8 * 500, 8 * 500**2)
+    times = {}
+    for name in gpus():
+        assert len(identity(name)) == 12
+        times[name] = predicted_cost(name, Deployment(model="Llama-3.1-8B", device="cuda")).step_ns(plan)
+    by_bandwidth = sorted(gpus().values(), key=lambda gpu: gpu.memory_bytes_per_s)
+    assert times[by_bandwidth[-1].name] < times[by_bandwidth[0].name]
