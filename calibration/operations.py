@@ -17,6 +17,7 @@ from calibration.expert_routing import busiest_over_mean
 from serving.config import Deployment
 from serving.dtypes import DTYPE_BYTES
 from serving.errors import UserError
+from serving.kv_bytes import kv_dtype
 from serving.kv_capacity import weights_dtype
 from serving.model_spec import ModelSpec
 
@@ -292,10 +293,6 @@ def stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) ->
     return transfers
 
 
-def _kv(deployment: Deployment) -> str:
-    return deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
-
-
 def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
     """Query and KV heads of one device; KV heads are repeated when there are fewer than devices."""
     return -(-model.num_heads // tp), max(model.num_kv_heads // tp, 1)
@@ -320,7 +317,7 @@ def _layer_gemms(model: ModelSpec, deployment: Deployment, tokens: Amount) -> li
 
 def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
     heads, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
-    kv = _kv(deployment)
+    kv = kv_dtype(deployment)
     operations: list[Operation] = []
     for suffix, window, layers in (
         ("", 0, model.num_layers - model.sliding_layers),

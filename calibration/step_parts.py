@@ -34,6 +34,7 @@ from serving.config import Deployment
 from serving.decode_buckets import DECODE_BUCKETS
 from serving.dtypes import DTYPE_BYTES
 from serving.gpu_spec import GpuSpec
+from serving.kv_bytes import kv_dtype
 from serving.model_spec import ModelSpec
 
 PARTS = {
@@ -109,8 +110,7 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
     its block busy for that much longer after the others.
     """
     _, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
-    dtype = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
-    head_bytes = 2.0 * DTYPE_BYTES[dtype] * model.head_dim * (model.num_layers - model.sliding_layers)
+    head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * (model.num_layers - model.sliding_layers)
     ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s
     rows = np.asarray(sizes.decode_rows)
     if not deployment.enforce_eager:  # a graph launches the blocks of its bucket

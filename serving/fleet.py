@@ -172,7 +172,9 @@ class FleetConfig(_Settings):
     admission: AdmissionConfig = AdmissionConfig()
     failures: FailuresConfig = FailuresConfig()
     autoscaler: tuple[AutoscalerConfig, ...] | None = Field(
-        None, min_length=1, description="one, or a list of one for each of several pools; null: the fleet stays as it is"
+        None,
+        min_length=1,
+        description="one, or a list of one for each of several pools; null: the fleet stays as it is",
     )
 
     @field_validator("router", "decode_router", mode="before")

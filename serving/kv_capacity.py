@@ -14,6 +14,7 @@ from serving.dtypes import DTYPE_BYTES
 from serving.errors import UserError
 from serving.gpu_spec import GpuSpec
 from serving.kv_blocks import blocks_for
+from serving.kv_bytes import kv_dtype
 from serving.model_catalogue import find_model
 from serving.model_spec import ModelSpec
 from serving.pipeline_stages import stage_models
@@ -227,9 +228,8 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
 
 def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """KV of one block in one layer."""
-    kept = deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
     heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
-    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kept])
+    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
 
 
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:

@@ -132,6 +132,7 @@ class VllmScheduler:
             del self._others[request.id]
         else:
             self.waiting.remove(request)
+            self._loaded.pop(request.id, None)
         if self._external is None or not self._keeps(request, status):
             self.pool.release(request)
         request.status = status
@@ -374,7 +375,6 @@ class VllmScheduler:
     def _keeps(self, request: Request, status: Status) -> bool:
         """Whether the blocks of a request that ends are written to, or still needed elsewhere."""
         assert self._external is not None
-        self._loaded.pop(request.id, None)
         if status is Status.FINISHED:
             return request.held > 0 and self._external.keeps(request)
         return request.loading > 0

@@ -208,7 +208,7 @@ class Gateway:
             visit.replica.withdraw(visit.live)
         if self._transfers is not None:
             self._transfers.drop(visit.request.id)
-        self._log.withdrawn(visit.live)
+        self._log.withdrawn(visit.live, self._clock.now_ns)
         visit.replica = visit.live = None
         visit.taken_over = False
 

@@ -172,7 +172,7 @@ class RunLog:
     ) -> None:
         for request in plan.admitted:
             life = self._lives[request.id]
-            self._waits_no_more(life, start_ns)
+            self._unqueue(life, start_ns)
             if life.scheduled_ns < 0:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
@@ -247,7 +247,7 @@ class RunLog:
 
     def handed_on(self, request: Request, now_ns: int) -> None:
         """A prefill replica is done with it."""
-        self._waits_no_more(self._lives[request.id], now_ns)
+        self._unqueue(self._lives[request.id], now_ns)
 
     def taken_over(self, replica: int, prefilled: Request, request: Request) -> None:
         """A decode replica goes on with `request`, of which a prefill replica did `prefilled`."""
@@ -280,9 +280,9 @@ class RunLog:
         else:
             life.tier_hits.append((tier, tokens))
 
-    def withdrawn(self, request: Request) -> None:
+    def withdrawn(self, request: Request, now_ns: int) -> None:
         """This attempt has come to nothing."""
-        self._unqueue(self._lives.pop(request.id))
+        self._unqueue(self._lives.pop(request.id), now_ns)
 
     def refused(self, arrived: WorkloadRequest, arrival_ns: int, now_ns: int, status: str, reason: str, n: int) -> None:
         """It left after `n` attempts, and is on no replica."""
@@ -291,7 +291,7 @@ class RunLog:
     def ended(self, request: Request, now_ns: int, status: str = "", reason: str = "") -> None:
         """It left its replica for good: finished or rejected, unless `status` says otherwise."""
         life = self._lives.pop(request.id)
-        self._waits_no_more(life, now_ns)
+        self._unqueue(life, now_ns)
         self._add_request(request, life, now_ns, status or request.status.value, reason or request.reason)
 
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
@@ -351,17 +351,14 @@ class RunLog:
         self._waiting_blocks[life.replica] -= life.demand
         life.demand = 0
 
-    def _waits_no_more(self, life: _Life, now_ns: int) -> None:
-        self._unqueue(life)
-        if life.preempted_at_ns >= 0:
-            life.preempted_ns += now_ns - life.preempted_at_ns
-            life.preempted_at_ns = -1
-
-    def _unqueue(self, life: _Life) -> None:
+    def _unqueue(self, life: _Life, now_ns: int) -> None:
         if life.waits:
             life.waits = False
             self.queued -= 1
             self._waiting_blocks[life.replica] -= life.demand
+            if life.preempted_at_ns >= 0:
+                life.preempted_ns += now_ns - life.preempted_at_ns
+                life.preempted_at_ns = -1
 
     def _token_times(self, request: Request, life: _Life) -> list[int]:
         ends = self._ends[life.replica]

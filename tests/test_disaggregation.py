@@ -63,6 +63,16 @@ def test_kv_lost_with_its_first_token_under_way_is_computed_again():
     assert_everything_is_accounted_for(run, [request(0, 0, 64, 5), request(1, 0, 30, 5)])
 
 
+def test_a_static_batch_pulls_only_what_fits_to_its_end_beside_what_was_pulled():
+    """Each of the two fits alone; the second, pulled while the first waits for its KV, would leave neither room."""
+    static = {"policy": "static", "scheduler": {"block_size": 4, "num_blocks": 31, "max_model_len": 120}}
+    offered = [request(0, 0, 10, 106), request(1, 1, 60, 48)]
+    run = FleetRun(apart(decode={"deployment": static}, links={"nic_gb_s": 0.05}), offered)
+    assert [row["output_tokens"] for row in run.rows] == [106, 48]
+    assert run.rows[1]["scheduled_ns"] < run.rows[0]["finish_ns"] < run.rows[1]["finish_ns"]
+    assert_everything_is_accounted_for(run, offered)
+
+
 def test_stock_vllm_samples_the_first_token_again_where_it_decodes():
     cost = TokenCost(6 * MS, 18_000, 0)
     fleet = apart(links={"nic_gb_s": 1, "latency_us": 30}, first_token_from="decode")

@@ -118,7 +118,9 @@ def test_each_pool_follows_its_own_load(output, grows, stays):
     started = Counter(life["pool"] for life in run.lives)
     assert started[grows] > 1 and started[stays] == 1
     assert_everything_is_accounted_for(run, offered)
-    alone = FleetRun({"pools": APART, "autoscaler": next(s for s in both if s["pool"] == grows)} | INSTANT, offered, STEP)
+    alone = FleetRun(
+        {"pools": APART, "autoscaler": next(s for s in both if s["pool"] == grows)} | INSTANT, offered, STEP
+    )
     assert run.lives == alone.lives and run.requests.equals(alone.requests)
 
 
@@ -134,7 +136,10 @@ def test_objectives_of_two_pools_are_counted_apart():
 
 def test_autoscalers_do_not_keep_one_another_going():
     """Nobody is ever scheduled: the run ends with an error, not never."""
-    fleet = {"pools": [{"name": "a"}, {"name": "b"}], "autoscaler": [scaled(pool="a"), scaled(pool="b", interval_s=0.7)]}
+    fleet = {
+        "pools": [{"name": "a"}, {"name": "b"}],
+        "autoscaler": [scaled(pool="a"), scaled(pool="b", interval_s=0.7)],
+    }
     with pytest.raises(RuntimeError, match="never finished"):
         FleetRun(fleet, burst(2), STEP, policy="tests.test_fleet_autoscaler:Idle")
 

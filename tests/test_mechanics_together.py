@@ -240,7 +240,7 @@ def requests(seed, count, shares):
         at_ns += draw.randint(0, most_ns)
         prompt = (("", draw.randint(1, 50)),)
         if shares and draw.random() < 0.7:
-            prompt = ((draw.choice("ab"), draw.randint(1, 40)), *prompt[: draw.randint(0, 1)])
+            prompt = ((draw.choice("ab"), draw.randint(1, 28)), *prompt[: draw.randint(0, 1)])
         session = draw.choice(["", "", "u", "v"])
         think_ns = draw.choice([0, 5 * MS]) if session else None
         offered.append(

@@ -79,9 +79,8 @@ def check_bundled(deployment: Deployment) -> None:
             raise UserError(
                 f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, "is a path; choose one on the page"
             )
-    replicas = sum(pool.replicas for pool in fleet.pools)
-    if fleet.autoscaler is not None:
-        replicas = max(replicas, fleet.autoscaler.max_replicas)
+    most = {fleet.pool_number(scaler.pool): scaler.max_replicas for scaler in fleet.autoscaler or ()}
+    replicas = sum(max(pool.replicas, most.get(number, 0)) for number, pool in enumerate(fleet.pools))
     if replicas > MOST_REPLICAS:
         raise UserError(f"{WHERE}.fleet", f"{replicas} replicas", f"are more than this page takes: {MOST_REPLICAS}")
 
