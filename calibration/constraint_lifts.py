@@ -99,17 +99,21 @@ def perfect_prefix_reuse(scenario: Scenario) -> Scenario | str:
 
 
 def one_more_replica(scenario: Scenario) -> Scenario | str:
-    """One engine more behind the router; in a fleet, in its first pool."""
+    """One engine more behind the router; in a fleet, in the first pool of each role."""
     fleet = scenario.deployment.fleet
     if fleet is None:
         return replace(scenario, replicas=scenario.replicas + 1)
     if fleet.autoscaler is not None:
         return "the autoscaler decides how many there are"
-    larger = fleet.pools[0].model_copy(update={"replicas": fleet.pools[0].replicas + 1})
-    grown = fleet.model_copy(update={"pools": (larger, *fleet.pools[1:])})
+    first = {pool.role: at for at, pool in reversed([*enumerate(fleet.pools)])}
+    larger = tuple(
+        pool.model_copy(update={"replicas": pool.replicas + 1}) if first[pool.role] == at else pool
+        for at, pool in enumerate(fleet.pools)
+    )
     pools = scenario.pools
     if pools is not None:
-        pools = (replace(pools[0], config=larger), *pools[1:])
+        pools = tuple(replace(pool, config=config) for pool, config in zip(pools, larger, strict=True))
+    grown = fleet.model_copy(update={"pools": larger})
     return replace(scenario, deployment=scenario.deployment.model_copy(update={"fleet": grown}), pools=pools)
 
 

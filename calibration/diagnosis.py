@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from calibration.constraint_lifts import FREE_PREFILL, PREFIXES, REPLICA, TIERS, Kind, Lifecycle, offered
 from calibration.scenario import Scenario
-from calibration.symptoms import LOW_UTILISATION, Symptom
+from calibration.symptoms import LOW_UTILISATION, Symptom, shown_ms
 from serving.metrics import metric
 from traces.run_metrics import RunMetrics, percentiles
 
@@ -206,11 +206,6 @@ def _no_help(tried: Sequence[Counterfactual], name: str, found: Sequence[Symptom
         f"one more replica takes {100 * replica.bought[name]:.0f} % off the p99 of {metric(name).label}",
         "the same run on two replicas",
     )
-
-
-def shown_ms(value: float) -> str:
-    """Four digits, and all of those before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _finite(numbers: dict[str, float]) -> dict[str, float | None]:

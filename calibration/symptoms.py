@@ -130,6 +130,11 @@ class Evidence:
         return self.metrics.values("kv_usage")
 
 
+def shown_ms(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def symptoms(evidence: Evidence) -> list[Symptom]:
     """The worst first."""
     found = [symptom for look in _LOOKS if (symptom := look(evidence)) is not None]
@@ -176,14 +181,14 @@ def _high_ttft(e: Evidence) -> Symptom | None:
     if not (ttft.p99 > bound if bound else queues):
         return None
     share = queue.mean / ttft.mean if ttft.mean else 0.0
-    over = f", the bound is {bound:,.4g}" if bound else ""
+    over = f", the bound is {shown_ms(bound)}" if bound else ""
     return Symptom(
         "high TTFT",
         "request",
         0.4 + 0.45 * share,
         "ttft_ms",
-        f"TTFT p99 {ttft.p99:,.4g} ms (p50 {ttft.p50:,.4g}{over}); {100 * share:.0f} % of the mean is queueing, "
-        f"prefill p99 {prefill.p99:,.4g} ms",
+        f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of the mean is "
+        f"queueing, prefill p99 {shown_ms(prefill.p99)} ms",
         "the same requests at half the rate (--rate-scale 0.5): what remains of TTFT is prefill, what went is queueing",
     )
 
@@ -197,8 +202,8 @@ def _prompts(e: Evidence) -> Symptom | None:
         "compute",
         e.prompt_share,
         "ttft_ms",
-        f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {prefill.p99:,.4g} ms, "
-        f"step p50 {step.p50:,.4g} ms",
+        f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms, "
+        f"step p50 {shown_ms(step.p50)} ms",
         "the same arrivals with prompts cut to a tenth: if latencies fall as much, it is prefill",
     )
 
@@ -223,7 +228,7 @@ def _high_itl(e: Evidence) -> Symptom | None:
         "token",
         0.7 * (1 - spread.p50 / spread.p99) if not bound else max(0.5, 1 - bound / tpot.p99),
         "itl_ms" if gaps.count and not bound else "tpot_ms",
-        f"{name} p99 {spread.p99:,.4g} ms, p50 {spread.p50:,.4g}{mixed}",
+        f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}",
         "half of max_num_batched_tokens: if ITL p99 falls with it, chunks of prompts hold decodes up",
     )
 
@@ -341,15 +346,18 @@ def _missed_prefixes(e: Evidence) -> Symptom | None:
     hit = e.metrics.prefix_hit_rate()
     if hit is None or not e.requests:
         return None
-    possible = attainable_hit_rate(e.requests)
-    if possible - hit < _SHARE:
+    loaded = sum(e.metrics.tier_hit_rates().values())
+    missed = attainable_hit_rate(e.requests) - hit - loaded
+    if missed < _SHARE:
         return None
+    tiers = f", {100 * loaded:.0f} % in KV tiers" if loaded else ""
     return Symptom(
         "missed prefixes",
         "memory",
-        0.9 * (possible - hit),
+        0.9 * missed,
         "ttft_ms",
-        f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache; {100 * possible:.0f} % had been seen",
+        f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; {100 * missed:.0f} % had been "
+        "seen and were computed again",
         "the same run with many more num_blocks (eviction), or on one replica (routing)",
     )
 

@@ -205,6 +205,7 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
         (OWN + "fleet: {pools: [{name: p, gpu: ../x}]}", "gpu"),
         (OWN + "fleet: {pools: [{name: p, deployment: {policy: 'os:system'}}]}", "policy"),
         (OWN + "fleet: {pools: [{name: p, replicas: 90000}]}", "1000"),
+        (OWN + "fleet: {pools: [{name: p}], autoscaler: {target: 4, max_replicas: 90000}}", "1000"),
         (OWN + "scheduler: {speculative: {num_speculative_tokens: 2, acceptance_rate: 0.5, model: /etc}}", "catalogue"),
         (OWN + "scheduler: {max_num_seq: 3}", "is no setting"),
         (OWN + "scheduler: {max_num_seqs: 0}", "max_num_seqs"),

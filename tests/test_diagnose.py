@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,28 @@ def test_infinite_kv_never_preempts() -> None:
     before = runs.kv_starved()
     assert sum(before.requests()["preemptions"].to_pylist()) > 100
     assert sum(infinite_kv(before).requests()["preemptions"].to_pylist()) == 0
+
+
+@pytest.mark.parametrize(("gib", "missed"), [(0.01, True), (10.0, False)])
+def test_prefixes_that_a_tier_kept_are_not_missed(gib: float, missed: bool, tmp_path: Path) -> None:
+    made = runs.evicted_prefixes()
+    tier = {"name": "cpu", "capacity_gib": gib, "read_gb_s": 1000, "write_gb_s": 1000}
+    tiers = {"tiers": [tier], "kv_bytes_per_token": 100_000}
+    dep = Deployment.model_validate(made.deployment.model_dump() | {"kv_tiers": tiers})
+    evidence = Evidence(runs.recorded(replace(made, deployment=dep), tmp_path / "run"))
+    assert ("missed prefixes" in [symptom.name for symptom in symptoms(evidence)]) == missed
+
+
+def test_a_fleet_whose_prefills_are_apart_grows_by_one_of_each_role() -> None:
+    base = runs.overloaded()
+    named = (("p", "prefill", 1), ("spare", "prefill", 2), ("d", "decode", 3))
+    pools = [{"name": name, "role": role, "replicas": replicas} for name, role, replicas in named]
+    fleet = FleetConfig.model_validate({"pools": pools, "links": {"kv_bytes_per_token": 1000}})
+    dep = base.deployment.model_copy(update={"fleet": fleet})
+    grown = one_more_replica(Scenario(base.workload, dep, base.cost, pools=tuple(alike_pools(fleet, dep, base.cost))))
+    assert isinstance(grown, Scenario) and grown.deployment.fleet is not None and grown.pools is not None
+    assert [pool.replicas for pool in grown.deployment.fleet.pools] == [2, 2, 4]
+    assert [pool.config for pool in grown.pools] == list(grown.deployment.fleet.pools)
 
 
 def test_a_fleet_grows_by_one_in_its_first_pool() -> None:

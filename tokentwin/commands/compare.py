@@ -190,18 +190,23 @@ def _finish(comparison: Comparison, real: Sequence[Comparison], about: dict[str,
 
 def print_comparison(comparison: Comparison) -> None:
     """The differences, winners and losers, and the verdict last."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     from serving.metrics import METRICS
 
     console = Console()
-    rows = Table("metric", "unit", "stat", "A", "B", "B - A", "%", "95 % interval", "better")
+    rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    rows.add_column("metric", min_width=10)
+    rows.add_column("stat", no_wrap=True)
+    for heading in ("A", "B", "B - A", "%", "95 % interval", "better"):
+        rows.add_column(heading, justify="right", no_wrap=True)
     for row in comparison.rows:
-        unit = METRICS[row.metric].unit if row.metric in METRICS else "fraction"
+        label = METRICS[row.metric].axis if row.metric in METRICS else row.metric
         interval = "-" if math.isnan(row.low) else f"{_shown(row.low)} to {_shown(row.high)}"
         numbers = (_shown(row.a), _shown(row.b), _shown(row.b - row.a), _percent(row.percent))
-        rows.add_row(row.metric, unit, row.stat, *numbers, interval, row.better)
+        rows.add_row(label, row.stat, *numbers, interval, row.better)
     console.print(rows)
     tallies = Table("metric", "of", "B gains", "B loses", "same", "mean A", "mean B")
     for tally in comparison.tallies:
@@ -240,7 +245,8 @@ def print_ranking(ranked: Sequence[Ranked]) -> None:
 
 
 def _shown(value: float) -> str:
-    return "-" if not math.isfinite(value) else f"{value:,.4g}"
+    """Four digits, and all of those before the point."""
+    return "-" if not math.isfinite(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _percent(value: float) -> str:

@@ -49,7 +49,9 @@ def print_diagnosis(found: Diagnosis, has_steps: bool) -> None:
 
     console = Console()
     if found.symptoms:
-        table = Table("symptom", "lifecycle", "evidence", "what would prove it", show_lines=True)
+        table = Table("symptom", "lifecycle", show_lines=True)
+        for heading in ("evidence", "what would prove it"):
+            table.add_column(heading, overflow="fold")
         for symptom in found.symptoms:
             table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
         console.print(table)
@@ -86,7 +88,7 @@ def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
 
 
 def _ms(value: float) -> str:
-    from calibration.diagnosis import shown_ms
+    from calibration.symptoms import shown_ms
 
     return shown_ms(value) if math.isfinite(value) else "never"
 

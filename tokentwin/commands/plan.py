@@ -16,7 +16,7 @@ from tokentwin.finite import Finite
 if TYPE_CHECKING:
     from serving.config import Deployment
     from serving.workload import Workload
-    from tokentwin.planning.engines import Engine, RuledOut
+    from tokentwin.planning.engines import Engine, RuledOut, Split
     from tokentwin.planning.trial import Pricing
 
 INFEASIBLE = 4  # exit status
@@ -33,6 +33,7 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 @click.option(
     "--vary", "varied", multiple=True, metavar="NAME=V,V", help="Candidate values of any other setting; repeat it."
 )
+@click.option("--split", "splits", multiple=True, help="Prefill to decode engines, 1:1,1:2; none is undivided.")
 @click.option("--price", "prices", multiple=True, help="Dollars per GPU-hour, H100=2.9; by default the catalogue's.")
 @click.option("--spares", default=0, show_default=True, type=click.IntRange(0, 10_000), help="Replicas that may fail.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
@@ -58,6 +59,7 @@ def plan(
     tensor_parallel_sizes: tuple[str, ...],
     policies: tuple[str, ...],
     varied: tuple[str, ...],
+    splits: tuple[str, ...],
     prices: tuple[str, ...],
     spares: int,
     rate_scale: float | None,
@@ -97,6 +99,7 @@ def plan(
         [_size(text) for text in _listed(tensor_parallel_sizes)],
         _listed(policies),
         _variations(varied),
+        [_split(text) for text in _listed(splits)],
         named_prices(prices),
     )
     question = Question(workload, requests, objectives, pricing, router)
@@ -144,6 +147,7 @@ def _candidates(
     sizes: list[int],
     policies: list[str],
     variations: list[dict[str, Any]],
+    splits: list[Split | None],
     prices: dict[str, float],
 ) -> tuple[list[Engine], list[RuledOut], Pricing]:
     """What may serve, what cannot, and what times the steps."""
@@ -160,8 +164,8 @@ def _candidates(
     learnt = None
     if calibration is not None:
         if not (Path(calibration) / FILE).exists():
-            if gpus or sizes or model:
-                remedy = "is of our own engine, which fixes the model, the GPU and its size; leave those out"
+            if gpus or sizes or model or splits:
+                remedy = "is of our own engine, which fixes the model, the GPU, its size and split; leave those out"
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, deployment_file, policies, variations, prices)
         learnt = EngineCalibration.load(Path(calibration) / FILE)
@@ -186,6 +190,7 @@ def _candidates(
         policies or [base.policy],
         prices,
         variations,
+        splits or [None],
     )
     return engines, ruled_out, KernelPricing(learnt)
 
@@ -240,6 +245,18 @@ def _variations(pairs: tuple[str, ...]) -> list[dict[str, Any]]:
 def _listed(texts: tuple[str, ...]) -> list[str]:
     """Names given one by one or separated by commas, each once."""
     return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
+
+
+def _split(text: str) -> Split | None:
+    from serving.errors import UserError
+    from tokentwin.planning.engines import Split
+
+    prefill, _, decode = text.partition(":")
+    if text == "none":
+        return None
+    if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in (prefill, decode)):
+        raise UserError("split", text, "should be PREFILL:DECODE engines, e.g. 1:2, or none")
+    return Split(int(prefill), int(decode))
 
 
 def _size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a fleet may be made of: a GPU, how many of them share the model, a policy, settings; and what fits on none.
+"""What a fleet may be made of: a GPU, how many of them share the model, a policy, settings, a split; what fits on none.
 
 A deployment that names `gpu_memory_utilization` gets the KV blocks that each GPU has room for, as vLLM would; one that
 does not keeps its own number everywhere.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serving.config import Deployment
 from serving.errors import UserError
+from serving.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.gpu_spec import GpuSpec
 from serving.kv_capacity import kv_capacity
 from serving.model_catalogue import find_model
@@ -25,22 +26,36 @@ if TYPE_CHECKING:
 _ROUND = 1024  # tokens to which the longest request is rounded up
 
 
+class Split(NamedTuple):
+    """So many engines that prefill to so many that decode."""
+
+    prefill: int
+    decode: int
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return f"{self.prefill}P{self.decode}D"
+
+
 @dataclass(frozen=True)
 class Engine:
     """One replica of a candidate fleet: what it runs, on which GPUs (by the name the user gave), at what price.
 
-    `varied` has the settings that other candidates have otherwise, as they are shown.
+    `varied` has the settings that other candidates have otherwise, as they are shown, where the name does not say them.
+    With a `split`, a replica is that many engines for prefill and for decode, which all other replicas share.
     """
 
     gpu: str
     usd_per_gpu_hour: float
     deployment: Deployment
     varied: tuple[str, ...] = ()
+    split: Split | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
-        return self.deployment.gpus
+        return self.deployment.gpus * (sum(self.split) if self.split else 1)
 
     @property
     def usd_per_hour(self) -> float:
@@ -53,7 +68,21 @@ class Engine:
         tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
         stages = f" PP{pp}" if pp > 1 else ""
         copies = f" DP{dp}" if dp > 1 else ""
-        return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *([policy] if policy != "vllm" else []), *self.varied])
+        split = [self.split.name] if self.split else []
+        others = [policy] if policy != "vllm" else []
+        return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *split, *others, *self.varied])
+
+    def fleet(self, replicas: int, router: str) -> FleetConfig:
+        """So many replicas behind a router."""
+        if self.split is None:
+            pools: tuple[PoolConfig, ...] = (PoolConfig(replicas=replicas),)
+        else:
+            prefill, decode = (replicas * engines for engines in self.split)
+            pools = (
+                PoolConfig(name="prefill", role="prefill", replicas=prefill),
+                PoolConfig(name="decode", role="decode", replicas=decode),
+            )
+        return FleetConfig(pools=pools, router=RouterConfig(name=router))
 
 
 _NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")
@@ -81,8 +110,9 @@ def candidate_engines(
     policies: Sequence[str],
     prices: Mapping[str, float],
     variations: Sequence[Mapping[str, Any]] = ({},),
+    splits: Sequence[Split | None] = (None,),
 ) -> tuple[list[Engine], list[RuledOut]]:
-    """Every combination, in the order given, of GPUs by name, sizes, policies and settings: those that fit, the rest.
+    """Every combination of GPUs by name, sizes, policies, settings and splits, in that order: what fits, and the rest.
 
     `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
     and when no combination of settings is allowed.
@@ -92,17 +122,18 @@ def candidate_engines(
             raise UserError("price", name, f"is none of the candidates {', '.join(gpus)}")
     bases, fitting, ruled_out, refused = [], [], [], []
     for settings in variations:
-        shown = shown_settings(settings)
         try:
-            bases.append((with_settings(base, settings), shown))
+            others = {path: value for path, value in settings.items() if path not in _NAMED}
+            bases.append((with_settings(base, settings), shown_settings(others)))
         except UserError as error:
             refused.append(error)
-            ruled_out.append(RuledOut(" ".join(shown), str(error)))
+            ruled_out.append(RuledOut(" ".join(shown_settings(settings)), str(error)))
     if not bases:
         raise refused[0]
-    for (name, gpu), tp, policy, (varied, shown) in product(gpus.items(), tensor_parallel_sizes, policies, bases):
+    combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
+    for (name, gpu), tp, policy, (varied, shown), split in combined:
         deployment = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
-        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown)
+        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown, split)
         try:
             fitting.append(_with_kv(engine, gpu))
         except UserError as error:

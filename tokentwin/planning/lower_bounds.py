@@ -24,6 +24,7 @@ _SHORTEST_CHUNK = 16  # tokens: prompts of a step are taken to be this short, so
 def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     """No fewer replicas than this meet the objectives, provided a larger step never takes less time."""
     workload, scheduler = question.workload, engine.deployment.scheduler
+    prefilling, decoding = engine.split or (1, 1)  # engines of a replica
     requests = list(workload.requests)
     if any(request.think_ns is not None for request in requests):
         return 1  # arrivals wait for answers, so there is no telling when the last one comes
@@ -36,10 +37,10 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
         first_ms, last_ms = _deadlines(objective, outputs[-1])
         if math.isfinite(first_ms) and not workload.shares_prefixes:
             work_ms = sum(prompts[:must]) * _prompt_token_ms(cost, scheduler)
-            least = max(least, work_ms / (span_ms + first_ms))
+            least = max(least, work_ms / prefilling / (span_ms + first_ms))
         if math.isfinite(last_ms):
             work_ms = sum(outputs[:must]) * _output_token_ms(cost, scheduler)
-            least = max(least, work_ms / (span_ms + last_ms))
+            least = max(least, work_ms / decoding / (span_ms + last_ms))
     return math.ceil(least * (1 - 1e-9))
 
 

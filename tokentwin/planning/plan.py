@@ -101,7 +101,7 @@ def make_plan(
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
     if offers:
-        recommendation, more = _recommended(workers, offers, limits)
+        recommendation, more = _recommended(workers, offers, limits, trials)
         trials += more
     dearer = [(e.engine.name, e.usd_per_hour(e.least, limits.spares)) for e in found if e.pruned]
     failures = [
@@ -133,15 +133,20 @@ def _offer(entry: Searched, spares: int) -> Offer:
 
 
 def _recommended(
-    workers: Workers, offers: Sequence[Offer], limits: Limits
+    workers: Workers, offers: Sequence[Offer], limits: Limits, known: Sequence[tuple[Engine, Trial]]
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
-    """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer."""
+    """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
+
+    Those that are `known` to their end are not made again.
+    """
     best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
+    there = {(of.name, trial.replicas) for of, trial in known if trial.figures}
     around = [
         (offer.engine, number)
         for offer in offers[: RUNNERS_UP + 1]
         for number in _around(offer.trial.replicas, limits.most)
+        if (offer.engine.name, number) not in there
     ]
     tasks: list[Task[Any]] = [  # the longest first
         partial(knee, engine=engine, replicas=replicas),
@@ -150,7 +155,7 @@ def _recommended(
     ]
     found_knee, (fast, slow), *trials = workers.run(tasks)
     more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
-    fewer = next((trial for of, trial in more if of is engine and trial.replicas == replicas - 1), None)
+    fewer = next((t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.figures), None)
     return Recommendation(best, fewer, fast, slow, found_knee), more
 
 

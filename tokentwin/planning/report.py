@@ -17,6 +17,8 @@ from tokentwin.planning.vllm_command import vllm_command
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from serving.config import Deployment
+
 _COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attain-\nment", "SLOs\nmet")
 
 
@@ -77,7 +79,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         gpus = best.offer.engine.gpus
         document["recommendation"] = {
             **_offered(best.offer, objectives),
-            "deployment": best.offer.engine.deployment.model_dump(mode="json"),
+            "deployment": _deployment(plan, best.offer).model_dump(mode="json"),
             "vllm_serve": _command(best),
             "one_fewer": fewer and {**_seen(fewer, objectives), "attainment": fewer.attainment},
             "headroom_percent": best.knee.headroom_percent,
@@ -213,8 +215,17 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _deployment(plan: Plan, offer: Offer) -> Deployment:
+    """Of one replica; of a split one with the fleet, which it takes."""
+    engine = offer.engine
+    fleet = engine.fleet(offer.trial.replicas, plan.question.router) if engine.split else None
+    return engine.deployment.model_copy(update={"fleet": fleet})
+
+
 def _command(best: Recommendation) -> str | None:
-    """None for what vLLM cannot serve."""
+    """None for what vLLM cannot serve, or not by one command."""
+    if best.offer.engine.split:
+        return None
     try:
         return vllm_command(best.offer.engine.deployment)
     except UserError:

@@ -141,15 +141,13 @@ def try_alone(question: Question, engine: Engine) -> Trial:
 def simulated(question: Question, engine: Engine, cost: CostModel, replicas: int, to_the_end: bool = False) -> Trial:
     """So many replicas of `engine`, their steps timed by `cost`."""
     from sim.cluster import Cluster
-    from sim.router import find_router
 
     watch = _Watch(question, to_the_end)
     cluster = Cluster(
         engine.deployment,
         cost,
         watch,
-        replicas=replicas,
-        router=find_router(question.router),
+        fleet=engine.fleet(replicas, question.router),
         shares_prefixes=question.workload.shares_prefixes,
         steps=False,
     )
