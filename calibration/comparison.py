@@ -93,6 +93,8 @@ class Comparison:
             if math.isnan(widest.low):
                 return "no difference can be claimed: there are too few requests"
             reach = 100 * (widest.high - widest.low) / 2 / abs(widest.a) if widest.a else math.nan
+            if not math.isfinite(widest.percent) or not math.isfinite(reach):
+                return "no difference can be claimed: nothing finishes on a side, or too little to compare"
             return (
                 f"no difference can be claimed: the largest, {_named(widest)} {widest.percent:+.1f} %, "
                 f"is known to +-{reach:.1f} % only"

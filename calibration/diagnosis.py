@@ -93,8 +93,9 @@ class Diagnosis:
             return f"neither a capacity nor a policy problem: no constraint buys a tenth of the p99 of {label}"
         cause, before = self.cause, self.simulated[self.metric]
         after, share = cause.p99[self.metric], -100 * cause.bought[self.metric]
+        judged = f"a {self.kind} problem" if self.symptoms else "no symptom found; what would still lower the p99"
         return (
-            f"a {self.kind} problem: {cause.cause}; with {cause.name} the p99 of {label} would be "
+            f"{judged}: {cause.cause}; with {cause.name} the p99 of {label} would be "
             f"{shown_ms(after)} ms instead of {shown_ms(before)} ({share:+.0f} %)"
             + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in cause.bought.items() if s < -_LEAST)
         )

@@ -1,8 +1,8 @@
-"""The results that the Trust page opens on where there are none of one's own: `samples/demo` and `samples/external`.
+"""The results that Run and Trust open on where there are none of one's own: `samples/demo`, `/external` and `/run`.
 
 `python -m dashboard.bundled DEMO_DIR` condenses what `tokentwin demo` wrote into the first: the report, the
-calibration, and of the recordings what figures on the page need. The second is written by `tokentwin validate external
--o dashboard/samples/external`.
+calibration, and the recordings without which requests were in which step. The others are written by `tokentwin validate
+external` and `tokentwin simulate`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,27 @@ import shutil
 import sys
 from pathlib import Path
 
-from dashboard.domain import STEP_COLUMNS
-from dashboard.library import REPORT
+from dashboard.library import RECORDING, REPORT, find
 from dashboard.report import RESIDUALS, load_report
 from traces.recording import Recording, RecordingWriter
-from traces.schema import RUNS
+from traces.schema import RUNS, STEPS
 
 SAMPLES = Path(__file__).with_name("samples")
 DEMO = SAMPLES / "demo"
 EXTERNAL_SAMPLE = SAMPLES / "external"
+RUN_SAMPLE = SAMPLES / "run"
 _OF_CALIBRATION = ("calibration.json", "steps.parquet")
 
 
+def bundled_recordings() -> dict[str, Path]:
+    """The bundled recordings by name: one that kernel tables timed, then those of the demo."""
+    return {"bundled: chat on an H100": RUN_SAMPLE} | {
+        f"bundled: {n}": path for n, path in find(DEMO, RECORDING).items()
+    }
+
+
 def condense(demo: Path, out: Path) -> None:
-    """Write to `out`, which is replaced, what the Trust page shows of the demo in `demo`.
+    """Write to `out`, which is replaced, what pages show of the demo in `demo`.
 
     Raises UserError when `demo` holds none, or a damaged one.
     """
@@ -43,9 +50,9 @@ def condense(demo: Path, out: Path) -> None:
 
 def _copy(recording: Recording, out: Path) -> None:
     run = {c.name: recording.run[c.name] for c in RUNS if c.name not in ("status", "duration_ns")}
-    with RecordingWriter(out, run, keep=()) as writer:
+    with RecordingWriter(out, run, keep=("token_times_ns",)) as writer:
         writer.add_requests(recording.requests.to_pydict())
-        writer.add_steps(recording.table("steps", STEP_COLUMNS).drop_columns("sample_ns").to_pydict())
+        writer.add_steps(recording.table("steps", [column.name for column in STEPS]).to_pydict())
         writer.close(recording.run["status"], recording.run["duration_ns"])
 
 

@@ -54,7 +54,13 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     )
     for ns, name, line in lines:
         figure.add_scatter(
-            x=x, y=ns / 1e3, mode="lines", line=line, name=name, hovertemplate=f"{name}: %{{y:,.4~g}} µs<extra></extra>"
+            x=x,
+            y=ns / 1e3,
+            mode="lines",
+            line=line,
+            name=name,
+            hovertemplate=f"{name}: %{{y:,.4~g}} µs<extra></extra>",
+            visible="legendonly" if name == "structure alone" else True,
         )
     figure.add_scatter(
         x=knots[-1],

@@ -30,7 +30,7 @@ def show(runs: Path) -> None:
     """The page: bundled kernel tables, and the calibrations under `runs`."""
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with title:
-        st.title("Calibration", anchor=False)
+        st.title("What predictions rest on", anchor=False)
     with chooser:
         what = pick("What was measured", [_KERNELS, _ENGINES], "of")
     if what == _ENGINES:

@@ -64,7 +64,7 @@ def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
             customdata=[
                 (at, points[at]["gpus"], points[at]["usd_per_hour"], 100 * points[at]["attainment"]) for at in mine
             ],
-            text=[f"{points[at]['replicas']} x {points[at]['engine']}" for at in mine],
+            text=[f"{points[at]['replicas']} × {points[at]['engine']}" for at in mine],
             hovertemplate="%{text}: %{customdata[1]} GPUs, $%{customdata[2]:,.2f}/h, "
             f"%{{customdata[3]:.1f}} % attained<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<extra></extra>",
             name=name,

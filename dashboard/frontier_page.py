@@ -14,6 +14,7 @@ from dashboard.badge import badge
 from dashboard.example import example
 from dashboard.job_view import follow, start
 from dashboard.plan_tasks import FLEET, PLAN
+from dashboard.prose import literal, prose
 from dashboard.url import choose, keep, named
 from serving.errors import UserError
 from tokentwin.jobs.job import Job, finished
@@ -42,7 +43,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         badge(best["standing"]["mark"], best["standing"]["reason"])
     st.caption(
         f"{len(points)} fleets simulated on the same {answer['requests']:,} requests; "
-        f"{', '.join(answer['objectives'])}. Click one for what it is."
+        f"{literal(', '.join(answer['objectives']))}. Click one for what it is."
     )
     if not points:
         st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
@@ -70,7 +71,7 @@ def _plans(runs: Path) -> dict[str, _Asked]:
 def _headline(asked: _Asked) -> str:
     best = asked.answer["recommendation"]
     model = Path(asked.settings["model"]).name
-    fleet = f"{best['replicas']} x {best['engine']}" if best else "no fleet"
+    fleet = prose(_name(best)) if best else "no fleet"
     return f"{model}, {asked.settings['traffic'].get('name', 'trace')}: {fleet}"
 
 
@@ -96,7 +97,7 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point["met"] else ":gray-badge[breaks the SLOs]"
-        text.markdown(f"**{_name(point)}** {verdict}")
+        text.markdown(f"**{literal(_name(point))}** {verdict}")
         price = "" if point["usd_per_mtok_out"] is None else f", \\${point['usd_per_mtok_out']:,.2f} per Mtok of output"
         text.caption(
             f"{point['gpus']} GPUs, \\${point['usd_per_hour']:,.2f}/h{price}; "
@@ -131,7 +132,7 @@ def _name(point: Mapping[str, Any]) -> str:
 def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[str, Any]]:
     return [
         {
-            "fleet": _name(point),
+            "fleet": prose(_name(point)),
             "GPUs": point["gpus"],
             "$/h": point["usd_per_hour"],
             "tok/s per user": point["tok_s_user"],

@@ -1,8 +1,9 @@
-"""How numbers are written on a page: as many digits as tell something, and a dash where there is none."""
+"""How numbers and times are written on a page: as many digits as tell something, and a dash where there is none."""
 
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import Any
 
 
@@ -20,3 +21,11 @@ def shown(value: Any) -> str:
 def percent(share: float | None) -> float | None:
     """A share in percent; None stays None."""
     return None if share is None else 100 * share
+
+
+def when(iso: str) -> str:
+    """An ISO time to the minute; text that is none as it is."""
+    try:
+        return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M %Z").strip()
+    except ValueError:
+        return iso

@@ -57,6 +57,7 @@ def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
         hoverlabel={"namelength": -1},
         bargap=0.3,
     )
+    figure.update_annotations(font_size=12)
     figure.update_xaxes(automargin=True, title_standoff=12)
     figure.update_yaxes(automargin=True, title_standoff=16)
     return figure

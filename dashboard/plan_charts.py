@@ -97,7 +97,7 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
     figure = go.Figure()
     figure.add_bar(
         x=[p["usd_per_mtok_out"] for p in ordered],
-        y=[f"{p['replicas']} x {p['engine']}" for p in ordered],
+        y=[f"{p['replicas']} × {p['engine']}" for p in ordered],
         orientation="h",
         marker_color=[SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered],
         text=[f"${p['usd_per_mtok_out']:,.2f}" for p in ordered],

@@ -23,6 +23,7 @@ from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest
 from dashboard.plan_tasks import COARSE, PLAN
+from dashboard.prose import literal, prose
 from dashboard.slo_rows import METRICS
 from serving.errors import UserError
 from serving.metrics import metric
@@ -90,12 +91,12 @@ def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
-        st.error(_plain(answer["answer"]), icon=":material/block:")
+        st.error(literal(answer["answer"]), icon=":material/block:")
         _rest(answer)
         return
     spares = answer["spares"]
     st.title(_fleet(best, spares), anchor=False)
-    st.markdown(_plain(answer["answer"]))
+    st.markdown(literal(answer["answer"]))
     badge(best["standing"]["mark"], best["standing"]["reason"])
     _headline(best)
     left, right = st.columns(2, gap="medium")
@@ -105,10 +106,10 @@ def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         st.subheader(fewer, anchor=False)
-        st.markdown(_plain(answer["why_not_fewer"]) + ".")
+        st.markdown(literal(answer["why_not_fewer"]) + ".")
         if best["breaks_first"]:
             st.markdown(
-                f"With more traffic, **{_plain(best['breaks_first'])}** breaks first, beyond "
+                f"With more traffic, **{literal(best['breaks_first'])}** breaks first, beyond "
                 f"**{best['headroom_percent']} %** more."
             )
         st.plotly_chart(plan_charts.prices([best, *answer["runners_up"]]), key="prices", config=_BAR)
@@ -156,7 +157,10 @@ def _rest(answer: Mapping[str, Any]) -> None:
         {"fleet": entry["engine"], "$/h": entry["usd_per_hour_at_least"], "verdict": "dearer: at least this much"}
         for entry in answer["dearer"]
     ]
-    rows += [{"fleet": entry["engine"], "verdict": f"will not do: {entry['reason']}"} for entry in answer["infeasible"]]
+    rows += [
+        {"fleet": entry["engine"], "verdict": prose(f"will not do: {entry['reason']}")}
+        for entry in answer["infeasible"]
+    ]
     if rows:
         st.subheader("What else there is", anchor=False)
         st.dataframe(rows, hide_index=True, column_config=_COLUMNS)
@@ -164,7 +168,7 @@ def _rest(answer: Mapping[str, Any]) -> None:
 
 def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     return {
-        "fleet": f"{point['replicas']} x {point['engine']}",
+        "fleet": f"{point['replicas']} × {point['engine']}",
         "GPUs": point["gpus"],
         "$/h": point["usd_per_hour"],
         "tok/s per user": point["tok_s_user"],
@@ -219,11 +223,6 @@ def _fleet(point: Mapping[str, Any], spares: int = 0) -> str:
 def _usd(value: float) -> str:
     """Dollars whose sign starts no formula."""
     return f"\\${value:,.2f}"
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
 _HELP = {

@@ -146,7 +146,7 @@ def _answer(answer: Mapping[str, Any], standing: tuple[str, str] | None) -> None
     with heading:
         help = "\n\n".join(metric(name).help for name in lab_charts.LATENCIES)
         st.subheader("Request by request", anchor=False, help=help)
-    with toggle:
+    with toggle, st.container(horizontal_alignment="right"):
         log_x = switch("Log time", "log")
     st.plotly_chart(lab_charts.cdfs(answer["cdfs"], names, colours, log_x), key="cdfs", config=_BAR)
     left, right = st.columns(2, gap="medium")

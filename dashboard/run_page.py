@@ -1,6 +1,7 @@
 """Run: what one recorded run did over time, what each of its requests went through, and why it is as slow as it is.
 
 The head, the timeline and the lifecycles are always there; of the views below the timeline only the chosen one is made.
+Opens on bundled recordings where there are none of one's own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from calibration.engine_calibration import FILE
+from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.diagnosis_view import diagnosis_view
 from dashboard.library import RECORDING, find
 from dashboard.lifecycles import lifecycles
@@ -37,11 +39,9 @@ _VIEWS = {
 
 
 def show(runs: Path) -> None:
-    """The page, over the recordings under `runs`."""
-    recordings = find(runs, RECORDING)
-    if not recordings:
-        _nothing(runs)
-        return
+    """The page, over the recordings under `runs`; without any, over those that are bundled."""
+    own = find(runs, RECORDING)
+    recordings = own or bundled_recordings()
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
         name = choose("Recording", list(recordings), "run")
@@ -49,6 +49,8 @@ def show(runs: Path) -> None:
         recording, metrics = open_run(recordings[name])
         with title:
             header(recording, metrics)
+        if not own:
+            _bundled(runs)
         _body(recording, metrics, runs)
     except UserError as error:
         st.error(str(error), icon=":material/error:")
@@ -83,16 +85,19 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:
-    return {**find(runs, _OWN), **find(runs, FILE)}
+    return {**find(runs, _OWN), **find(runs, FILE), "bundled": DEMO / "calibration"}
 
 
-def _nothing(runs: Path) -> None:
-    st.title("A run, step by step", anchor=False)
-    st.info(f"No recording under `{runs}` yet.", icon=":material/timeline:")
-    st.markdown("A recording is a directory that the real engine or the simulator writes. The quickest way to several:")
-    st.code("tokentwin demo", language="bash")
-    st.markdown("Or record a trace of your own on the real engine, or run it through the simulator:")
-    st.code("tokentwin bench --help\ntokentwin simulate --help", language="bash")
+def _bundled(runs: Path) -> None:
+    st.info(
+        f"No recording under `{runs}` yet. What is shown is **bundled**; choose among several above.",
+        icon=":material/inventory_2:",
+    )
+    with st.expander("Record one of your own"):
+        st.markdown("A recording is a directory that the real engine or the simulator writes. The quickest to several:")
+        st.code("tokentwin demo", language="bash")
+        st.markdown("Or record a trace of your own on the real engine, or run it through the simulator:")
+        st.code("tokentwin bench --help\ntokentwin simulate --help", language="bash")
 
 
 def _provenance(run: Mapping[str, Any]) -> None:

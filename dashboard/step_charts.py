@@ -25,7 +25,7 @@ def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
         marker_color=SIMULATED,
         hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
     )
-    figure.update_xaxes(title="ms")
+    figure.update_xaxes(title_text="time (ms)")
     return finish(figure, 60 + 34 * max(len(ordered), 3), legend=False)
 
 
@@ -61,6 +61,6 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: st
                 text=[f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine],
                 hovertemplate="%{text}<extra></extra>",
             )
-    figure.update_xaxes(type="log", dtick=1, title="FLOP per byte")
-    figure.update_yaxes(type="log", dtick=1, title="TFLOP/s")
+    figure.update_xaxes(type="log", dtick=1, title_text="FLOP per byte")
+    figure.update_yaxes(type="log", dtick=1, title_text="TFLOP/s")
     return finish(figure, 380)

@@ -21,7 +21,7 @@ from serving.model_catalogue import models
 
 def show() -> None:
     """The page. Inputs live in the URL."""
-    st.title("Step")
+    st.title("What a step costs", anchor=False)
     st.caption("Where the time of one engine step goes, from kernel tables and what measured engines taught.")
     left, right = st.columns([1, 3], gap="large")
     with left:
@@ -44,23 +44,27 @@ def show() -> None:
             cost = predicted_cost(gpu, Deployment(model=model, device="cuda", tensor_parallel_size=devices))
             found = explain(cost, sizes)
         except UserError as error:
-            st.error(str(error))
+            st.error(str(error), icon=":material/error:")
             return
         _show(found, cost, rows)
 
 
 def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = found.interval
-    st.markdown(f"### {found.step_ns / 1e6:,.2f} ms")
+    st.subheader(f"{found.step_ns / 1e6:,.2f} ms", anchor=False)
     badge(found.mark.name.lower(), f"{found.why} is what is known least" if found.why else "")
     tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
         f"plausible {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
         f"{found.host_ns / 1e6:,.2f} ms of CPU time before it, which async scheduling hides"
     )
-    st.plotly_chart(parts_bar(found.parts_ns), key="parts")
+    st.subheader("By part", anchor=False)
+    st.plotly_chart(parts_bar(found.parts_ns), key="parts", config=_BAR)
+    st.subheader("What bounds it", anchor=False, help=_ROOF)
     st.plotly_chart(
-        roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment)), key="roofline"
+        roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment)),
+        key="roofline",
+        config=_BAR,
     )
     st.dataframe(
         pd.DataFrame(
@@ -69,16 +73,23 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
                 "times": [o.count for o in found.operations],
                 "GFLOP": [o.flops / 1e9 for o in found.operations],
                 "MB": [o.bytes / 1e6 for o in found.operations],
-                "µs": [o.ns / 1e3 for o in found.operations],
-                "of roofline, %": [100 * o.utilisation for o in found.operations],
+                "time (µs)": [o.ns / 1e3 for o in found.operations],
+                "of roofline (%)": [100 * o.utilisation for o in found.operations],
                 "bound by": [o.bound for o in found.operations],
-                "known to ± %": [100 * o.sigma for o in found.operations],
-                "mark": [o.mark.name.lower() for o in found.operations],
+                "known to (± %)": [100 * o.sigma for o in found.operations],
+                "standing": [o.mark.name.lower() for o in found.operations],
             }
         ),
         hide_index=True,
         column_config={
             name: st.column_config.NumberColumn(format="%.1f")
-            for name in ("GFLOP", "MB", "µs", "of roofline, %", "known to ± %")
+            for name in ("GFLOP", "MB", "time (µs)", "of roofline (%)", "known to (± %)")
         },
     )
+
+
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+_ROOF = (
+    "Every kind of kernel at its FLOPs per byte and its rate; the larger, the more of the step's time. None can be "
+    "above the line, which is the datasheet's. What computes nothing worth mentioning is in the table only."
+)

@@ -54,7 +54,7 @@ def metric_over(
         figure.update_yaxes(type="log", dtick="D2")
     if not numeric:  # on an axis of numbers it would move the points
         figure.update_layout(scattermode="group", scattergap=0.6)
-    figure.update_layout(legend_title_text=by and f"{by}: ")
+    figure.update_layout(legend_title={"text": by and f"{by}  ", "side": "left"})
     return finish(figure, 440, legend=by is not None)
 
 
@@ -116,13 +116,13 @@ def _points(
     )
 
 
-def parameter_title(path: str) -> str:
-    """What a parameter is called on an axis: its path, with the unit that its name tells."""
-    name = path.rpartition(".")[2]
-    if name == "rate" or name.endswith("_rate"):
-        return f"{path} (requests/s)"
-    unit = _UNITS.get(name.rpartition("_")[2])
-    return f"{path} ({unit})" if unit else path
+def parameter_title(name: str) -> str:
+    """What a parameter is called on an axis: its name, with the unit that this tells."""
+    last = name.rpartition(".")[2]
+    if last == "rate" or last.endswith("_rate"):
+        return f"{name} (requests/s)"
+    unit = _UNITS.get(last.rpartition("_")[2])
+    return f"{name} ({unit})" if unit else name
 
 
 def shown(value: Any) -> str:

@@ -22,7 +22,7 @@ from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.sweeps.results import ABOUT, SweepResults
 
-SAMPLE = "sample: Llama-3.1-8B on two GPUs"
+SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).with_name("samples")
 _FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 _SERIES = 4  # shown unasked
@@ -40,7 +40,7 @@ def show(runs: Path) -> None:
     with chooser:
         name = choose("Sweep", list(sweeps), "sweep", help="Made by `tokentwin sweep FILE -o OUT`.")
     with title:
-        st.title("Sweeps", anchor=False)
+        st.title("What changes with what", anchor=False)
     try:
         found = _load(str(sweeps[name]), stamp(sweeps[name]))
     except UserError as error:
@@ -129,7 +129,7 @@ def _plot(
     _standing(chosen)
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in chosen.column_names]
     columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
-    titles = {**found.metrics, x: sweep_charts.parameter_title(found.paths.get(x, x))}
+    titles = {**found.metrics, x: sweep_charts.parameter_title(x)}
     runs = chosen.select(list(columns)).to_pandas()
     st.plotly_chart(sweep_charts.metric_over(runs, x, y, by, titles, values, log_y), key="metric", config=_BAR)
     known = METRICS.get(y) or METRICS.get(y.rpartition("_")[0])
@@ -151,7 +151,7 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     with heading:
         st.subheader("Runs", anchor=False)
         st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
-    with save:
+    with save, st.container(horizontal_alignment="right"):
         table_downloads(chosen, name.partition(":")[0].replace("/", "-"))
     metrics = [column for column in dict.fromkeys((y, *_FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, *metrics, "standing"]).slice(0, ROWS)

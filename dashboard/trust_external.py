@@ -9,6 +9,7 @@ import streamlit as st
 from dashboard.badge import badge
 from dashboard.external_charts import errors_by_source
 from dashboard.external_results import Column, External, Source
+from dashboard.numbers import when
 from dashboard.url import pick
 from serving.metrics import METRICS
 
@@ -43,10 +44,11 @@ def show_external(external: External) -> None:
             name: st.column_config.NumberColumn(format="%.1f %%") for name in ("TTFT", "TPOT", "E2E", "in 90 % band")
         }
         | {"source": st.column_config.TextColumn(width="medium")},
+        placeholder="–",
     )
     st.caption(
         f"TTFT, TPOT and E2E are medians of the absolute error, {chosen}. Made by `tokentwin validate external`, "
-        f"{external.created.replace('T', ' ') or 'undated'}."
+        f"{when(external.created) or 'undated'}."
     )
     targets, figures = st.columns(2)
     with targets.expander("Targets"):
@@ -57,15 +59,16 @@ def show_external(external: External) -> None:
 
 def _source(case: Source, column: Column) -> dict[str, object]:
     return {
-        "run": case.title,
-        "engine": case.engine,
-        "GPU": case.gpu,
+        "run": case.name,
         "TTFT": case.median_error_pct("ttft_ms", column),
         "TPOT": case.median_error_pct("tpot_ms", column),
         "E2E": case.median_error_pct("e2e_ms", column),
         "in 90 % band": 100 * case.covered / len(case.rows) if case.rows else None,
         "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
         "standing": case.standing,
+        "engine": case.engine,
+        "GPU": case.gpu,
+        "what was run": case.title,
         "source": case.source,
     }
 

@@ -5,19 +5,19 @@ Opens on bundled results where there are none of one's own.
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
 import streamlit as st
 
 from dashboard import trust_charts
 from dashboard.badge import badge
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_recordings
 from dashboard.domain import NEGLIGIBLE
 from dashboard.external_results import EXTERNAL, External, load_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
+from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
@@ -53,7 +53,7 @@ def show(runs: Path) -> None:
     simulated = report.recordings.simulated
     recordings = find(runs, RECORDING)
     if not own:
-        recordings |= {f"bundled: {run}": path for run, path in find(DEMO, RECORDING).items()}
+        recordings |= bundled_recordings()
     first = resolve(reports[name], simulated) if simulated else None
     show_domain(runs, recordings, name, first, report.calibration)
     if external is not None:
@@ -84,12 +84,13 @@ def _external(runs: Path) -> External | None:
 
 
 def _verdict(report: Report) -> None:
-    st.markdown(f"### {report.verdict}")
+    st.subheader(report.verdict, anchor=False)
     facts = [
         report.workload and f"workload **{report.workload}**",
         report.calibration and f"calibration {report.calibration}",
-        _when(report.created),
+        when(report.created),
     ]
+    badge(*_standing(report))
     st.caption(" · ".join(fact for fact in facts if fact))
     if report.disturbed:
         text = report.disturbance or "its canary steps drifted"
@@ -98,7 +99,6 @@ def _verdict(report: Report) -> None:
             "ran, so part of the error below is the machine's. Run it again on a quiet one.",
             icon=":material/warning:",
         )
-    badge(*_standing(report))
 
 
 def _standing(report: Report) -> tuple[str, str]:
@@ -118,7 +118,7 @@ def _distributions(directory: Path, report: Report) -> None:
             anchor=False,
             help="\n\n".join(metric(name).help for name in COMPARED),
         )
-    with toggle:
+    with toggle, st.container(horizontal_alignment="right"):
         log_x = switch(
             "Log time",
             "log",
@@ -213,13 +213,6 @@ def _provenance(report: Report) -> None:
     if report.hardware:
         with st.expander("Where this was measured"):
             st.table({name: str(value) for name, value in report.hardware.items()})
-
-
-def _when(created: str) -> str:
-    try:
-        return datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z").strip()
-    except ValueError:
-        return created
 
 
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}

@@ -6,13 +6,15 @@ defaults are vLLM's where vLLM has the setting. The same file describes a run fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.fleet import FleetConfig
 from serving.kv_tiers import KvTiersConfig
 from serving.speculative import SpeculativeConfig
@@ -197,7 +199,7 @@ def load_deployment(path: str | Path) -> Deployment:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("deployment", str(path), f"cannot be read: {error}") from None
+        raise UserError("deployment", str(path), f"cannot be read: {reason(error)}") from None
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -214,7 +216,29 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join([where, *map(str, first["loc"])])
-        unknown = first["type"] == "extra_forbidden"
-        remedy = "is no setting; leave it out" if unknown else first["msg"].removeprefix("Value error, ")
+        if first["type"] == "missing":
+            raise UserError(field, "none", "is missing; give it") from None
+        remedy = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            *way, name = first["loc"]
+            near = get_close_matches(str(name), _settings(model, way), n=1)
+            remedy = f"is no setting; did you mean {near[0]}?" if near else "is no setting; leave it out"
         given = first["input"]
         raise UserError(field, "given" if isinstance(given, dict) else given, remedy) from None
+
+
+def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:
+    """The names of the settings at the end of `way`, which begins in `model`; of a union's members, all of them."""
+    models = [model]
+    for part in way:
+        fields = [kind.model_fields[part] for kind in models if isinstance(part, str) and part in kind.model_fields]
+        if fields:  # an index of a list, or the tag of a union's member, leads no further down
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return list(dict.fromkeys(name for kind in models for name in kind.model_fields))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

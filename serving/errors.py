@@ -17,6 +17,11 @@ class UserError(Exception):
         super().__init__(" ".join(f"{field}: {_shown(value)}: {remedy}".split()))
 
 
+def reason(error: Exception) -> str:
+    """What went wrong, without the path that an OSError repeats."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = text if len(text) <= 80 else text[:77] + "..."

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.config import parse
-from serving.errors import UserError
+from serving.errors import UserError, reason
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
@@ -71,7 +71,7 @@ def _read(path: Path) -> dict[str, GpuSpec]:
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("gpu", str(path), f"cannot be read: {error}") from None
+        raise UserError("gpu", str(path), f"cannot be read: {reason(error)}") from None
     except yaml.YAMLError as error:
         raise UserError("gpu", str(path), f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):

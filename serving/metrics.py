@@ -493,8 +493,8 @@ _METRICS = (
         None,
         "STABLE, BACKLOGGED or OVERLOADED, from the slope of the backlog and its 95 % interval: OVERLOADED when the "
         "interval lies above zero and at least a tenth of what arrives piles up; BACKLOGGED when the interval lies "
-        "above zero with less, or requests wait for more than half the time; null when too few requests arrive "
-        "to tell",
+        "above zero with less, or requests wait for their first step during more than half of their time; null when "
+        "too few requests arrive to tell",
     ),
 )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ QUIET = [
 FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server_runs(tmp_path_factory):
     """The directory of runs that the server shows."""
     pytest.importorskip("streamlit")
@@ -36,10 +37,9 @@ def server_runs(tmp_path_factory):
     return write_samples(tmp_path_factory.mktemp("samples") / "samples")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, server_runs):
-    """The dashboard, started from an unrelated directory through its command; its address."""
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
+@contextmanager
+def dashboard(runs, elsewhere):
+    """The dashboard over `runs`, started from `elsewhere` through its command; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -47,7 +47,7 @@ def server(tmp_path_factory, server_runs):
     environment["HOME"] = str(elsewhere)
     with (elsewhere / "server.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tokentwin.cli", "dashboard", str(server_runs), "--port", str(port)],
+            [sys.executable, "-m", "tokentwin.cli", "dashboard", str(runs), "--port", str(port)],
             cwd=elsewhere,
             env=environment,
             stdout=log,
@@ -64,7 +64,7 @@ def server(tmp_path_factory, server_runs):
                 assert process.poll() is None, (elsewhere / "server.log").read_text()
                 time.sleep(0.25)
         else:
-            pytest.fail(f"the server did not answer: {(elsewhere / 'server.log').read_text()}")
+            raise TimeoutError(f"the server did not answer: {(elsewhere / 'server.log').read_text()}")
         yield address
         assert not FAULTS.search((elsewhere / "server.log").read_text())
     finally:
@@ -72,14 +72,27 @@ def server(tmp_path_factory, server_runs):
         process.wait(timeout=20)
 
 
-@pytest.fixture(scope="module")
+@contextmanager
+def chromium(playwright):
+    """A browser that reaches nothing but loopback."""
+    browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, server_runs):
+    """The dashboard's address; one server for all tests."""
+    with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def browser():
     api = pytest.importorskip("playwright.sync_api")
     assert shutil.which(str(CHROMIUM))
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
-        yield chromium
-        chromium.close()
+    with api.sync_playwright() as playwright, chromium(playwright) as found:
+        yield found
 
 
 def settle(page, plots):
@@ -103,12 +116,13 @@ def drawn(page, least):
 
 
 def shoot(page, path, width=1280, least_bytes=50_000):
-    """A screenshot of the whole page, so wide, and that it is not blank."""
+    """A screenshot of the whole page, so wide, and that it is neither blank nor wider than the window."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(200)
     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
     page.set_viewport_size({"width": width, "height": min(height + 60, 3200)})
-    page.wait_for_timeout(600)
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.screenshot(path=path)
     page.set_viewport_size({"width": 1280, "height": 900})
     assert path.stat().st_size > least_bytes

@@ -18,9 +18,9 @@ PAGES = {
     "run": ("Four lifecycles", 6, 60),
     "step": ("Where the time of one engine step goes", 2, 10),
     "trust": ("TTFT p50 -3.1 %", 3, 200),
-    "calibration": ("", 1, 1),
-    "sweeps": ("", 0, 0),
-    "glossary": ("TTFT", 0, 0),
+    "calibration": ("GPU against GPU", 3, 30),
+    "sweeps": ("Ask in SQL", 1, 10),
+    "glossary": ("vllm:time_to_first_token_seconds", 0, 0),
 }
 
 
@@ -38,6 +38,7 @@ def test_every_page_opens(server, browser, tmp_path, scheme):
         page.get_by_text(words).first.wait_for()
         settle(page, plots)
         drawn(page, marks)
+        assert page.locator("h1").count() == 1
         for width in (1280, 800):
             shoot(page, tmp_path / f"{path or 'plan'}-{scheme}-{width}.png", width)
 

@@ -1,38 +1,13 @@
-"""The Sweeps, Calibration and Glossary pages in a real browser, in both themes at both widths; a query, a download."""
+"""The Sweeps and Glossary pages in a real browser: a query, a download, a link to a metric."""
 
 import pytest
 
-from tests.dashboard_browser import CHROMIUM, drawn, settle, shoot
+from tests.dashboard_browser import CHROMIUM, settle
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-
-PAGES = {
-    "sweeps": ("Ask in SQL", 1, 10),
-    "calibration": ("GPU against GPU", 3, 30),
-    "glossary": ("vllm:time_to_first_token_seconds", 0, 0),
-}
-
-
-@pytest.fixture(params=[("light", 1280), ("dark", 800)], ids=["light-1280", "dark-800"])
-def page(request, browser):
-    scheme, width = request.param
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    yield context.new_page()
-    context.close()
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_opens_at_both_widths_in_both_themes(server, page, tmp_path, name):
-    says, plots, marks = PAGES[name]
-    page.goto(f"{server}/{name}")
-    page.get_by_text(says).first.wait_for()
-    settle(page, plots)
-    drawn(page, marks)
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    shoot(page, tmp_path / f"{name}.png", width=page.viewport_size["width"])
 
 
 def test_a_query_is_run_and_its_link_shows_it_again(server, browser):

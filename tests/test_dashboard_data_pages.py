@@ -98,7 +98,7 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     assert "84 runs · varied: gpu (2), max_num_batched_tokens (3), rate (7), seed (2)" in text(app)
     (figure,) = charts(app)
     assert {trace.get("name") for trace in figure["data"]} >= {"H100", "L40S"}
-    assert figure["layout"]["xaxis"]["title"]["text"] == "workload.arrivals.rate (requests/s)"
+    assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
     assert "badge[:material/linear_scale: interpolated] 64 runs" in text(app)
 

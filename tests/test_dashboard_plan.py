@@ -22,6 +22,7 @@ from dashboard.example import example, example_plan, example_request
 from dashboard.palette import REAL, policy_colour
 from dashboard.plan_inputs import settings_of
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
+from dashboard.prose import prose
 from dashboard.uploads import keep_trace
 from serving.scheduler import POLICIES
 from tests.test_dashboard_uploads import CONFIG, CSV
@@ -115,7 +116,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert example_plan(settings_of(example_request())) is not None, "python -m dashboard.example makes it anew"
     app = plan(tmp_path)
     text, answer = shown(app), example()["answer"]
-    assert answer["answer"] in text
+    assert prose(answer["answer"]) in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['standing']['mark']}]" in text
     assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
@@ -194,7 +195,7 @@ def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], 
 
 def test_numbers_of_a_link_that_are_none_are_passed_over(tmp_path: Path) -> None:
     app = plan(tmp_path, rate="1e99", cv="nan", spares="x", price="H100:cheap")
-    assert example()["answer"]["answer"] in shown(app)
+    assert prose(example()["answer"]["answer"]) in shown(app)
 
 
 def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, started: list[Job]) -> None:
@@ -265,7 +266,7 @@ def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
     }
     leave(unanswered(tmp_path), result=nothing)
     app = plan(tmp_path, rate="7")
-    assert one_line(app).replace("\\", "") == nothing["answer"]
+    assert one_line(app).replace("\\", "") == prose(nothing["answer"])
     assert "No fleet" in shown(app) and "will not do" in str(app.dataframe[0].value)
 
 
@@ -283,7 +284,7 @@ def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
     app = page("frontier", tmp_path)
     text, best = shown(app), example()["answer"]["recommendation"]
     assert f"{len(example()['answer']['points'])} fleets simulated" in text
-    assert f"**{best['replicas']} x {best['engine']}** :blue-badge[meets the SLOs]" in text
+    assert f"**{best['replicas']} × {best['engine']}** :blue-badge[meets the SLOs]" in text
     assert app.query_params["fleet"] == f"{best['replicas']} x {best['engine']}"
     assert len(app.get("plotly_chart")) == 2
 

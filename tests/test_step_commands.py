@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +13,8 @@ from calibration.engine_calibration import FILE, EngineCalibration
 from serving.errors import UserError
 from tests.test_step_model import HEADER
 from tokentwin.cli import cli
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
 
 FLAGS = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--max-model-len", "2048"]
 
@@ -95,3 +98,54 @@ def test_an_engine_is_learnt_from_its_iterations_and_simulated(trace: Path, tmp_
         run("calibrate", "-o", learnt, "--from-iterations", log, "--gpu", "H100", *FLAGS)
     told = json.loads(run("simulate", trace, "-c", learnt, "-o", tmp_path / "run", "--format", "json").output)
     assert told["distributions"]["tpot_ms"]["p50"] == pytest.approx(6.4, abs=0.6)
+
+
+# What a newcomer tried
+
+
+def simulated(trace: Path, out: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(
+        cli, ["simulate", str(trace), "--gpu", "H100", "--no-band", "-o", str(out), *arguments], catch_exceptions=True
+    )
+
+
+def recorded(out: Path) -> dict[str, Any]:
+    deployment: dict[str, Any] = json.loads(Recording.load(out).run["deployment"])
+    return deployment
+
+
+@pytest.mark.parametrize("arguments", [("--model", "Llama-3.1-70B"), ("--gpu-memory-utilization", "0.01")])
+def test_a_model_that_does_not_fit_is_refused(trace: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = simulated(trace, tmp_path / "out", *arguments)
+    assert isinstance(result.exception, UserError) and "has room for 0 KV blocks" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_blocks_that_are_stated_do_not_follow_from_memory(trace: Path, tmp_path: Path) -> None:
+    assert simulated(trace, tmp_path / "out", "--num-blocks", "77").exit_code == 0
+    assert recorded(tmp_path / "out")["scheduler"]["num_blocks"] == 77
+    both = simulated(trace, tmp_path / "both", "--num-blocks", "77", "--gpu-memory-utilization", "0.5")
+    assert isinstance(both.exception, UserError) and "not both" in str(both.exception)
+
+
+def test_a_file_that_names_no_model_gets_the_usual_one(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "edf.yaml").write_text("policy: edf\n")
+    assert simulated(trace, tmp_path / "out", "-d", str(tmp_path / "edf.yaml")).exit_code == 0
+    found = recorded(tmp_path / "out")
+    assert (found["model"], found["policy"], found["device"]) == ("Llama-3.1-8B", "edf", "cuda")
+    assert found["scheduler"]["num_blocks"] > 20_000  # by the memory of an H100
+
+
+def test_saturation_does_not_depend_on_what_is_kept(trace: Path, tmp_path: Path) -> None:
+    """A queue that only grows shorter is a backlog, whether or not the steps were recorded."""
+    crowd = ("--max-num-seqs", "1", "--rate-scale", "1000")
+    assert simulated(trace, tmp_path / "whole", *crowd).exit_code == 0
+    assert simulated(trace, tmp_path / "summary", *crowd, "--summary-only").exit_code == 0
+    found = [RunMetrics.of(Recording.load(tmp_path / name)).scalars()["saturation"] for name in ("whole", "summary")]
+    assert found[0] == found[1] != "STABLE"
+
+
+def test_a_demo_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(cli, ["demo", "-o", str(tmp_path / "file"), "--model", "random:llama"])
+    assert isinstance(result.exception, UserError) and "cannot be made" in str(result.exception)

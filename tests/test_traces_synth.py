@@ -213,10 +213,10 @@ def test_a_closed_loop_arrives_at_once():
         ({"prompt": {"kind": "lognormal", "mean": 9, "p50": 10}}, "p50 10: mean 9 allows at most 9"),
         ({"prompt": {"kind": "lognormal", "mean": 9, "p99": 1e6}}, "allows at most 135"),
         ({"arrivals": {"kind": "poisson", "rate": 0}}, r"arrivals\.poisson\.rate: 0:"),
-        ({"arrivals": {"kind": "poisson", "rate": 9, "cv": 1}}, r"poisson\.cv: 1: Extra inputs"),
+        ({"arrivals": {"kind": "poisson", "rate": 9, "cv": 1}}, r"poisson\.cv: 1: is no setting"),
         ({"arrivals": {"kind": "closed", "concurrency": 3}, "sessions": {"turns": 2, "think_ms": 1}}, "open"),
         ({"seed": -1}, r"spec\.seed: -1"),
-        ({"sead": 1}, r"spec\.sead: 1: Extra inputs"),
+        ({"sead": 1}, r"spec\.sead: 1: is no setting"),
         ({"sessions": {"turns": {"kind": "empirical", "path": "x"}, "think_ms": 1}}, "cannot be empirical"),
     ],
 )

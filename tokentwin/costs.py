@@ -98,6 +98,7 @@ def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
 
     if deployment.gpu_memory_utilization is not None:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+        capacity.check(deployment)
         scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
         deployment = deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
     return Priced(deployment, predicted_cost(gpu, deployment, learnt), identity(gpu, learnt))

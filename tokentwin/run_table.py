@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from traces.run_metrics import RunMetrics
 
 _STATS = ("mean", "p50", "p90", "p95", "p99", "max")
+_DROPPED_FIRST = ("max", "p90", "p95")
+_NARROWEST_LABEL = 12
 
 
 def print_metrics(
@@ -21,7 +23,8 @@ def print_metrics(
 ) -> None:
     """Latency percentiles and the run's scalars; `style` is `table` or `json`, `more` goes into the JSON.
 
-    `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers.
+    `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers. Where a screen is too narrow,
+    statistics are left out; no number is cut.
     """
     from serving.metrics import metric
 
@@ -36,17 +39,23 @@ def print_metrics(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("metric", no_wrap=True)
-    for heading in _STATS[:-1] if bands else _STATS:
-        table.add_column(heading, no_wrap=True, justify="right")
+    rows: list[tuple[str, str, dict[str, str]]] = []
     for name, numbers in distributions.items():
         unit = metric(name).unit
         label = name if not unit or name.endswith(f"_{unit}") else f"{name}, {unit}"
-        table.add_row(label, *(_shown(numbers[column.header]) for column in table.columns[1:]))
-        if bands and any(high for _, high in bands.get(name, {}).values()):
-            table.add_row("", *(_range(bands[name].get(str(c.header))) for c in table.columns[1:]), style="dim")
+        rows.append((label, "", {stat: _shown(numbers[stat]) for stat in _STATS}))
+        ends = (bands or {}).get(name, {})
+        if any(high for _, high in ends.values()):
+            for end, which in enumerate(("from", "to")):
+                rows.append((f"  {which}", "dim", {stat: _shown(pair[end]) for stat, pair in ends.items()}))
     console = Console()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("metric")
+    stats = _fitting([cells for _, _, cells in rows], console.width)
+    for stat in stats:
+        table.add_column(stat, no_wrap=True, justify="right")
+    for label, style_of_row, cells in rows:
+        table.add_row(label, *(cells.get(stat, "") for stat in stats), style=style_of_row)
     if distributions:
         console.print(table)
     summary = Table("metric", "unit", "value", *(["90 % band"] if bands else []))
@@ -57,7 +66,7 @@ def print_metrics(
             summary.add_row(name, unit, _shown(value), *shown)
     console.print(summary)
     if bands:
-        console.print("[dim]a–b: 90 % band from how far off the step times of a whole run may be[/]")
+        console.print("[dim]from, to: 90 % band, by how far off the step times of a whole run may be[/]")
     console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
 
 
@@ -73,6 +82,17 @@ def print_tiers(metrics: RunMetrics) -> None:
     if metrics.scalars()["tier_hit_rate"] is not None:
         shares = [f"{rate:.1%} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         click.echo(f"of the prompt tokens were loaded: {', '.join(shares) or 'none'}")
+
+
+def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
+    """The statistics whose columns fit on `width` characters in full, beside a label."""
+    widths = {stat: max((len(row.get(stat, "")) for row in rows), default=0) for stat in _STATS}
+    left = list(_STATS)
+    for stat in _DROPPED_FIRST:
+        if _NARROWEST_LABEL + sum(1 + max(len(stat), widths[stat]) for stat in left) < width:
+            break
+        left.remove(stat)
+    return left
 
 
 def _range(band: tuple[float, float] | None) -> str:

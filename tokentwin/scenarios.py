@@ -83,12 +83,12 @@ def offered_workloads(trace: str, seeds: int, limit: int | None, rate_scale: flo
 def _synthesised(path: str, seeds: int) -> list[Workload]:
     import yaml
 
-    from serving.errors import UserError
+    from serving.errors import UserError, reason
     from traces.synth import parse_spec, synthesise
 
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError("trace", path, f"cannot be read: {error}") from None
+        raise UserError("trace", path, f"cannot be read: {reason(error)}") from None
     spec = parse_spec(data, where=path)
     return [synthesise(spec.model_copy(update={"seed": spec.seed + number})) for number in range(seeds)]

@@ -43,4 +43,6 @@ def with_settings(base: Deployment, settings: Mapping[str, Any], where: str = "d
             if not isinstance(node, dict):
                 raise UserError(path, value, f"{name} has no settings of its own")
         node[last] = value
+        if node is data["scheduler"] and last == "num_blocks":
+            data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
     return parse(Deployment, data, where=where)

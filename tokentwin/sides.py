@@ -46,9 +46,9 @@ class Overrides:
 
     def settle(self, base: Deployment) -> Deployment:
         """The side's deployment. Raises UserError that names the setting that is wrong."""
-        from serving.config import load_deployment
+        from tokentwin.deployments import completed
 
-        given = load_deployment(self.file) if self.file else base
+        given = completed(self.file, base) if self.file else base
         return with_settings(given, self.settings, self.file or "deployment")
 
     def __str__(self) -> str:

@@ -105,6 +105,8 @@ class Lognormal(_Lengths):
         if self.sigma is not None:
             return self.sigma
         quantile = getattr(self, given[0])
+        if given[0] != "p50" and quantile <= self.mean:
+            raise ValueError(f"{given[0]} {quantile:g}: must be above mean {self.mean:g}; give sigma for a longer tail")
         z = NormalDist().inv_cdf(_PERCENTILES[given[0]]) if given[0] != "p50" else 0.0
         square = z * z - 2 * math.log(quantile / self.mean)
         roots = [z - math.sqrt(square), z + math.sqrt(square)] if square >= 0 else []

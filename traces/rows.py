@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any, cast
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
@@ -96,7 +96,7 @@ def read_head(path: Path, size: int = 65536) -> bytes:
         with _open(path) as file:
             return file.read(size)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError("trace", str(path), f"cannot be read: {_reason(error)}") from None
+        raise UserError("trace", str(path), f"cannot be read: {reason(error)}") from None
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
@@ -151,8 +151,4 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}:{line}", repr(error.object[:20]), "is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}:{line + 1}", "", f"cannot be read: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UserError(f"{path}:{line + 1}", "", f"cannot be read: {reason(error)}") from None

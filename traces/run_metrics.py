@@ -456,6 +456,13 @@ class RunMetrics:
         An unfinished request stays to the end of the window; one that left without its last token counts up to when it
         left, if that is recorded.
         """
+        arrivals, ends = self._stays
+        inside = np.isfinite(arrivals) & np.isfinite(ends)
+        return np.sort(arrivals[inside]), np.sort(ends[inside])
+
+    @cached_property
+    def _stays(self) -> tuple[Floats, Floats]:
+        """When each request came and left, NaN where that is not known."""
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
         if "end_ns" in self._requests.column_names:
             ends = np.where(np.isnan(ends), self._request("end_ns"), ends)
@@ -463,8 +470,7 @@ class RunMetrics:
         if self.window_ns is not None:
             last = float(self.window_ns[1])
             ends = np.where(unfinished, np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends)
-        inside = np.isfinite(arrivals) & np.isfinite(ends)
-        return np.sort(arrivals[inside]), np.sort(ends[inside])
+        return arrivals, ends
 
     def concurrency(self) -> tuple[float | None, int | None]:
         """Requests outstanding: time-weighted mean over the measurement window, and peak."""
@@ -501,13 +507,12 @@ class RunMetrics:
         return Saturation(verdict, slope, low, high, float(rate), waiting)
 
     def _waiting_share(self, begin: float, end: float) -> float:
-        """Share of the time in which a step left some request waiting, between `begin` and `end`."""
-        if self._steps is None or not self._steps.num_rows:
-            return 0.0
-        start, duration = self._step("start_ns"), self.values("step_ms") * 1e6
-        inside = (start >= begin) & (start < end) & np.isfinite(duration)
-        waits = inside & (self.values("waiting") > 0)
-        return float(duration[waits].sum() / (end - begin) / self._replicas) if end > begin else 0.0
+        """Share of their time that requests arriving between `begin` and `end` wait for their first step."""
+        arrivals, ends = self._stays
+        inside = (arrivals >= begin) & (arrivals < end) & np.isfinite(ends)
+        waits = np.fmin(self._request("scheduled_ns"), ends) - arrivals
+        stays = float((ends - arrivals)[inside].sum())
+        return float(waits[inside].sum()) / stays if stays > 0 else 0.0
 
     # The fleet
 

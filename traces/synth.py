@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from serving.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.arrivals import LATEST_NS, Arrivals, Closed
@@ -96,12 +97,7 @@ class SynthSpec(BaseModel):
 
 def parse_spec(data: Any, where: str = "spec") -> SynthSpec:
     """`data` as a spec, or a UserError with the first field that is wrong."""
-    try:
-        return SynthSpec.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join([where, *(str(part) for part in first["loc"])])
-        raise UserError(field, first["input"], first["msg"].removeprefix("Value error, ")) from None
+    return parse(SynthSpec, data, where)
 
 
 def synthesise(spec: SynthSpec) -> Workload:

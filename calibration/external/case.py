@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.config import Deployment, parse
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from traces.measured.formats import measured_format
 from traces.measured.run import MeasuredFormat, MeasuredRun
 
@@ -105,7 +105,7 @@ def load_case(path: Path) -> Case:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("case", str(path), f"cannot be read: {error}") from None
+        raise UserError("case", str(path), f"cannot be read: {reason(error)}") from None
     except yaml.YAMLError as error:
         raise UserError("case", str(path), f"is not YAML: {error}") from None
     case = parse(Case, data, where=path.name)

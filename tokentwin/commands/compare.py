@@ -75,6 +75,9 @@ def compare(
     bounds = parse_slo(slo) if slo else {}
     if len(sides) not in (0, 2):
         raise UserError("A B", list(sides), "give both, or neither and --a, --b")
+    for name, side in zip("AB", sides, strict=False):
+        if not Path(side).exists():
+            raise UserError(name, side, "does not exist; give a deployment in YAML or a directory of recordings")
     recorded = [is_recording(side) for side in sides]
     if any(recorded):
         simulation_only = (trace, deployment, calibration, gpu, own_a, own_b, limit, rate_scale, engine, out)
@@ -200,20 +203,28 @@ def print_comparison(comparison: Comparison) -> None:
     rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     rows.add_column("metric", min_width=10)
     rows.add_column("stat", no_wrap=True)
-    for heading in ("A", "B", "B - A", "%", "95 % interval", "better"):
+    for heading in ("A", "B", "B - A", "%"):
         rows.add_column(heading, justify="right", no_wrap=True)
+    rows.add_column("95 % interval", justify="right", min_width=9)
+    rows.add_column("better", no_wrap=True)
     for row in comparison.rows:
         label = METRICS[row.metric].axis if row.metric in METRICS else row.metric
         interval = "-" if math.isnan(row.low) else f"{_shown(row.low)} to {_shown(row.high)}"
         numbers = (_shown(row.a), _shown(row.b), _shown(row.b - row.a), _percent(row.percent))
         rows.add_row(label, row.stat, *numbers, interval, row.better)
     console.print(rows)
-    tallies = Table("metric", "of", "B gains", "B loses", "same", "mean A", "mean B")
+    tallies = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    tallies.add_column("metric", no_wrap=True)
+    tallies.add_column("of", min_width=6)
+    for heading in ("B gains", "B loses", "same", "mean A", "mean B"):
+        tallies.add_column(heading, justify="right", no_wrap=True)
     for tally in comparison.tallies:
         of = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
         counts = (str(n) for n in (tally.gain, tally.lose, tally.same))
         tallies.add_row(tally.metric, of, *counts, _shown(tally.mean_a), _shown(tally.mean_b))
+    console.print()
     console.print(tallies)
+    console.print()
     unit = f"{comparison.units} {comparison.unit_is}" + (" of arrivals" if comparison.unit_is == "blocks" else "")
     console.print(
         f"[dim]{comparison.requests} requests, resampled by {unit}; the intervals hold for all rows together. "

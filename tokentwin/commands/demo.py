@@ -38,6 +38,7 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
     """
     from calibration.covalidation import covalidate
     from serving.config import Deployment, parse
+    from serving.errors import UserError
     from tokentwin.calibrating import fit_recordings, measure
     from tokentwin.commands.calibrate import print_calibration
     from tokentwin.commands.validate import DECISIONS_DIFFER, print_report
@@ -50,8 +51,11 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
     model = model or _model()
     deployment = parse(Deployment, {"model": model, "scheduler": DEMO_SCHEDULER}, where="demo")
     workload = synthesise(parse_spec({**DEMO_TRACE, "requests": requests}, where="demo"))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("out", out, f"cannot be made: {error.strerror}; choose another directory") from None
     engine = load_engine(deployment)
-    directory.mkdir(parents=True, exist_ok=True)
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)
     click.echo(f"engine: {model}, {deployment.dtype}, {deployment.threads} CPU thread; {requests} requests")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentwin.deployments import deployment_options, read_deployment
+from tokentwin.deployments import deployment_options, read_deployment, refuse_engine_flags
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ def explain(
 ) -> None:
     """Show every operation of a step with its roofline, and the parts that make up the predicted time.
 
-    The model is --model: a catalogued name (see `tokentwin models`), a config.json or its folder.
+    The model is --model: a catalogued name (see `tokentwin model list`), a config.json or its folder.
     """
     from calibration.explanation import explain as explained
     from calibration.operations import uniform_step
@@ -55,6 +55,7 @@ def explain(
 
     if not rows and not prompts:
         raise UserError("rows", rows, "leaves an empty step; give --rows or --prompts")
+    refuse_engine_flags(flags)
     deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
@@ -83,9 +84,8 @@ def _print(found: Explanation, title: str) -> None:
     console = Console()
     operations = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("operation", "times", "GFLOP", "MB", "µs", "roofline", "bound by", "±"):
-        operations.add_column(
-            heading, justify="left" if heading in ("operation", "bound by") else "right", no_wrap=True
-        )
+        words = heading in ("operation", "bound by")
+        operations.add_column(heading, justify="left" if words else "right", no_wrap=heading != "operation")
     for o in found.operations:
         operations.add_row(
             o.name,

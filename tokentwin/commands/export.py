@@ -21,8 +21,12 @@ def export(run: str, format: str, out: Path, table: str | None, force: bool) -> 
     parquet and csv: requests or steps with their metrics. html: a report in one file. perfetto: a trace for
     ui.perfetto.dev. openmetrics: what vLLM's /metrics would say at the end of the run, job="sim".
     """
+    from serving.errors import UserError
     from tokentwin.exports.formats import export as write
     from traces.recording import Recording
 
-    write(Recording.load(run), format, out, table, overwrite=force)
+    recording = Recording.load(run)
+    if table == "steps" and not sum(recording.group_rows("steps")):
+        raise UserError("table", table, "holds no steps; simulate without --summary-only")
+    write(recording, format, out, table, overwrite=force)
     click.echo(f"wrote {out} ({out.stat().st_size:,} bytes)")

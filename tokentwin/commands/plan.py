@@ -126,13 +126,13 @@ def _read(traffic: str, limit: int | None) -> Workload:
 def _synthetic(path: Path) -> Workload:
     import yaml
 
-    from serving.errors import UserError
+    from serving.errors import UserError, reason
     from traces.synth import parse_spec, synthesise
 
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("traffic", str(path), f"cannot be read: {error}") from None
+        raise UserError("traffic", str(path), f"cannot be read: {reason(error)}") from None
     except yaml.YAMLError as error:
         raise UserError("traffic", str(path), f"is not YAML: {error}") from None
     return synthesise(parse_spec(data, where=str(path)))
@@ -152,10 +152,11 @@ def _candidates(
 ) -> tuple[list[Engine], list[RuledOut], Pricing]:
     """What may serve, what cannot, and what times the steps."""
     from calibration.engine_calibration import FILE, EngineCalibration
-    from serving.config import Deployment, load_deployment, parse
+    from serving.config import Deployment, parse
     from serving.errors import UserError
     from serving.gpu_spec import find_gpu
     from serving.scheduler import find_policy
+    from tokentwin.deployments import completed
     from tokentwin.planning.engines import candidate_engines, long_enough
     from tokentwin.planning.pricing import KernelPricing
 
@@ -173,7 +174,7 @@ def _candidates(
     if learnt is not None:
         base = parse(Deployment, json.loads(learnt.deployment), where="calibration.deployment")
     if deployment_file:
-        base = load_deployment(deployment_file)
+        base = completed(deployment_file, base)
     if model:
         base = base.model_copy(update={"model": model})
     if base.fleet is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tokentwin.costs import Priced, named_prices, priced_deployment
-from tokentwin.deployments import deployment_options, read_deployment
+from tokentwin.deployments import deployment_options, read_deployment, refuse_engine_flags
 from tokentwin.finite import Finite
 
 
@@ -66,6 +66,8 @@ def simulate(
     from traces.run_metrics import RunMetrics
 
     own = priced_deployment(calibration, gpu, deployment_file, flags)
+    if own.gpu:
+        refuse_engine_flags(flags)
     deployment, cost, identity = own
     fleet = asked_fleet(deployment.fleet, replicas, router)
     priced = pool_prices(fleet, own, calibration, gpu, lambda base: read_deployment(deployment_file, flags, base))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 
 if TYPE_CHECKING:
     from serving.workload import Workload
@@ -127,7 +127,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("spec", str(path), f"cannot be read: {error}") from None
+        raise UserError("spec", str(path), f"cannot be read: {reason(error)}") from None
     except yaml.YAMLError as error:
         raise UserError("spec", str(path), f"is not YAML: {error}") from None
     if not isinstance(data, dict):

@@ -113,6 +113,7 @@ def _record(
 
 def print_report(report: Covalidation) -> None:
     """The ladder as tables, the verdict last."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -133,26 +134,21 @@ def print_report(report: Covalidation) -> None:
         )
     console.print(steps)
     each = replay.requests // len(report.recordings["real"])
-    run = Table(
-        "metric",
-        "stat",
-        "real",
-        "simulated",
-        "error",
-        "floor",
-        "90 % band",
-        title=f"rung 3, the run of {each} requests",
-        title_justify="left",
-    )
+    title = f"rung 3, the run of {each} requests"
+    run = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    run.add_column("metric")
+    run.add_column("stat", no_wrap=True)
+    for heading in ("real", "simulated", "error %", "floor %", "90 % band"):
+        run.add_column(heading, justify="right", no_wrap=True)
     for row in report.rows:
-        floor = "-" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
-        band = f"{row.low:,.2f} to {row.high:,.2f}"
+        floor = "-" if row.floor_pct is None else f"{row.floor_pct:.1f}"
+        band = f"{_shown(row.low)} to {_shown(row.high)}"
         run.add_row(
             row.metric,
             row.stat,
-            f"{row.real:,.2f}",
-            f"{row.simulated:,.2f}",
-            f"{row.error_pct:+.1f} %",
+            _shown(row.real),
+            _shown(row.simulated),
+            f"{row.error_pct:+.1f}",
             floor,
             band if row.covered else f"[yellow]{band}[/]",
         )
@@ -165,3 +161,8 @@ def print_report(report: Covalidation) -> None:
     elif report.disturbance:
         console.print(f"undisturbed: {report.disturbance}")
     console.print(f"[bold]{report.verdict}[/]", soft_wrap=True)
+
+
+def _shown(value: float) -> str:
+    """At most two digits after the point, and none from 1,000 on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from serving.config import parse
-from serving.errors import UserError
+from serving.errors import UserError, reason
 
 Overrides = dict[str, Any]  # values by dotted path
 
@@ -142,7 +142,7 @@ def _mapping(path: str | Path, kind: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(kind, str(path), f"cannot be read: {error}") from None
+        raise UserError(kind, str(path), f"cannot be read: {reason(error)}") from None
     except yaml.YAMLError as error:
         raise UserError(kind, str(path), f"is not YAML: {error}") from None
     if not isinstance(data, dict):

@@ -1,0 +1,28 @@
+"""Sentences of the command line as a page writes them: objectives in words, and nothing that Markdown would read."""
+
+from __future__ import annotations
+
+import re
+
+from serving.metrics import METRICS
+
+_OBJECTIVE = re.compile(r"\b(\w+) (p[\d.]+)<=(\d+(?:\.\d+)?)")
+_TIMES = re.compile(r"(?<=\d)( replicas?)? x (?=\S)")
+
+
+def prose(text: str) -> str:
+    """`ttft_ms p99<=1000` as `TTFT p99 ≤ 1,000 ms`, `3 x TP4` as `3 × TP4`; the rest as it is."""
+    return _TIMES.sub(r"\1 × ", _OBJECTIVE.sub(_objective, text))
+
+
+def literal(text: str) -> str:
+    """`prose`, escaped so that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", prose(text))
+
+
+def _objective(match: re.Match[str]) -> str:
+    name, percentile, bound = match.groups()
+    if name not in METRICS:
+        return match[0]
+    known = METRICS[name]
+    return f"{known.label} {percentile} ≤ {float(bound):,.10g} {known.unit}".rstrip()
