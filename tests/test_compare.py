@@ -340,6 +340,8 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
         (["--trace", "{spec}", "--gpu", "H100", "--engine"], "give --out"),
         (["--trace", "{spec}", "--gpu", "H100", "--repeats", "2"], "goes with --engine"),
         (["{folder}", "{folder}"], "holds no recording"),
+        (["{folder}/none", "{folder}"], "^A: .*does not exist"),
+        (["{spec}", "{folder}/none"], "^B: .*does not exist"),
         (["{folder}", "{spec}"], "compared with a recording"),
         (["{folder}", "{folder}", "--gpu", "H100"], "nothing to simulate"),
         (["--trace", "{folder}/none.yaml", "--gpu", "H100"], "cannot be read"),

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tests.dashboard_samples import MS, toy_run
+from tokentwin.cli import cli
 from tokentwin.commands.export import export as command
 from tokentwin.exports.formats import FORMATS, export, write_export
 from tokentwin.exports.openmetrics import one_two_five
@@ -282,6 +283,15 @@ def test_what_cannot_be_is_refused(run, tmp_path, name, table, field):
     with pytest.raises(UserError) as caught:
         export(run, name, tmp_path / "out", table)
     assert caught.value.field == field and not list(tmp_path.iterdir())
+
+
+def test_steps_that_were_not_kept_are_refused(tmp_path):
+    with RecordingWriter(tmp_path / "run", {"run_id": "x", "clock": "virtual"}):
+        pass
+    command = ["export", str(tmp_path / "run"), "--to", "csv", "--table", "steps", "-o", str(tmp_path / "x.csv")]
+    with pytest.raises(UserError, match="holds no steps; simulate without --summary-only"):
+        cli.main(command, standalone_mode=False)
+    assert not (tmp_path / "x.csv").exists()
 
 
 def test_a_mistake_is_one_line(tmp_path):

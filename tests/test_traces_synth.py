@@ -210,6 +210,7 @@ def test_a_closed_loop_arrives_at_once():
         ({"prompt": {"kind": "uniform", "low": 9, "high": 3}}, "low 9 exceeds high 3"),
         ({"prompt": {"kind": "fixed", "tokens": 5, "min": 9, "max": 3}}, "min 9 exceeds max 3"),
         ({"prompt": {"kind": "lognormal", "mean": 9}}, "exactly one of sigma"),
+        ({"prompt": {"kind": "lognormal", "mean": 10, "p99": 5}}, "p99 5: must be above mean 10"),
         ({"prompt": {"kind": "lognormal", "mean": 9, "p50": 10}}, "p50 10: mean 9 allows at most 9"),
         ({"prompt": {"kind": "lognormal", "mean": 9, "p99": 1e6}}, "allows at most 135"),
         ({"arrivals": {"kind": "poisson", "rate": 0}}, r"arrivals\.poisson\.rate: 0:"),

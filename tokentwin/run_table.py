@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _STATS = ("mean", "p50", "p90", "p95", "p99", "max")
 _DROPPED_FIRST = ("max", "p90", "p95")
-_NARROWEST_LABEL = 12
+_NARROWEST_LABEL = 18
 
 
 def print_metrics(
@@ -50,7 +50,7 @@ def print_metrics(
                 rows.append((f"  {which}", "dim", {stat: _shown(pair[end]) for stat, pair in ends.items()}))
     console = Console()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    table.add_column("metric")
+    table.add_column("metric", overflow="fold")
     stats = _fitting([cells for _, _, cells in rows], console.width)
     for stat in stats:
         table.add_column(stat, no_wrap=True, justify="right")

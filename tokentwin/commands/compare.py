@@ -215,7 +215,7 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(rows)
     tallies = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     tallies.add_column("metric", no_wrap=True)
-    tallies.add_column("of", min_width=6)
+    tallies.add_column("of", min_width=6, overflow="fold")
     for heading in ("B gains", "B loses", "same", "mean A", "mean B"):
         tallies.add_column(heading, justify="right", no_wrap=True)
     for tally in comparison.tallies:

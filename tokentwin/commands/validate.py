@@ -134,12 +134,13 @@ def print_report(report: Covalidation) -> None:
         )
     console.print(steps)
     each = replay.requests // len(report.recordings["real"])
-    title = f"rung 3, the run of {each} requests"
-    run = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    run.add_column("metric")
+    console.print(f"\n[italic]rung 3, the run of {each} requests[/]", highlight=False)
+    run = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    run.add_column("metric", no_wrap=True)
     run.add_column("stat", no_wrap=True)
-    for heading in ("real", "simulated", "error %", "floor %", "90 % band"):
+    for heading in ("real", "simulated", "error %", "floor %"):
         run.add_column(heading, justify="right", no_wrap=True)
+    run.add_column("90 % band", justify="right")
     for row in report.rows:
         floor = "-" if row.floor_pct is None else f"{row.floor_pct:.1f}"
         band = f"{_shown(row.low)} to {_shown(row.high)}"
@@ -153,6 +154,7 @@ def print_report(report: Covalidation) -> None:
             band if row.covered else f"[yellow]{band}[/]",
         )
     console.print(run)
+    console.print()
     console.print(f"rung 5, bands: {100 * report.covered:.0f} % of the real numbers lie in their 90 % band")
     if report.extrapolated_share:
         console.print(f"extrapolated: {100 * report.extrapolated_share:.1f} % of the simulated steps were not measured")
