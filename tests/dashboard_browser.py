@@ -106,13 +106,15 @@ def settle(page, plots):
 
 
 def drawn(page, least):
-    """No exception on the page, and marks in its plots: points, bars and lines."""
+    """No exception on the page, and marks in its plots: points, bars and lines. The last plot may still be drawing."""
+    page.wait_for_function(
+        """n => document.querySelectorAll(
+            '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length >= n""",
+        arg=least,
+        timeout=60_000,
+    )
     assert not FAULTS.search(page.inner_text("body"))
     assert page.locator("[data-testid=stException]").count() == 0
-    marks = page.evaluate(
-        "document.querySelectorAll('[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length"
-    )
-    assert marks >= least
 
 
 def shoot(page, path, width=1280, least_bytes=50_000):
