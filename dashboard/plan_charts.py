@@ -111,16 +111,17 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 
-def lengths(prompts: Sequence[int], outputs: Sequence[int]) -> go.Figure:
-    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis."""
+def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figure:
+    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis.
+
+    `histograms` as `tokentwin.planning.document.workload_lengths` has them.
+    """
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
-    for at, (values, name) in enumerate(((prompts, "prompt"), (outputs, "output")), start=1):
-        edges = np.geomspace(min(values), max(values) + 1, 31)
-        counts, _ = np.histogram(values, edges)
-        centres = np.sqrt(edges[1:] * edges[:-1])
+    for at, name in enumerate(("prompt", "output"), start=1):
+        edges = np.asarray(histograms[name]["edges"])
         figure.add_bar(
-            x=centres,
-            y=100 * counts / len(values),
+            x=np.sqrt(edges[1:] * edges[:-1]),
+            y=histograms[name]["percent"],
             width=np.diff(edges),
             marker_color=SIMULATED,
             hovertemplate="about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>",
