@@ -11,12 +11,14 @@ from streamlit.navigation.page import StreamlitPage
 
 from dashboard import frontier_charts
 from dashboard.badge import badge
+from dashboard.downloads import downloads
 from dashboard.example import example
 from dashboard.job_view import follow, start
 from dashboard.plan_tasks import FLEET, PLAN
 from dashboard.prose import literal, prose
 from dashboard.url import choose, keep, named
 from serving.errors import UserError
+from tokentwin.exports.plan import PlanAnswer
 from tokentwin.jobs.job import Job, finished
 
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
@@ -48,8 +50,8 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     if not points:
         st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
         return
-    recommended = _index(points, best) if best else None
-    frontier, cheapest = ([_index(points, point) for point in answer[name]] for name in _FRONTIERS)
+    recommended = frontier_charts.place(points, best) if best else None
+    frontier, cheapest = ([frontier_charts.place(points, point) for point in answer[name]] for name in _FRONTIERS)
     left, right = st.columns(2, gap="medium")
     with left:
         st.subheader("Fast for users, or for GPUs", anchor=False, help=_HELP)
@@ -60,6 +62,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     at = _chosen(points, clicked, recommended)
     _fleet(runs, asked, points[at], run_page)
     st.dataframe(_rows(points, {*frontier, *cheapest}), hide_index=True, column_config=_COLUMNS)
+    downloads(PlanAnswer(answer), "plan")
 
 
 def _plans(runs: Path) -> dict[str, _Asked]:
@@ -119,10 +122,6 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
             start(job)
         with st.expander("Its deployment"):
             st.json(candidate["deployment"], expanded=1)
-
-
-def _index(points: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> int:
-    return next(at for at, other in enumerate(points) if _name(other) == _name(point))
 
 
 def _name(point: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, tint
 from serving.metrics import metric
 
 HEIGHT = 300
+_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
 Bound = tuple[str, float]  # a percentile and its bound in milliseconds
 
 
@@ -89,6 +91,20 @@ def latency(
     if not steep:
         figure.update_yaxes(range=[0, 1.1 * highest])
     return finish(figure, HEIGHT, legend=False)
+
+
+def latencies(answer: Mapping[str, Any]) -> dict[str, go.Figure]:
+    """`latency` of TTFT and TPOT, by metric, as a plan's answer has them; none if its requests arrive all at once."""
+    planned = answer["requests_per_s"]
+    if planned is None or not answer["by_rate"]:
+        return {}
+    knee = planned * (1 + answer["recommendation"]["headroom_percent"] / 100)
+    bounds: dict[str, list[Bound]] = {"ttft_ms": [], "tpot_ms": []}
+    for text in answer["objectives"]:
+        match = _BOUND.fullmatch(text)
+        if match and match[1] in bounds:
+            bounds[match[1]].append((match[2], float(match[3])))
+    return {name: latency(answer["by_rate"], name, planned, knee, mine) for name, mine in bounds.items()}
 
 
 def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:

@@ -6,10 +6,7 @@ takes long.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,20 +15,21 @@ import streamlit as st
 
 from dashboard import plan_charts
 from dashboard.badge import badge
+from dashboard.downloads import downloads
 from dashboard.example import example_plan
 from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
-from dashboard.slo_rows import METRICS
 from serving.errors import UserError
 from serving.metrics import metric
+from tokentwin.exports.plan import PlanAnswer
 from tokentwin.jobs.job import Job
+from tokentwin.planning.document import length_histogram
 from tokentwin.planning.objectives import parse_objectives
 
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
 
 
 def show(runs: Path) -> None:
@@ -58,7 +56,7 @@ def _planned(runs: Path, request: PlanRequest) -> None:
     job = Job(runs / "jobs", PLAN, settings)
     answer = job.result or example_plan(settings)
     if answer:
-        _answer(answer, request)
+        _answer(answer)
     else:
         _unanswered(job)
     _traffic(json.dumps(settings["traffic"], sort_keys=True), request)
@@ -87,12 +85,13 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     st.caption(f"A first answer, on {coarse['requests']:,} requests only; all of them are being simulated.")
 
 
-def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
+def _answer(answer: Mapping[str, Any]) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
         st.error(literal(answer["answer"]), icon=":material/block:")
         _rest(answer)
+        downloads(PlanAnswer(answer), "plan")
         return
     spares = answer["spares"]
     st.title(_fleet(best, spares), anchor=False)
@@ -113,12 +112,12 @@ def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
                 f"**{best['headroom_percent']} %** more."
             )
         st.plotly_chart(plan_charts.prices([best, *answer["runners_up"]]), key="prices", config=_BAR)
-    _latencies(answer, request)
+    _latencies(answer)
     if best["vllm_serve"]:
         st.subheader("To serve it", anchor=False, help="Every setting that the answer depends on, for one replica.")
         st.code(best["vllm_serve"], language="bash", wrap_lines=True)
     _rest(answer)
-    _downloads(answer)
+    downloads(PlanAnswer(answer), "plan")
 
 
 def _headline(best: Mapping[str, Any]) -> None:
@@ -137,16 +136,12 @@ def _headline(best: Mapping[str, Any]) -> None:
             st.metric(label, value, help=help, width="content")
 
 
-def _latencies(answer: Mapping[str, Any], request: PlanRequest) -> None:
-    best, planned = answer["recommendation"], answer["requests_per_s"]
-    if planned is None:
+def _latencies(answer: Mapping[str, Any]) -> None:
+    figures = plan_charts.latencies(answer)
+    if not figures:
         return
     st.subheader("Latency against traffic", anchor=False, help=_HELP["latency"])
-    knee = planned * (1 + best["headroom_percent"] / 100)
-    said = [match.groups() for text in request.slos if (match := _BOUND.fullmatch(text))]
-    for place, name in zip(st.columns(2, gap="medium"), METRICS[:2], strict=True):
-        bounds = [(percentile, float(bound)) for of, percentile, bound in said if of == name]
-        figure = plan_charts.latency(answer["by_rate"], name, planned, knee, bounds)
+    for place, (name, figure) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
         place.plotly_chart(figure, key=f"rate_{name}", config=_BAR)
 
 
@@ -178,25 +173,6 @@ def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     }
 
 
-def _downloads(answer: Mapping[str, Any]) -> None:
-    icon = ":material/download:"
-    whole = json.dumps(answer, indent=1)
-    with st.container(horizontal=True):
-        st.download_button(
-            "Fleets as CSV", _as_csv(answer["points"]), "fleets.csv", "text/csv", icon=icon, on_click="ignore"
-        )
-        st.download_button("The plan as JSON", whole, "plan.json", "application/json", icon=icon, on_click="ignore")
-
-
-def _as_csv(points: list[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    if points:
-        writer = csv.DictWriter(out, list(points[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(points)
-    return out.getvalue()
-
-
 def _traffic(key: str, request: PlanRequest) -> None:
     count, seconds, prompts, outputs = _sizes(key, request)
     st.subheader("The traffic", anchor=False)
@@ -204,7 +180,11 @@ def _traffic(key: str, request: PlanRequest) -> None:
         f"{count:,} requests in {seconds:,.0f} s, {count / max(seconds, 1e-9):,.3g} a second; prompts of "
         f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
     )
-    st.plotly_chart(plan_charts.lengths(prompts, outputs), key="lengths", config={"displayModeBar": False})
+    st.plotly_chart(
+        plan_charts.lengths({"prompt": length_histogram(prompts), "output": length_histogram(outputs)}),
+        key="lengths",
+        config={"displayModeBar": False},
+    )
 
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")

@@ -102,4 +102,3 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     standing = {"mark": mark.name.lower(), "reason": reason}
     add_notes(out / "run", {"gpu": settings["gpu"], "standing": standing})
     return {"duration_s": done.duration_ns / 1e9, **standing}
-

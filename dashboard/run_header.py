@@ -12,6 +12,7 @@ from dashboard.downloads import downloads
 from dashboard.numbers import shown
 from dashboard.palette import CLOCK_NAME
 from serving.metrics import metric
+from tokentwin.exports.recorded_run import RecordedRun
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
@@ -43,7 +44,7 @@ def header(recording: Recording, metrics: RunMetrics) -> None:
         if standing is not None:
             badge(*standing, st.container(width="content"))
     if run["status"] == "complete":
-        downloads(recording)
+        downloads(RecordedRun(recording=recording), recording.path.resolve().name)
 
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,33 @@ import streamlit as st
 
 from dashboard import sweep_charts
 from dashboard.badge import mark_badge
-from dashboard.downloads import table_downloads
+from dashboard.downloads import downloads
 from dashboard.library import find, stamp
 from dashboard.query import ROWS, SECONDS, query
 from dashboard.sweep_charts import shown
+from dashboard.sweep_view import (
+    FIRST,
+    SERIES,
+    SweepView,
+    drawn,
+    metrics_in_order,
+    numeric,
+    others_in_order,
+    parameters_in_order,
+    some,
+    standings,
+)
 from dashboard.url import choose, choose_many, interval, keep, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS
+from tokentwin.exports.sweep import Sweep
 from tokentwin.sweeps.results import ABOUT, SweepResults
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).with_name("samples")
-_FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
-_SERIES = 4  # shown unasked
 _MOST = len(sweep_charts.SERIES)
 _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
-_ORDER = ("validated", "interpolated", "extrapolated")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 
 
@@ -53,12 +64,12 @@ def show(runs: Path) -> None:
         return
     left, right = st.columns([1, 3], gap="large")
     with left:
-        y, x, by, values, log_y = _axes(found)
-        chosen = _filtered(found, by, values)
+        view = _axes(found)
+        chosen = _filtered(found, view.by, view.values)
     with right:
-        _plot(found, chosen, y, x, by, values, log_y)
-    _table(found, chosen, y, name)
-    _sql(sweeps[name], found, y)
+        _plot(found, chosen, view)
+    _table(found, chosen, view.y, name, Sweep(sweeps[name], replace(found, table=chosen), view))
+    _sql(sweeps[name], found, view.y)
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the sweep")
@@ -73,21 +84,15 @@ def _summary(found: SweepResults) -> None:
     st.caption(f"{runs} · varied: {varied or 'nothing'}")
 
 
-def _axes(found: SweepResults) -> tuple[str, str, str | None, list[Any], bool]:
-    titles = found.metrics
-    metrics = sorted(titles, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    y = choose("Metric", metrics, "y", show=titles.__getitem__)
-    parameters = list(found.parameters) or ["run_id"]
-    likely = sorted(parameters, key=lambda name: (not _numeric(found, name), name.endswith("seed")))
-    likely.sort(key=lambda name: -len(found.values(name)) if _numeric(found, name) else 0)
+def _axes(found: SweepResults) -> SweepView:
+    y = choose("Metric", metrics_in_order(found), "y", show=found.metrics.__getitem__)
+    likely = parameters_in_order(found)
     x = choose("Against", likely, "x", help="Other parameters and seeds that are not filtered: median and whole range.")
-    others = [name for name in parameters if name != x]
-    others.sort(key=lambda name: (_numeric(found, name), len(found.values(name))))
-    by = choose("A colour for each", [*others, _NONE], "by")
+    by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
     if by == _NONE:
-        return y, x, None, [None], switch("Log metric", "log")
-    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=_SERIES)
-    return y, x, by, values[:_MOST], switch("Log metric", "log")
+        return SweepView(y, x, None, [None], switch("Log metric", "log"))
+    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=SERIES)
+    return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
 
 
 def _several(
@@ -95,9 +100,7 @@ def _several(
 ) -> list[Any]:
     """Some values of a parameter; without the query parameter all, or `most` of them from the first to the last."""
     options = {shown(value): value for value in found.values(name)}
-    otherwise = list(options)
-    if most and len(otherwise) > most:
-        otherwise = [otherwise[round(at * (len(otherwise) - 1) / (most - 1))] for at in range(most)]
+    otherwise = some(list(options), most) if most else list(options)
     return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
 
 
@@ -111,7 +114,7 @@ def _filtered(found: SweepResults, by: str | None, values: list[Any]) -> pa.Tabl
             options = [value for value in found.values(name) if value is not None]
             if name == by or len(options) < 2:
                 continue
-            if len(options) > _LISTED and _numeric(found, name):
+            if len(options) > _LISTED and numeric(found, name):
                 low, high = interval(name, float(options[0]), float(options[-1]), f"only_{name}")
                 table = table.filter(pc.and_(pc.greater_equal(table[name], low), pc.less_equal(table[name], high)))
             else:
@@ -120,40 +123,32 @@ def _filtered(found: SweepResults, by: str | None, values: list[Any]) -> pa.Tabl
     return table
 
 
-def _plot(
-    found: SweepResults, chosen: pa.Table, y: str, x: str, by: str | None, values: list[Any], log_y: bool
-) -> None:
+def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     if not chosen.num_rows:
         st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
         return
     _standing(chosen)
-    ends = [end for end in (f"{y}_low", f"{y}_high") if end in chosen.column_names]
-    columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
-    titles = {**found.metrics, x: sweep_charts.parameter_title(x)}
-    runs = chosen.select(list(columns)).to_pandas()
-    st.plotly_chart(sweep_charts.metric_over(runs, x, y, by, titles, values, log_y), key="metric", config=_BAR)
-    known = METRICS.get(y) or METRICS.get(y.rpartition("_")[0])
+    st.plotly_chart(drawn(found, chosen, view), key="metric", config=_BAR)
+    known = METRICS.get(view.y) or METRICS.get(view.y.rpartition("_")[0])
     if known:
         st.caption(f"{known.label}: {known.definition}.")
 
 
 def _standing(chosen: pa.Table) -> None:
     """How many of the runs shown can be trusted how far; on hover why the worst of them no further."""
-    marks = [mark or "unknown" for mark in chosen["standing"].to_pylist()]
-    present = sorted(set(marks), key=lambda mark: _ORDER.index(mark) if mark in _ORDER else len(_ORDER))
-    reason = chosen["standing_reason"][marks.index(present[-1])].as_py() or "no reason is recorded"
-    counts = " · ".join(f"{mark_badge(mark)} {marks.count(mark):,} runs" for mark in present)
-    st.markdown(counts, help=f"{present[-1].capitalize()}, for example: {reason}.")
+    counts, reason = standings(chosen)
+    told = " · ".join(f"{mark_badge(mark)} {count:,} runs" for mark, count in counts.items())
+    st.markdown(told, help=f"{list(counts)[-1].capitalize()}, for example: {reason}.")
 
 
-def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
+def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Sweep) -> None:
     heading, save = st.columns([4, 1], vertical_alignment="bottom")
     with heading:
         st.subheader("Runs", anchor=False)
         st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
     with save, st.container(horizontal_alignment="right"):
-        table_downloads(chosen, name.partition(":")[0].replace("/", "-"))
-    metrics = [column for column in dict.fromkeys((y, *_FIRST)) if column in found.metrics]
+        downloads(source, name.partition(":")[0].replace("/", "-"))
+    metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, *metrics, "standing"]).slice(0, ROWS)
     event = st.dataframe(
         rows.to_pandas(),
@@ -212,11 +207,6 @@ def _plain(answer: pa.Table) -> pd.DataFrame:
         if pa.types.is_decimal(field.type):
             answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))
     return answer.to_pandas()
-
-
-def _numeric(found: SweepResults, name: str) -> bool:
-    kind = found.table.schema.field(name).type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _help(column: str) -> str | None:

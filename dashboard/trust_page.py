@@ -11,9 +11,10 @@ import streamlit as st
 
 from dashboard import trust_charts
 from dashboard.badge import badge
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_recordings
+from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.domain import NEGLIGIBLE
-from dashboard.external_results import EXTERNAL, External, load_external
+from dashboard.downloads import downloads
+from dashboard.external_results import External, newest_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
@@ -24,6 +25,7 @@ from dashboard.trust_external import show_external
 from dashboard.url import choose, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
+from tokentwin.exports.validation import Validation
 
 BUNDLED = "bundled: tokentwin demo"
 
@@ -59,6 +61,7 @@ def show(runs: Path) -> None:
     if external is not None:
         show_external(external)
     _provenance(report)
+    downloads(Validation(reports[name], runs if own else None), name.partition(":")[0].replace("/", "-"))
 
 
 def _bundled(runs: Path) -> None:
@@ -75,9 +78,8 @@ def _bundled(runs: Path) -> None:
 
 def _external(runs: Path) -> External | None:
     """The newest results of rung 4 under `runs`, or the bundled ones; None, and why in a line, if they are damaged."""
-    places = [*find(runs, EXTERNAL).values(), EXTERNAL_SAMPLE]
     try:
-        return load_external(places[0])
+        return newest_external(runs)
     except UserError as error:
         st.error(str(error), icon=":material/error:")
         return None

@@ -51,7 +51,7 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 @click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="All other settings, in YAML.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Simulations at once; by default one for each CPU.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to keep the whole answer in, as JSON.")
+@click.option("--save", type=click.Path(path_type=Path), help="File to keep the whole answer in, as JSON.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def plan(
     traffic: str,
@@ -73,12 +73,12 @@ def plan(
     deployment_file: str | None,
     jobs: int | None,
     style: str,
-    out: Path | None,
+    save: Path | None,
     force: bool,
 ) -> None:
     """The cheapest fleet that meets every SLO on TRAFFIC: a trace, or a YAML specification for `trace synth`.
 
-    --out and --format json also say what more and less traffic, and more and fewer replicas, would do; `tokentwin
+    --save and --format json also say what more and less traffic, and more and fewer replicas, would do; `tokentwin
     export` makes a report of it.
 
     Every fleet gets the same arrivals. The exit status is 4 if no fleet meets the SLOs.
@@ -96,8 +96,8 @@ def plan(
     from tokentwin.planning.workers import Workers
     from tokentwin.progress import counting
 
-    if out is not None:
-        check_free(out, force)
+    if save is not None:
+        check_free(save, force)
     objectives = parse_objectives(slos)
     find_router(router)
     workload = planned_traffic(_read(traffic, limit), window_s, rate_scale)
@@ -119,11 +119,11 @@ def plan(
     with Workers(question, jobs) as workers:
         with counting("candidates", len(engines)) as progress:
             found = make_plan(workers, engines, ruled_out, Limits(max_replicas, spares), progress)
-        if style == "json" or out is not None:
-            asked = command_line(click.get_current_context(), leave_out=("style", "out", "force", "jobs"))
+        if style == "json" or save is not None:
+            asked = command_line(click.get_current_context(), leave_out=("style", "save", "force", "jobs"))
             document = json.dumps(plan_document(workers, found, engines, {"command": asked}), allow_nan=False)
-    if out is not None:
-        write_whole(out, lambda file: file.write(document.encode()), force)
+    if save is not None:
+        write_whole(save, lambda file: file.write(document.encode()), force)
     if style == "json":
         click.echo(document)
     else:
