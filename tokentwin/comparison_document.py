@@ -44,7 +44,10 @@ def comparison_document(pairs: PairedRuns, comparison: Comparison, sides: Sequen
 
 
 def simulated_side(scenario: Scenario, calibration: str) -> dict[str, Any]:
-    """How far to trust its step times (as far as those of its least certain pool), what timed them, and what ran."""
+    """How far to trust its step times (as far as those of its least certain pool), what timed them, and what ran.
+
+    To be asked once it has run: how far to trust them depends on which steps there were.
+    """
     costs = [pool.cost for pool in scenario.pools] if scenario.pools else [scenario.cost]
     mark, reason = max((cost.standing() for cost in costs), key=lambda standing: standing[0])  # type: ignore[attr-defined]
     return {

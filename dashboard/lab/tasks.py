@@ -57,13 +57,14 @@ def _beside(
         if side[0].run["clock"] != "wall":
             raise UserError("recording", str(side[0].path), "is simulated itself; only a real one is held against it")
     workload = sides[0][0].workload()
-    scenarios, ran = [], []
+    scenarios, prices = [], []
     for side in sides:
         deployment = recorded_deployment(side[0])
         made, price = side_scenarios([workload], timing.calibration, timing.gpu, lambda _, mine=deployment: mine)
         scenarios.append(made)
-        ran.append(simulated_side(made[0], price.calibration))
+        prices.append(price)
     pairs = simulated_pairs(scenarios, request.bounds, lambda _: None)
+    ran = [simulated_side(made[0], price.calibration) for made, price in zip(scenarios, prices, strict=True)]
     comparison = compare(pairs, request.threshold)
     return beside(comparison_document(pairs, comparison, ran), ranking(comparison, real))
 
