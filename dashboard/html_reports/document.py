@@ -42,7 +42,8 @@ figcaption { font-weight: 600 } .warning { background: var(--warn); padding: .5r
 .facts span { color: var(--soft); font-size: .85rem; display: block } .facts b { font-size: 1.35rem; font-weight: 500 }
 .wide { overflow-x: auto; margin-top: .8rem } table { border-collapse: collapse; width: 100% }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-th:first-child, td:first-child, .text { text-align: left } .text { white-space: normal }
+th:first-child, td:first-child, .text, .long { text-align: left }
+.long { white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
 th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--code); padding: .6rem .8rem; border-radius: 6px;
       font-size: 13px }
@@ -66,6 +67,7 @@ addEventListener('beforeprint', () => draw(false));
 addEventListener('afterprint', () => draw(dark.matches));
 """
 _MARKS = ("validated", "interpolated", "extrapolated")
+_LINE = 24  # characters of a name that stays on a line
 _PAIR, _CARDS = "420px", "260px"
 
 
@@ -127,10 +129,10 @@ def table(rows: Sequence[Mapping[str, Any]], help: Mapping[str, str] | None = No
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    texts = {name for name in names if any(map(_is_text, (row.get(name) for row in rows)))}
-    heads = "".join(f"<th{_class(name in texts)}{_title(help, name)}>{escape(name)}</th>" for name in names)
+    kinds = {name: _kind([row.get(name) for row in rows]) for name in names}
+    heads = "".join(f"<th{kinds[name]}{_title(help, name)}>{escape(name)}</th>" for name in names)
     body = "".join(
-        "<tr>" + "".join(f"<td{_class(name in texts)}>{escape(number(row.get(name)))}</td>" for name in names) + "</tr>"
+        "<tr>" + "".join(f"<td{kinds[name]}>{escape(number(row.get(name)))}</td>" for name in names) + "</tr>"
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -177,12 +179,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and not _NUMBER.fullmatch(value)
-
-
-def _class(text: bool) -> str:
-    return ' class="text"' if text else ""
+def _kind(values: Sequence[Any]) -> str:
+    """The class of a column: numbers, names that stay on a line, or sentences."""
+    texts = [value for value in values if isinstance(value, str) and not _NUMBER.fullmatch(value)]
+    return (' class="long"' if max(map(len, texts)) > _LINE else ' class="text"') if texts else ""
 
 
 def _title(help: Mapping[str, str] | None, name: str) -> str:
