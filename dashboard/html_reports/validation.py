@@ -178,8 +178,7 @@ def _external(external: External) -> Iterator[str]:
                 "E2E": _percent(case.median_error_pct("e2e_ms", "blind")),
                 "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
                 "standing": case.standing,
-                "what was run": case.title,
-                "source": case.source,
+                "what was run": f"{case.title} ({case.source})",
             }
             for case in external.cases
         ]
