@@ -85,17 +85,12 @@ def _simulated(runs: Path) -> None:
 
 def _recorded(runs: Path) -> None:
     found = _recordings(runs)
-    if len(found) < 2:
-        st.info(f"There are no two recordings under `{runs}` yet.", icon=":material/science:")
-        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
-        st.code(
-            f"tokentwin compare a.yaml b.yaml --trace TRACE -c CALIBRATION --engine --repeats 3 --out {runs}/compared",
-            language="bash",
-        )
-        return
     request = recording_inputs(runs, found)
-    job = Job(runs / "jobs", RECORDED, settings_of(request))
-    answer = job.result
+    if len(found) < 2:
+        _how_to_record(runs)
+    settings = settings_of(request)
+    job = Job(runs / "jobs", RECORDED, settings)
+    answer = job.result or example_answer(settings)
     if answer is None:
         _unanswered(job, "These recordings have not been compared yet.")
         return
@@ -105,6 +100,13 @@ def _recorded(runs: Path) -> None:
     if "ranking" in answer:
         _ranking(answer)
     _rest(answer)
+
+
+def _how_to_record(runs: Path) -> None:
+    with st.expander("This pair is bundled. How to record one of your own"):
+        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
+        sides = "compare a.yaml b.yaml --trace TRACE -c CALIBRATION"
+        st.code(f"tokentwin {sides} --engine --repeats 3 --out {runs}/compared", language="bash", wrap_lines=True)
 
 
 def _recordings(runs: Path) -> dict[str, Path]:
