@@ -42,14 +42,17 @@ def badge(standing: Standing, place: Any = st) -> None:
     place.markdown(mark_badge(mark), help=f"{reason[:1].upper()}{reason[1:]}.\n\n{meaning}", width="content")
 
 
-def heading(text: str, standing: Standing, help: str | None = None, place: Any = st, small: bool = False) -> None:
-    """A heading with the badge of what stands below it; a `small` one is bold text, for a card."""
+def heading(
+    text: str, standing: Standing | None, help: str | None = None, place: Any = st, small: bool = False
+) -> None:
+    """A heading with the badge of the figures below it, if there are any; a `small` one is bold text, for a card."""
     with place.container(horizontal=True, vertical_alignment="center", gap="small"):
         if small:
             st.markdown(f"**{text}**", help=help, width="content")
         else:
             st.subheader(text, anchor=False, help=help, width="content")
-        badge(standing)
+        if standing is not None:
+            badge(standing)
 
 
 def figure(

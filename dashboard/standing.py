@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traces.recording_notes import notes_of
+
+if TYPE_CHECKING:
+    from calibration.explanation import ExplainedOperation
 
 VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = MARKS = (
     "validated",
@@ -20,6 +23,11 @@ VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = MARKS = (
     "assumed",
 )
 _FROM_BEST = MARKS[:4]
+_LIES = {
+    VALIDATED: "was measured",
+    INTERPOLATED: "lies between measured shapes",
+    EXTRAPOLATED: "lies beyond measured shapes",
+}
 
 
 class Standing(NamedTuple):
@@ -48,6 +56,12 @@ def of_run(run: Mapping[str, Any]) -> Standing:
     if run["clock"] != "virtual":
         return Standing(UNKNOWN, "the recording does not say whether it was measured or simulated")
     return noted(notes_of(run).get("standing"), "the recording does not say how far its step times can be trusted")
+
+
+def of_operation(operation: ExplainedOperation) -> Standing:
+    """Of one kind of kernel in a step."""
+    mark = operation.mark.name.lower()
+    return Standing(mark, f"{operation.name} {_LIES[mark]}")
 
 
 def together(standings: Iterable[Standing], things: str) -> Standing:
