@@ -58,7 +58,7 @@ def _kernels() -> None:
     st.caption(
         "Times of single kernels on real GPUs, and what was learnt from them. A predicted step is a sum of such times."
     )
-    left, right = st.columns([1, 3], gap="large")
+    left, right = st.columns([2, 5], gap="medium")
     with left:
         names = sorted(bundled_names(), key=lambda name: name != "H100")
         name = choose("GPU", names, "gpu")

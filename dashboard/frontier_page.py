@@ -138,6 +138,7 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
     return [
         {
             "fleet": prose(_name(point)),
+            "standing": _standing(point).mark,
             "GPUs": point["gpus"],
             "$/h": point["usd_per_hour"],
             "tok/s per user": point["tok_s_user"],
@@ -146,7 +147,6 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
             "attainment (%)": 100 * point["attainment"],
             "SLOs": "met" if point["met"] else "broken",
             "on a frontier": at in frontier,
-            "standing": _standing(point).mark,
         }
         for at, point in enumerate(points)
     ]

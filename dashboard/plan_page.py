@@ -138,7 +138,7 @@ def _headline(best: Mapping[str, Any]) -> None:
         ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
-    with st.container(horizontal=True, gap="medium"):
+    with st.container(horizontal=True, gap="small"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
 
@@ -176,12 +176,12 @@ def _rest(answer: Mapping[str, Any]) -> None:
 def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     return {
         "fleet": f"{point['replicas']} × {point['engine']}",
+        "verdict": verdict,
         "GPUs": point["gpus"],
         "$/h": point["usd_per_hour"],
         "tok/s per user": point["tok_s_user"],
         "tok/s per GPU": point["tok_s_gpu"],
         "$/Mtok output": point["usd_per_mtok_out"],
-        "verdict": verdict,
     }
 
 

@@ -293,7 +293,7 @@ _OUTCOMES = {
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
     "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "
-    "grey differences may be chance. A hollow point has no interval.",
+    "grey differences may be chance. A diamond has no interval.",
     "winners": "A request gains or loses when its latency changes by the threshold or more. One that does not finish "
     "has waited for ever.",
     "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "

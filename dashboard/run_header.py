@@ -23,6 +23,7 @@ _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
 _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
+_CELL_PX = 138  # all abreast on a wide page, five on a narrow one
 _BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
 
 
@@ -55,7 +56,7 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
         badge(of_run(run))
         if bands:
             st.caption(_BAND, width="content")
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="small"):
         for label, value, name, stat in cells:
             band = bands.get(name, {}).get(stat)
             st.metric(
@@ -65,7 +66,7 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
                 delta_color="off",
                 delta_arrow="off",
                 help=metric(name).help,
-                width="content",
+                width=_CELL_PX,
             )
 
 

@@ -68,6 +68,7 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
         pd.DataFrame(
             {
                 "operation": [o.name for o in found.operations],
+                "standing": [o.mark.name.lower() for o in found.operations],
                 "times": [o.count for o in found.operations],
                 "GFLOP": [o.flops / 1e9 for o in found.operations],
                 "MB": [o.bytes / 1e6 for o in found.operations],
@@ -75,7 +76,6 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
                 "of roofline (%)": [100 * o.utilisation for o in found.operations],
                 "bound by": [o.bound for o in found.operations],
                 "known to (± %)": [100 * o.sigma for o in found.operations],
-                "standing": [o.mark.name.lower() for o in found.operations],
             }
         ),
         hide_index=True,

@@ -50,7 +50,7 @@ def show(runs: Path) -> None:
         st.warning("No run of this sweep came to an end; their errors are below.", icon=":material/warning:")
         st.dataframe(found.table.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
         return
-    left, right = st.columns([1, 3], gap="large")
+    left, right = st.columns([2, 5], gap="medium")
     with left:
         y, x, by, values, log_y = _axes(found)
         chosen = _filtered(found, by, values)
