@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dashboard import sweep_charts
+from dashboard.standing import Standing, noted, together
 from tokentwin.sweeps.results import SweepResults
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
@@ -72,10 +73,8 @@ def drawn(found: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     return sweep_charts.metric_over(runs.select(list(columns)).to_pandas(), x, y, by, titles, values, log_y)
 
 
-def standings(runs: pa.Table) -> tuple[dict[str, int], str]:
-    """How many runs can be trusted how far, the best first; and why the worst of them no further."""
-    marks = [mark or "unknown" for mark in runs["standing"].to_pylist()]
-    order = ("validated", "interpolated", "extrapolated")
-    present = sorted(set(marks), key=lambda mark: order.index(mark) if mark in order else len(order))
-    reason = runs["standing_reason"][marks.index(present[-1])].as_py() or "no reason is recorded"
-    return {mark: marks.count(mark) for mark in present}, reason
+def standing(runs: pa.Table) -> Standing:
+    """Of the runs shown together."""
+    columns = (runs[name].to_pylist() for name in ("standing", "standing_reason"))
+    each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
+    return together((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import streamlit as st
 
 from dashboard import sweep_charts
-from dashboard.badge import mark_badge
+from dashboard.badge import figure
 from dashboard.downloads import downloads
 from dashboard.library import find, stamp
 from dashboard.query import ROWS, SECONDS, query
@@ -28,7 +28,7 @@ from dashboard.sweep_view import (
     others_in_order,
     parameters_in_order,
     some,
-    standings,
+    standing,
 )
 from dashboard.url import choose, choose_many, interval, keep, named, switch
 from serving.errors import UserError
@@ -41,7 +41,6 @@ _SAMPLES = Path(__file__).with_name("samples")
 _MOST = len(sweep_charts.SERIES)
 _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 
 
 def show(runs: Path) -> None:
@@ -62,7 +61,7 @@ def show(runs: Path) -> None:
         st.warning("No run of this sweep came to an end; their errors are below.", icon=":material/warning:")
         st.dataframe(found.table.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
         return
-    left, right = st.columns([1, 3], gap="large")
+    left, right = st.columns([2, 5], gap="medium")
     with left:
         view = _axes(found)
         chosen = _filtered(found, view.by, view.values)
@@ -127,18 +126,13 @@ def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     if not chosen.num_rows:
         st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
         return
-    _standing(chosen)
-    st.plotly_chart(drawn(found, chosen, view), key="metric", config=_BAR)
-    known = METRICS.get(view.y) or METRICS.get(view.y.rpartition("_")[0])
-    if known:
-        st.caption(f"{known.label}: {known.definition}.")
-
-
-def _standing(chosen: pa.Table) -> None:
-    """How many of the runs shown can be trusted how far; on hover why the worst of them no further."""
-    counts, reason = standings(chosen)
-    told = " · ".join(f"{mark_badge(mark)} {count:,} runs" for mark, count in counts.items())
-    st.markdown(told, help=f"{list(counts)[-1].capitalize()}, for example: {reason}.")
+    figure(
+        drawn(found, chosen, view),
+        "metric",
+        f"{found.metrics[view.y]} against {view.x}",
+        standing(chosen),
+        _help(view.y),
+    )
 
 
 def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Sweep) -> None:
@@ -149,7 +143,7 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
     with save, st.container(horizontal_alignment="right"):
         downloads(source, name.partition(":")[0].replace("/", "-"))
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
-    rows = chosen.select([*found.parameters, *metrics, "standing"]).slice(0, ROWS)
+    rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     event = st.dataframe(
         rows.to_pandas(),
         hide_index=True,

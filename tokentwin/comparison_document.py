@@ -48,8 +48,7 @@ def simulated_side(scenario: Scenario, calibration: str) -> dict[str, Any]:
 
     To be asked once it has run: how far to trust them depends on which steps there were.
     """
-    costs = [pool.cost for pool in scenario.pools] if scenario.pools else [scenario.cost]
-    mark, reason = max((cost.standing() for cost in costs), key=lambda standing: standing[0])  # type: ignore[attr-defined]
+    mark, reason = scenario.standing()
     return {
         "mark": mark.name.lower(),
         "reason": reason,
@@ -61,13 +60,15 @@ def simulated_side(scenario: Scenario, calibration: str) -> dict[str, Any]:
 
 
 def recorded_side(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Which clock ran it, how often, and what ran."""
+    """Which clock ran it, how often, what ran, and how far to trust it."""
     from calibration.decision_replay import recorded_deployment
+    from dashboard.standing import of_run, together
 
     return {
         "clock": recordings[0].run["clock"],
         "runs": len(recordings),
         "deployment": recorded_deployment(recordings[0]).model_dump(mode="json"),
+        **together((of_run(recording.run) for recording in recordings), "recordings")._asdict(),
     }
 
 

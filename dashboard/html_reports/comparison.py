@@ -21,9 +21,8 @@ from dashboard.html_reports.origin import origin
 from dashboard.lab.side_names import side_names
 from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
+from dashboard.standing import Standing, noted, together
 from tokentwin.exports.comparison import ComparisonAnswer
-
-_MARKS = ("validated", "interpolated", "extrapolated")
 
 
 def write_html(source: ComparisonAnswer, out: IO[bytes]) -> None:
@@ -32,17 +31,18 @@ def write_html(source: ComparisonAnswer, out: IO[bytes]) -> None:
     verdict = answer["verdict"]
     names = Sides(*side_names(answer["a"], answer["b"]))
     colours = side_colours(*(answer[side]["deployment"]["policy"] for side in "ab"))
+    standing = _standing(answer)
     blocks = [
         paragraph(f"A: {names.a}. B: {names.b}."),
-        _standing(answer),
+        badge(standing),
         paragraph(basis(answer), soft=True),
         warning(CARRIED_OVER) if answer["units"]["carry_over"] else "",
         heading("Request by request"),
-        figure(lab_charts.cdfs(answer["cdfs"], names, colours, log_x=False)),
+        figure(lab_charts.cdfs(answer["cdfs"], names, colours, log_x=False), standing),
         beside(
             [
-                heading("What can be claimed") + figure(lab_charts.differences(answer["rows"], colours)),
-                heading("Winners and losers") + figure(lab_charts.winners(answer["tallies"], colours)),
+                heading("What can be claimed") + figure(lab_charts.differences(answer["rows"], colours), standing),
+                heading("Winners and losers") + figure(lab_charts.winners(answer["tallies"], colours), standing),
             ]
         ),
         *_tenants(answer, names, colours),
@@ -57,18 +57,15 @@ def write_html(source: ComparisonAnswer, out: IO[bytes]) -> None:
     write_document(out, verdict[:1].upper() + verdict[1:], blocks)
 
 
-def _standing(sides: Mapping[str, Any]) -> str:
-    """That of the less certain side; real runs were measured."""
-    if all(sides[side].get("clock") == "wall" for side in "ab"):
-        return badge("validated", "both sides were measured on the real engine")
-    marks = [(sides[side]["mark"], sides[side]["reason"]) for side in "ab" if sides[side].get("mark") in _MARKS]
-    return badge(*max(marks, key=lambda standing: _MARKS.index(standing[0]))) if marks else ""
+def _standing(sides: Mapping[str, Any]) -> Standing:
+    """Of `a` and `b` together: that of the less certain one."""
+    return together((noted(sides[side], "the side does not say how far to trust it") for side in "ab"), "sides")
 
 
 def _tenants(answer: Mapping[str, Any], names: Sides, colours: Sides) -> Iterator[str]:
     if answer["tenants"]:
         yield heading("Who is served")
-        yield figure(lab_charts.shares(answer["tenants"], names, colours))
+        yield figure(lab_charts.shares(answer["tenants"], names, colours), _standing(answer))
         yield paragraph(fairness(answer))
 
 
@@ -76,10 +73,9 @@ def _ranking(answer: Mapping[str, Any]) -> Iterator[str]:
     if answer.get("ranking") is None or answer.get("simulated") is None:
         return
     yield heading("Did the simulator see it?")
-    yield _standing(answer["simulated"])
     yield paragraph(ranking(answer["ranking"])[1])
     yield paragraph(f"Simulated: {answer['simulated']['verdict']}.", soft=True)
-    yield figure(lab_charts.ranking(answer["ranking"]))
+    yield figure(lab_charts.ranking(answer["ranking"]), _standing(answer["simulated"]))
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

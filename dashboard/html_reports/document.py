@@ -16,6 +16,8 @@ import plotly.graph_objects as go
 import yaml
 from plotly.offline import get_plotlyjs
 
+from dashboard.standing import Standing
+
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
 
 _NUMBER = re.compile(r"[-+]?[\d.,]+( %| to [-+]?[\d.,]+)?")
@@ -66,7 +68,6 @@ dark.addEventListener('change', () => draw(dark.matches));
 addEventListener('beforeprint', () => draw(false));
 addEventListener('afterprint', () => draw(dark.matches));
 """
-_MARKS = ("validated", "interpolated", "extrapolated")
 _LINE = 24  # characters of a name that stays on a line
 _PAIR, _CARDS = "420px", "260px"
 
@@ -96,11 +97,11 @@ def warning(text: str) -> str:
     return f'<p class="warning">{escape(text)}</p>'
 
 
-def badge(mark: str, reason: str) -> str:
+def badge(standing: Standing) -> str:
     """How far a figure can be trusted, and why: the page's badge, with what is there on hover beside it."""
+    mark, reason = standing
     said = f"{reason[:1].upper()}{reason[1:]}."
-    kind = mark.lower() if mark.lower() in _MARKS else "unrated"
-    return f'<p class="badge {kind}"><b>{escape(mark.lower())}</b>{escape(said)}</p>'
+    return f'<p class="badge {mark}"><b>{escape(mark)}</b>{escape(said)}</p>'
 
 
 def facts(values: Mapping[str, str]) -> str:
@@ -109,13 +110,14 @@ def facts(values: Mapping[str, str]) -> str:
     return f'<div class="facts">{cells}</div>'
 
 
-def figure(drawn: go.Figure, caption: str = "") -> str:
-    """A place for a figure, and the figure as JSON in which nothing can end the script."""
+def figure(drawn: go.Figure, standing: Standing, caption: str = "") -> str:
+    """A figure with its badge: a place for it, and its JSON, in which nothing can end the script."""
     drawn.update_layout(template="none", autosize=True)
     content = json.dumps(_plain(json.loads(drawn.to_json()))).replace("<", "\\u003c")
     height = drawn.layout.height
     place = f'<div style="height:{height}px"></div><script type="application/json" class="figure">{content}</script>'
-    return f"<figure>{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}{place}</figure>"
+    title = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{title}{badge(standing)}{place}</figure>"
 
 
 def beside(blocks: Sequence[str]) -> str:

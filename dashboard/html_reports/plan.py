@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from dashboard import frontier_charts, plan_charts
@@ -21,8 +21,11 @@ from dashboard.html_reports.document import (
 from dashboard.html_reports.origin import origin
 from dashboard.plan_command import plan_command
 from dashboard.prose import prose
+from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
+
+_UNSAID = "the plan does not say how far these step times can be trusted"
 
 
 def write_html(source: PlanAnswer, out: IO[bytes]) -> None:
@@ -38,7 +41,7 @@ def write_html(source: PlanAnswer, out: IO[bytes]) -> None:
         *_others(answer),
         heading("The traffic"),
         paragraph(_traffic(answer), soft=True),
-        figure(plan_charts.lengths(answer["lengths"])),
+        figure(plan_charts.lengths(answer["lengths"]), Standing(ASSUMED, "it is what the plan was asked for")),
         origin(answer, "Plan", *plan_command(answer.get("asked", {}))),
     ]
     write_document(out, title, blocks)
@@ -50,9 +53,14 @@ def fleet_name(point: Mapping[str, Any], spares: int = 0) -> str:
     return f"{point['replicas'] + spares} × {point['engine']} = {gpus}"
 
 
+def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:
+    """Of several points of a plan, together."""
+    return together((noted(point, _UNSAID) for point in points), things)
+
+
 def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
     low, high = best["plausible_gpus"]
-    yield badge(best["standing"]["mark"], best["standing"]["reason"])
+    yield badge(noted(best["standing"], _UNSAID))
     yield facts(
         {
             "GPUs": f"{best['gpus']:,}",
@@ -68,19 +76,26 @@ def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator
     if best["breaks_first"]:
         more = f"beyond {best['headroom_percent']} % more"
         reasons.append(f"With more traffic, {prose(best['breaks_first'])} breaks first, {more}.")
+    offers = [best, *answer["runners_up"]]
     fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
     yield beside(
         [
-            heading("How many replicas") + figure(plan_charts.attainment(answer["by_replicas"], best["replicas"])),
+            heading("How many replicas")
+            + figure(
+                plan_charts.attainment(answer["by_replicas"], best["replicas"]),
+                _standing(answer["by_replicas"], "simulated fleets"),
+            ),
             heading(fewer)
             + "".join(map(paragraph, reasons))
-            + figure(plan_charts.prices([best, *answer["runners_up"]])),
+            + figure(plan_charts.prices(offers), _standing(offers, "fleets")),
         ]
     )
     drawn = plan_charts.latencies(answer)
     if drawn:
         yield heading("Latency against traffic")
-        yield beside([figure(curve, metric(name).label) for name, curve in drawn.items()])
+        yield beside(
+            [figure(curve, _standing(answer["by_rate"], "rates"), metric(name).label) for name, curve in drawn.items()]
+        )
     if best["vllm_serve"]:
         yield heading("To serve it") + code(best["vllm_serve"])
     yield details("the whole deployment of one replica", best["deployment"])
@@ -92,6 +107,7 @@ def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
         return
     best = answer["recommendation"]
     recommended = frontier_charts.place(points, best) if best else None
+    rated = _standing(points, "fleets")
     per_gpu, per_dollar = (
         [frontier_charts.place(points, point) for point in answer[name]] for name in ("frontier", "frontier_by_price")
     )
@@ -99,8 +115,8 @@ def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(f"{len(points)} fleets, simulated on the same {answer['requests']:,} requests.", soft=True)
     yield beside(
         [
-            figure(frontier_charts.frontier(points, per_gpu, recommended), "Fast for users, or for GPUs"),
-            figure(frontier_charts.price(points, per_dollar, recommended), "What speed costs"),
+            figure(frontier_charts.frontier(points, per_gpu, recommended), rated, "Fast for users, or for GPUs"),
+            figure(frontier_charts.price(points, per_dollar, recommended), rated, "What speed costs"),
         ]
     )
     yield table([_row(point, at in {*per_gpu, *per_dollar}) for at, point in enumerate(points)])
@@ -131,6 +147,7 @@ def _row(point: Mapping[str, Any], on_frontier: bool) -> dict[str, Any]:
         "attainment (%)": 100 * point["attainment"],
         "SLOs": "met" if point["met"] else "broken",
         "on a frontier": on_frontier,
+        "standing": noted(point, _UNSAID).mark,
     }
 
 

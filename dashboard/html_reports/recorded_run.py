@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 
 from dashboard import run_charts
 from dashboard.html_reports.document import (
-    badge,
     beside,
     details,
     figure,
@@ -23,10 +22,10 @@ from dashboard.html_reports.document import (
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.series import STEP_SERIES, column
+from dashboard.standing import of_run
 from serving.metrics import STATISTICS, metric
 from tokentwin.exports.recorded_run import RecordedRun
 from traces.recording import Recording
-from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
 
 _STEP_COLUMNS = ["replica", "start_ns", "end_ns", *STEP_SERIES, "prefill_tokens", "decode_rows"]
@@ -43,11 +42,10 @@ def write_html(source: RecordedRun, out: IO[bytes]) -> None:
     blocks = [
         paragraph(f"{clock} · {statuses} · {(run['duration_ns'] or 0) / 1e9:,.1f} s", soft=True),
         *(paragraph(line, soft=True) for line in _verdict(metrics)),
-        _standing(run),
         heading("Over time"),
-        figure(_timeline(recording)),
+        figure(_timeline(recording), of_run(run)),
         heading("Four lifecycles"),
-        beside([figure(drawn, name) for name, drawn in _cards(recording, metrics).items()]),
+        beside([figure(drawn, of_run(run), name) for name, drawn in _cards(recording, metrics).items()]),
         heading("Distributions"),
         _distributions(metrics),
         heading("The run"),
@@ -56,14 +54,6 @@ def write_html(source: RecordedRun, out: IO[bytes]) -> None:
         _provenance(run),
     ]
     write_document(out, run["workload"] or "A run", blocks)
-
-
-def _standing(run: dict[str, Any]) -> str:
-    """How far the step times of a simulated run can be trusted, where it says so."""
-    standing = notes_of(run).get("standing")
-    if run["clock"] != "virtual" or not isinstance(standing, dict):
-        return ""
-    return badge(str(standing.get("mark", "")), str(standing.get("reason", "")))
 
 
 def _verdict(metrics: RunMetrics) -> list[str]:

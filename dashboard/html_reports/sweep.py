@@ -8,7 +8,6 @@ from typing import IO
 import pyarrow as pa
 
 from dashboard.html_reports.document import (
-    badge,
     beside,
     code,
     details,
@@ -19,7 +18,7 @@ from dashboard.html_reports.document import (
     warning,
     write_document,
 )
-from dashboard.sweep_view import FIRST, SweepView, drawn, opening_view, standings
+from dashboard.sweep_view import FIRST, SweepView, drawn, opening_view, standing
 from serving.metrics import METRICS
 from tokentwin.exports.sweep import Sweep
 from tokentwin.sweeps.results import SweepResults
@@ -47,17 +46,14 @@ def write_html(source: Sweep, out: IO[bytes]) -> None:
 
 def _figures(found: SweepResults, complete: pa.Table, view: SweepView) -> Iterator[str]:
     """The view, and the same of every metric that most are after."""
-    counts, reason = standings(complete)
-    worst = list(counts)[-1]
-    told = ", ".join(f"{count:,} {mark}" for mark, count in counts.items())
-    yield badge(worst, f"of the runs {told}; for example: {reason}")
+    rated = standing(complete)
     names = [name for name in dict.fromkeys((view.y, *FIRST)) if name in found.metrics]
     yield heading(f"{found.metrics[view.y]} against {view.x}")
-    yield figure(drawn(found, complete, view))
+    yield figure(drawn(found, complete, view), rated)
     known = METRICS.get(view.y) or METRICS.get(view.y.rpartition("_")[0])
     if known:
         yield paragraph(f"{known.label}: {known.definition}.", soft=True)
-    others = [figure(drawn(found, complete, view._replace(y=name)), found.metrics[name]) for name in names[1:]]
+    others = [figure(drawn(found, complete, view._replace(y=name)), rated, found.metrics[name]) for name in names[1:]]
     for at in range(0, len(others), 2):
         yield beside(others[at : at + 2])
 

@@ -9,7 +9,7 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from dashboard import trust_charts
-from dashboard.domain import NEGLIGIBLE, domain
+from dashboard.domain import domain
 from dashboard.domain_charts import domain_maps
 from dashboard.domain_source import timed_by
 from dashboard.external_charts import errors_by_source
@@ -28,7 +28,9 @@ from dashboard.html_reports.document import (
 from dashboard.numbers import when
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.report import Report, load_residuals, resolve
+from dashboard.report_standing import of_report
 from dashboard.rungs import rungs
+from dashboard.standing import UNKNOWN, VALIDATED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.exports.validation import Validation
@@ -36,7 +38,6 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 _COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
-_WORST = ("validated", "interpolated", "extrapolated")
 
 
 def write_html(source: Validation, out: IO[bytes]) -> None:
@@ -48,7 +49,7 @@ def write_html(source: Validation, out: IO[bytes]) -> None:
         report.calibration and f"calibration {report.calibration}",
     )
     blocks = [
-        badge(*_standing(report)),
+        badge(of_report(report)),
         paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
         _disturbed(report),
         heading("The ladder"),
@@ -68,15 +69,6 @@ def write_html(source: Validation, out: IO[bytes]) -> None:
     write_document(out, report.verdict, blocks)
 
 
-def _standing(report: Report) -> tuple[str, str]:
-    """How far to trust the simulated run, and why."""
-    share = report.extrapolated_share or 0.0
-    outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
-    if share > NEGLIGIBLE:
-        return "extrapolated", outside
-    return "validated", f"held against real runs of the same workload; {outside}"
-
-
 def _disturbed(report: Report) -> str:
     if not report.disturbed:
         return ""
@@ -92,8 +84,8 @@ def _distributions(source: Validation) -> Iterator[str]:
     yield heading("Real and simulated, request by request")
     yield from map(warning, problems)
     if real or simulated:
-        yield badge(*_standing(report))
-        yield figure(trust_charts.cdfs(real, simulated, _COMPARED))
+        rated = of_report(report) if real else Standing(UNKNOWN, "there is no real run beside the simulated one")
+        yield figure(trust_charts.cdfs(real, simulated, _COMPARED), rated)
 
 
 def _values(directory: Path, name: str, problems: list[str]) -> Mapping[str, NDArray[Any]] | None:
@@ -109,7 +101,7 @@ def _values(directory: Path, name: str, problems: list[str]) -> Mapping[str, NDA
 def _errors(report: Report) -> Iterator[str]:
     rows = report.rungs.run.rows if report.rungs.run else []
     yield heading("Error against the noise floor")
-    yield figure(trust_charts.errors(rows))
+    yield figure(trust_charts.errors(rows), of_report(report))
     yield table(
         [
             {
@@ -133,8 +125,8 @@ def _steps(directory: Path, report: Report) -> Iterator[str]:
         return
     columns = (residuals[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
     yield heading("Step time, predicted against measured")
-    yield badge("validated", "every dot was measured, and is held against its prediction")
-    yield figure(trust_charts.residuals(*columns))
+    held = Standing(VALIDATED, "every dot was measured, and is held against its prediction")
+    yield figure(trust_charts.residuals(*columns), held)
     regimes = report.rungs.step.regimes if report.rungs.step else {}
     biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
     if biases:
@@ -158,17 +150,18 @@ def _domain(source: Validation) -> Iterator[str]:
         yield warning(str(error))
         return
     outside = f"{100 * found.share:.1f} % of the {found.steps:,} simulated steps lie outside what was measured"
-    yield badge(found.mark, f"{outside}, most by {found.reason}" if found.share else "all simulated steps lie inside")
+    why = f"{outside}, most by {found.reason}" if found.share else "nothing beyond what was measured"
     clock = recording.run["clock"]
-    yield figure(domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL)))
+    maps = domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL))
+    yield figure(maps, Standing(found.mark, why))
     yield paragraph(f"Behind it: {found.about}.", soft=True)
 
 
 def _external(external: External) -> Iterator[str]:
-    worst = max(external.cases, key=lambda case: _WORST.index(case.standing) if case.standing in _WORST else 0)
+    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in external.cases)
+    rated = together((noted(mark, "the source does not say") for mark in marks), "sources")
     yield heading("Published engines, predicted")
-    yield badge(worst.standing, f"the weakest source, {worst.name}: {worst.why}")
-    yield figure(errors_by_source(external.cases, "blind"))
+    yield figure(errors_by_source(external.cases, "blind"), rated)
     yield table(
         [
             {

@@ -83,5 +83,5 @@ def length_histogram(tokens: Sequence[int]) -> dict[str, list[float]]:
     return {"edges": [float(f"{edge:.6g}") for edge in edges], "percent": (100 * counts / len(tokens)).tolist()}
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
