@@ -25,6 +25,8 @@ class _Fleet(Part):
     usd_per_mtok_total: float | None
     attainment: float
     met: bool
+    mark: str = ""
+    reason: str = ""
 
 
 class _Standing(Part):
@@ -140,6 +142,8 @@ def _schema() -> pa.Schema:
             *map(metric_field, ("tok_s_user", "tok_s_gpu", "usd_per_mtok_out", "usd_per_mtok_total")),
             number_field("attainment", "fraction", "share of the requests within every bound"),
             flag_field("met", "whether every SLO is met"),
+            text_field("mark", "how far its step times can be trusted: validated, interpolated, extrapolated"),
+            text_field("reason", "why"),
             flag_field("recommended", "whether this is the answer"),
             flag_field("on_frontier", "none beats it in tokens/s of a user and of a GPU"),
             flag_field("on_frontier_by_price", "none beats it in tokens/s of a user and tokens for a dollar"),
