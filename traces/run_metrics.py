@@ -77,8 +77,7 @@ class Distribution:
     @classmethod
     def of(cls, values: NDArray[Any]) -> Distribution:
         """The distribution of `values`; NaN means no value and is left out."""
-        values = np.asarray(values, dtype=np.float64)
-        values = values[~np.isnan(values)]
+        values = known(np.asarray(values, dtype=np.float64))
         if not len(values):
             nan = math.nan
             return cls(nan, nan, nan, nan, 0, nan, nan, nan, nan)
@@ -256,27 +255,31 @@ class RunMetrics:
             case "step_ms":
                 return (of("end_ns") - of("start_ns")) / 1e6
             case "batch_tokens":
-                return of("prefill_tokens") + of("decode_rows") + _known_or_zero(self._steps, "draft_tokens")
+                tokens = of("prefill_tokens") + of("decode_rows")
+                return (tokens + _known_or_zero(self._steps, "draft_tokens")).astype(np.float64, copy=False)
             case "kv_usage":
                 return of("used_blocks") / self._num_blocks
             case "kv_pressure":
                 return (of("used_blocks") + of("waiting_blocks")) / self._num_blocks
             case _:
-                return of(name)
+                return of(name).astype(np.float64, copy=False)
 
-    def _step(self, name: str) -> Floats:
-        return _column(self._steps, name)
+    def _step(self, name: str) -> NDArray[Any]:
+        """As it is stored: steps are many, and a copy of each column as float64 takes longer than all else."""
+        column = self._steps.column(name)
+        return _column(self._steps, name) if column.null_count else column.to_numpy()
 
     def step_mean(self, name: str) -> float | None:
         """A step metric's mean, each step weighing as long as it took."""
         if name not in STEP_METRICS:
             raise UserError("step metric", name, f"is none of {', '.join(STEP_METRICS)}")
         values, weights = self.values(name), self.values("step_ms")
-        known = ~np.isnan(values) & ~np.isnan(weights)
-        if not known.any():
+        told = ~(np.isnan(values) | np.isnan(weights))
+        if not told.any():
             return None
-        weights = weights[known] if weights[known].sum() > 0 else np.ones(int(known.sum()))
-        return float(np.average(values[known], weights=weights))
+        if not told.all():
+            values, weights = values[told], weights[told]
+        return float(np.average(values, weights=weights if weights.sum() > 0 else None))
 
     # The run
 
@@ -379,7 +382,7 @@ class RunMetrics:
         return float(np.nansum(self._under_way_ns) / 1e9 / self.window_s / self._replicas)
 
     @cached_property
-    def _under_way_ns(self) -> Floats:
+    def _under_way_ns(self) -> NDArray[Any]:
         """Of each step, the time in which no step before it on its replica was under way still.
 
         Steps of a replica start and end in order; only in a pipeline do they overlap.
@@ -571,10 +574,16 @@ def _column(table: pa.Table, name: str) -> Floats:
     return values
 
 
+def known(values: Floats) -> Floats:
+    """The values that are no NaN; a copy only if there is one."""
+    missing = np.isnan(values)
+    return values[~missing] if missing.any() else values
+
+
 def _known_or_zero(table: pa.Table, name: str) -> Floats:
-    """A column that older recordings and other engines do not have, 0 where nothing is known."""
-    if name not in table.column_names:
-        return np.zeros(table.num_rows)
+    """A column that older recordings and other engines do not have, 0 where nothing is known; one 0 if nowhere."""
+    if name not in table.column_names or table.column(name).null_count == table.num_rows:
+        return np.zeros(1)
     return np.nan_to_num(_column(table, name))
 
 
@@ -611,7 +620,7 @@ def _integral(times: Floats, until: Floats) -> Floats:
 
 def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
     """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals."""
-    from scipy.stats import t  # imports slowly, and most metrics do without
+    from scipy.special import stdtrit  # imports slowly, and most metrics do without
 
     n = len(x)
     centred = x - x.mean()
@@ -624,7 +633,7 @@ def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
     correlation = min(max(float(residuals[1:] @ residuals[:-1]) / total, 0.0), 0.9)
     effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
     error = math.sqrt(total / (effective - 2) / spread)
-    half = float(t.ppf(0.975, effective - 2)) * error
+    half = float(stdtrit(effective - 2, 0.975)) * error  # Student's t
     return slope, slope - half, slope + half
 
 
