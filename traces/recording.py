@@ -276,6 +276,18 @@ class Recording:
         about = pq.read_metadata(self._file(dataset))
         return [about.row_group(at).num_rows for at in range(about.num_row_groups)]
 
+    def told(self, dataset: str, columns: Sequence[str]) -> list[str]:
+        """Those of `columns` that have a value in some row, by the file's statistics; a list of none is no value."""
+        present = self._check(dataset)
+        about = pq.read_metadata(self._file(dataset))
+        leaves = [about.schema.column(at).path.split(".")[0] for at in range(about.num_columns)]
+        groups = [about.row_group(at) for at in range(about.num_row_groups)]
+        return [
+            name
+            for name in columns
+            if name in present and any(_holds_value(group.column(leaves.index(name))) for group in groups)
+        ]
+
     def beginnings(self, dataset: str, columns: Sequence[str], groups: Sequence[int], rows: int) -> pa.Table:
         """The first `rows` rows of some row groups: what follows in them is not decoded."""
         self._check(dataset)
@@ -311,6 +323,11 @@ class Recording:
                 remedy = f"should be {field.name}: {field.type}; record the run again"
                 raise UserError(f"{path}: {stored.name}", str(stored.type), remedy)
         return set(ours.names[: len(schema)])
+
+
+def _holds_value(chunk: pq.ColumnChunkMetaData) -> bool:
+    nulls = chunk.statistics.null_count if chunk.statistics else None
+    return nulls is None or nulls < chunk.num_values or chunk.statistics.has_min_max
 
 
 def _claim(path: Path, overwrite: bool) -> bool:

@@ -58,6 +58,7 @@ class HasTables(Protocol):
     def run(self) -> dict[str, Any]: ...
 
     def table(self, dataset: str, columns: Any = None) -> pa.Table: ...
+    def told(self, dataset: str, columns: Any) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class RunMetrics:
     def of(cls, recording: HasTables, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
         """The metrics of a recording; list columns are read only if a metric needs them."""
         requests = recording.table("requests", _REQUEST_COLUMNS)
-        steps = recording.table("steps", _STEP_COLUMNS)
+        steps = recording.table("steps", [*_STEP_COLUMNS, *recording.told("steps", _RARE_STEP_COLUMNS)])
 
         def token_times() -> pa.ChunkedArray:
             return recording.table("requests", ["token_times_ns"]).column(0)
@@ -253,14 +254,17 @@ class RunMetrics:
         of = self._step
         match name:
             case "step_ms":
-                return (of("end_ns") - of("start_ns")) / 1e6
+                taken = np.subtract(of("end_ns"), of("start_ns"), dtype=np.float64)
+                return np.divide(taken, 1e6, out=taken)
             case "batch_tokens":
-                tokens = of("prefill_tokens") + of("decode_rows")
-                return (tokens + _known_or_zero(self._steps, "draft_tokens")).astype(np.float64, copy=False)
+                tokens = np.add(of("prefill_tokens"), of("decode_rows"), dtype=np.float64)
+                tokens += _known_or_zero(self._steps, "draft_tokens")
+                return tokens
             case "kv_usage":
                 return of("used_blocks") / self._num_blocks
             case "kv_pressure":
-                return (of("used_blocks") + of("waiting_blocks")) / self._num_blocks
+                demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
+                return np.divide(demanded, self._num_blocks, out=demanded)
             case _:
                 return of(name).astype(np.float64, copy=False)
 
@@ -379,23 +383,23 @@ class RunMetrics:
         """Share of the measurement window in which a step is under way, averaged over the replicas."""
         if not len(self.values("step_ms")) or self.window_s is None:
             return None
-        return float(np.nansum(self._under_way_ns) / 1e9 / self.window_s / self._replicas)
+        return float(known(self._under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
 
     @cached_property
-    def _under_way_ns(self) -> NDArray[Any]:
+    def _under_way_ms(self) -> Floats:
         """Of each step, the time in which no step before it on its replica was under way still.
 
         Steps of a replica start and end in order; only in a pipeline do they overlap.
         """
-        start, end = self._step("start_ns"), self._step("end_ns")
         if self._stages_ns is None:
-            return end - start
+            return self.values("step_ms")
+        start, end = self._step("start_ns"), self._step("end_ns")
         order = np.lexsort((start, self._step("replica")))
         follows = np.diff(self._step("replica")[order], prepend=np.nan) == 0
         before = np.where(follows, np.concatenate(([0.0], end[order][:-1])), 0.0)
         own = np.empty(len(start))
         own[order] = end[order] - np.maximum(start[order], before)
-        return own
+        return own / 1e6
 
     @cached_property
     def _stages_ns(self) -> pa.ChunkedArray | None:
@@ -411,7 +415,7 @@ class RunMetrics:
             return None
         stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
         worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
-        return 1.0 - worked / float(np.nansum(stages * self._under_way_ns))
+        return 1.0 - worked / 1e6 / float(np.nansum(stages * self._under_way_ms))
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
@@ -661,7 +665,6 @@ _REQUEST_COLUMNS = [
 ]
 _STEP_COLUMNS = [
     "replica",
-    "stages_ns",
     "start_ns",
     "end_ns",
     "prefill_tokens",
@@ -670,5 +673,5 @@ _STEP_COLUMNS = [
     "waiting",
     "used_blocks",
     "waiting_blocks",
-    "draft_tokens",
 ]
+_RARE_STEP_COLUMNS = ["stages_ns", "draft_tokens"]  # of most runs null throughout
