@@ -480,7 +480,7 @@ def test_an_interval_is_drawn_in_percent_of_a_and_coloured_by_who_is_better() ->
     assert (by["B is better"].marker.color, by["A is better"].marker.color) == ("#222222", "#111111")
     bars = by["B is better"].error_x
     assert (by["B is better"].x[0] - bars.arrayminus[0], by["B is better"].x[0] + bars.array[0]) == (-30.0, -10.0)
-    assert list(by["cannot be told"].marker.symbol) == ["circle", "circle-open"]
+    assert list(by["cannot be told"].marker.symbol) == ["circle", "diamond"]
     assert figure.layout.yaxis.categoryarray[-1] == lab_charts.label(rows[0]), "the first row is on top"
 
 
