@@ -10,9 +10,11 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from dashboard import run_charts
+from dashboard.badge import BARE, figure
 from dashboard.loading import run_colour
 from dashboard.numbers import shown
 from dashboard.series import column
+from dashboard.standing import of_run
 from dashboard.time_window import Window
 from dashboard.url import choose
 from serving.metrics import metric
@@ -23,7 +25,6 @@ ROWS = 1000
 
 _MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
-_BARE = {"displayModeBar": False}
 _REQUEST_COLUMNS = [
     "request_id",
     "status",
@@ -121,7 +122,6 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         steps = recording.table("steps", ["replica", "plan_ns", "start_ns", "row_ids", "preempted_ids"])
         if steps.num_rows <= _MOST_STEPS:
             intervals = run_charts.preempted_intervals(steps, request["request_id"], request["replica"])
-    st.markdown(f"**Request {request['request_id']}**")
     facts = [
         request["status"] + (f" ({request['reason']})" if request["reason"] else ""),
         f"{request['prompt_tokens'] or 0:,} prompt tokens, {request['prefix_hit_tokens'] or 0:,} of them cached",
@@ -136,8 +136,12 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         where = "" if intervals else " (the recording does not tell when)"
         times = "once" if request["preemptions"] == 1 else f"{request['preemptions']} times"
         facts.append(f"preempted {times}, for {shown(preempted / 1e6)} ms{where}")
-    st.caption(" · ".join(facts))
-    st.plotly_chart(run_charts.waterfall(request, run_colour(recording), intervals), key="waterfall", config=_BARE)
+    with st.container():
+        above = st.container()
+        st.caption(" · ".join(facts))
+        drawn = run_charts.waterfall(request, run_colour(recording), intervals)
+        name, standing = f"Request {request['request_id']}", of_run(recording.run)
+        figure(drawn, "waterfall", name, standing, place=above, small=True, menu=BARE)
 
 
 def _row(recording: Recording, row: int) -> dict[str, Any]:
