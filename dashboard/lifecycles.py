@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -14,7 +13,6 @@ from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour, token_gaps
 from dashboard.numbers import percent, shown
-from dashboard.series import column
 from dashboard.standing import of_run
 from serving.metrics import metric
 from traces.recording import Recording
@@ -97,7 +95,7 @@ def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]
         spread, values = _Spread("itl_ms", Distribution.of(gaps.values), note), gaps.values
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), of("tpot_ms")
-    prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
+    prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()
     return spread, {
         "Token": run_charts.histogram(values, spread.metric, colour),
         "Compute": run_charts.step_times(of("batch_tokens"), of("step_ms"), prefill, colour),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import streamlit as st
+from numpy.typing import NDArray
 
 from dashboard import run_charts
 from dashboard.badge import BARE, figure
@@ -55,9 +56,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     inside = np.ones(table.num_rows, dtype=bool)
     if window is not None:
         inside = (arrival <= window[1]) & ~(finish < window[0])
-    values = np.where(np.isnan(metrics.values(by)), -1.0, metrics.values(by))
-    rows = np.flatnonzero(inside)
-    rows = rows[np.argsort(-values[rows], kind="stable")][:ROWS]
+    rows = _slowest(metrics.values(by), np.flatnonzero(inside))
     with heading:
         st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
         count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
@@ -94,6 +93,15 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     at = _linked(columns["request"]) if at is None else at
     st.query_params["request"] = str(columns["request"][at])
     _waterfall(recording, metrics, int(rows[at]))
+
+
+def _slowest(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first `ROWS` of `rows`, highest value first; those without a value come last, ties in their order."""
+    order = -np.where(np.isnan(values[rows]), -1.0, values[rows])
+    if len(rows) > ROWS:
+        near = order <= np.partition(order, ROWS - 1)[ROWS - 1]
+        rows, order = rows[near], order[near]
+    return rows[np.argsort(order, kind="stable")][:ROWS]
 
 
 def _heading(name: str) -> str:
