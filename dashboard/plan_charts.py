@@ -15,6 +15,7 @@ from serving.metrics import metric
 
 HEIGHT = 300
 _BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
+_TALL = 390  # as what stands beside it
 Bound = tuple[str, float]  # a percentile and its bound in milliseconds
 
 
@@ -48,7 +49,7 @@ def attainment(points: Sequence[Mapping[str, float]], chosen: int) -> go.Figure:
     figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
     figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
-    return finish(figure, HEIGHT)
+    return finish(figure, _TALL)
 
 
 def latency(

@@ -136,7 +136,7 @@ def _headline(best: Mapping[str, Any]) -> None:
         ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="medium"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
 

@@ -217,6 +217,8 @@ def test_a_diagnosis_is_asked_for_and_found_again(runs, timed):
     assert not again.exception and not again.error
     verdict = answer["verdict"]
     assert verdict[1:] in text(again)
+    assert answer["standing"] and badges(again)[1].mark == answer["standing"]["mark"]
+    assert "the simulated p99 is" in badges(again)[1].reason
     bars = charts(again)[1]
     shown = {name for trace in bars["data"] for name in trace["y"]}
     assert shown == {c["name"] for c in answer["counterfactuals"] if not c["skipped"]}
