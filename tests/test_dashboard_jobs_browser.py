@@ -1,4 +1,4 @@
-"""Long work as a planner sees it: found again after a reload, in other tabs, and after the server or the job was killed."""
+"""Long work as a planner sees it: found again after a reload, in other tabs, and after kills of server and job."""
 
 import os
 import signal
