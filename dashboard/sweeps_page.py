@@ -156,11 +156,13 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
             for column in metrics
         },
     )
-    picked = [row for row in event.selection.rows if row < rows.num_rows]
+    ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
+    said = named("of_run") or ""
+    picked = [ids[row] for row in event.selection.rows if row < rows.num_rows] or [id for id in ids if id == said]
     if picked:
-        config = chosen["config"][picked[0]].as_py()
-        st.caption(f"run {chosen['run_id'][picked[0]].as_py()}")
-        st.json(json.loads(config), expanded=2)
+        keep("of_run", picked[0])
+        st.caption(f"run {picked[0]}")
+        st.json(json.loads(chosen["config"][ids.index(picked[0])].as_py()), expanded=2)
 
 
 def _sql(directory: Path, found: SweepResults, y: str) -> None:
