@@ -8,6 +8,7 @@ same input gives the same run on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
 
 import simpy
 
@@ -27,13 +28,13 @@ class VirtualClock(simpy.Environment):
 class Alarm(simpy.Event):
     """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
 
+    _ok = True  # an event that has happened already, as simpy.Timeout makes itself
+    _value = None
+
     def __init__(self, clock: VirtualClock, at_ns: int, order: int, callback: Callable[[Alarm], None]) -> None:
-        # An event that has happened already, as simpy.Timeout makes itself.
         self.env = clock
         self.callbacks = [callback]
-        self._ok = True
-        self._value = None
-        clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]
+        heappush(clock._queue, (at_ns, order, next(clock._eid), self))  # type: ignore[misc]  # priorities are integers
 
 
 def from_seconds(seconds: float) -> int:
