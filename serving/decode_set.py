@@ -94,9 +94,9 @@ class DecodeSet:
         """How many times a member will cross into a new block in `steps` more ticks."""
         rounds, rest = divmod(steps, self.block_size)
         last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards
-        over = max(last + rest - self.block_size, 0)
-        phases = self._phases[last : last + rest] + self._phases[:over]
-        return rounds * len(self.members) + sum(map(len, phases))
+        crossings = rounds * len(self.members) + sum(map(len, self._phases[last : last + rest]))
+        over = last + rest - self.block_size
+        return crossings + sum(map(len, self._phases[:over])) if over > 0 else crossings
 
     def steps_to_exit(self) -> int:
         """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""
