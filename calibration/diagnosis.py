@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from calibration.constraint_lifts import FREE_PREFILL, PREFIXES, REPLICA, TIERS, Kind, Lifecycle, offered
+from calibration.kernel_times import Mark
 from calibration.scenario import Scenario
 from calibration.symptoms import LOW_UTILISATION, Symptom, shown_ms
 from serving.metrics import metric
@@ -57,6 +58,7 @@ class Diagnosis:
     metric      the latency whose p99 is explained
     recorded    its p99 and that of TTFT, TPOT and E2E, in the recording, and
     simulated   in the simulation of the run as it was; empty without a cost model
+    standing    how far to trust the cost model's step times, and why; None without one
     """
 
     symptoms: list[Symptom]
@@ -64,6 +66,7 @@ class Diagnosis:
     recorded: dict[str, float]
     simulated: dict[str, float]
     counterfactuals: list[Counterfactual]
+    standing: tuple[Mark, str] | None = None
 
     @property
     def cause(self) -> Counterfactual | None:
@@ -110,6 +113,7 @@ class Diagnosis:
             "recorded_p99": _finite(self.recorded),
             "simulated_p99": _finite(self.simulated),
             "twin_error": self.twin_error,
+            "standing": self.standing and {"mark": self.standing[0].name.lower(), "reason": self.standing[1]},
             "symptoms": [asdict(symptom) for symptom in self.symptoms],
             "counterfactuals": [
                 {**asdict(c), "p99": _finite(c.p99), "bought": _finite(c.bought)} for c in self.counterfactuals

@@ -76,7 +76,7 @@ def _collective(kind: str, shape: Sequence[float], sizes: Sequence[Any]) -> Oper
 _HEADS = ("KV heads", "query heads per KV head", "head size", "window (tokens)")
 _EXPERTS = ("hidden size", "intermediate size", "experts per token", "experts", "experts on a GPU")
 KINDS = {
-    "gemm": KernelKind("GEMM", ("n", "k"), ("m (tokens)",), _gemm),
+    "gemm": KernelKind("GEMM", ("n (columns)", "k (rows)"), ("m (tokens)",), _gemm),
     "prefill": KernelKind("prompt attention", _HEADS, ("prompts", "length of each (tokens)"), _prefill),
     "decode": KernelKind("decode attention", _HEADS, ("rows", "context of each (tokens)"), _decode),
     "experts": KernelKind("experts", _EXPERTS, ("tokens",), _experts),

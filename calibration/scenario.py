@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from calibration.kernel_times import Mark
 from serving.config import Deployment
 from serving.cost_model import CostModel
 from serving.workload import Workload
@@ -48,6 +49,11 @@ class Scenario:
         return self.workload.concurrency is not None or any(
             request.think_ns is not None for request in self.workload.requests
         )
+
+    def standing(self) -> tuple[Mark, str]:
+        """How far to trust the steps simulated so far, and why: as far as those of its least certain pool."""
+        costs = [pool.cost for pool in self.pools] if self.pools else [self.cost]
+        return max((cost.standing() for cost in costs), key=lambda standing: standing[0])  # type: ignore[attr-defined]
 
     def requests(self, tokens: bool = False) -> pa.Table:
         """Simulate it; the dataset `requests` of its recording, of which nothing else is kept.

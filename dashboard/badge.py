@@ -1,34 +1,76 @@
-"""The badge that every figure carries: how far a number can be trusted, with the reason on hover.
-
-Marks are those of `calibration.kernel_times.Mark`; everything read back from JSON or Parquet spells them in small
-letters.
-"""
+"""What every figure is drawn with: its heading and the badge that says how far it can be trusted, why on hover."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import plotly.graph_objects as go
 import streamlit as st
 
+from dashboard.standing import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Standing
+
+ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+BARE = {"displayModeBar": False}
+
 _SHOWN = {
-    "validated": ("green", "verified"),
-    "interpolated": ("blue", "linear_scale"),
-    "extrapolated": ("orange", "explore"),
+    VALIDATED: ("green", "verified"),
+    INTERPOLATED: ("blue", "linear_scale"),
+    EXTRAPOLATED: ("orange", "explore"),
+    UNKNOWN: ("gray", "help"),
+    ASSUMED: ("gray", "edit"),
 }
 _MEANING = {
-    "validated": "Measured: this very shape was timed, or the whole was held against a real run.",
-    "interpolated": "Between measured shapes.",
-    "extrapolated": "Beyond measured shapes: what a model makes of the nearest that were measured.",
+    VALIDATED: "Measured: this very shape was timed, or the whole was held against a real run.",
+    INTERPOLATED: "Between measured shapes.",
+    EXTRAPOLATED: "Beyond measured shapes: what a model makes of the nearest that were measured.",
+    UNKNOWN: "Nothing is known of how far to trust it.",
+    ASSUMED: "Neither measured nor predicted: it is what was asked for.",
 }
 
 
 def mark_badge(mark: str) -> str:
-    """The badge as Markdown, to stand within a line; a mark of no known name is shown grey."""
-    colour, icon = _SHOWN.get(mark.lower(), ("gray", "help"))
-    return f":{colour}-badge[:material/{icon}: {mark.lower()}]"
+    """The badge as Markdown, to stand within a line; a mark of no known name is shown as unknown."""
+    mark = mark.lower() if mark.lower() in _SHOWN else UNKNOWN
+    colour, icon = _SHOWN[mark]
+    return f":{colour}-badge[:material/{icon}: {mark}]"
 
 
-def badge(mark: str, reason: str, place: Any = st) -> None:
-    """The badge on a line of its own, with `reason` and what the mark means on hover."""
-    meaning = _MEANING.get(mark.lower(), "")
-    place.markdown(mark_badge(mark), help=f"{reason[:1].upper()}{reason[1:]}.\n\n{meaning}".strip())
+def badge(standing: Standing, place: Any = st) -> None:
+    """The badge, with the reason and what the mark means on hover."""
+    mark, reason = standing
+    meaning = _MEANING.get(mark, _MEANING[UNKNOWN])
+    place.markdown(mark_badge(mark), help=f"{reason[:1].upper()}{reason[1:]}.\n\n{meaning}", width="content")
+
+
+def heading(
+    text: str, standing: Standing | None, help: str | None = None, place: Any = st, small: bool = False
+) -> None:
+    """A heading with the badge of the figures below it, if there are any; a `small` one is bold text, for a card."""
+    with place.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if small:
+            st.markdown(f"**{text}**", help=help, width="content")
+        else:
+            st.subheader(text, anchor=False, help=help, width="content")
+        if standing is not None:
+            badge(standing)
+
+
+def figure(
+    plot: go.Figure,
+    key: str,
+    text: str,
+    standing: Standing,
+    help: str | None = None,
+    place: Any = None,
+    small: bool = False,
+    menu: dict[str, Any] = ZOOM,
+    **events: Any,
+) -> Any:
+    """A plot under its heading and badge, as one block; what Streamlit says was selected in it.
+
+    `place` is where the heading goes if not above the plot: a column, beside the inputs of the figure. Then whoever
+    calls keeps the two in one container. `menu` is Plotly's configuration, `events` are as `st.plotly_chart` has them.
+    """
+    with st.container():
+        heading(text, standing, help, place or st, small)
+        return st.plotly_chart(plot, key=key, config=menu, **events)

@@ -1,8 +1,8 @@
-"""The results that Run and Trust open on where there are none of one's own: `samples/demo`, `/external` and `/run`.
+"""The results that pages open on where there are none of one's own: `samples/demo`, `/compared`, `/external`, `/run`.
 
-`python -m dashboard.bundled DEMO_DIR` condenses what `tokentwin demo` wrote into the first: the report, the
-calibration, and the recordings without which requests were in which step. The others are written by `tokentwin validate
-external` and `tokentwin simulate`.
+`python -m dashboard.bundled DEMO_DIR [COMPARED_DIR]` condenses what `tokentwin demo` wrote into the first: the report,
+the calibration, and the recordings without which requests were in which step; and what `tokentwin compare --engine`
+wrote into the second. The others are written by `tokentwin validate external` and `tokentwin simulate`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.report import RESIDUALS, load_report
+from serving.workload import Workload
 from traces.recording import Recording, RecordingWriter
 from traces.schema import RUNS, STEPS
 
 SAMPLES = Path(__file__).with_name("samples")
 DEMO = SAMPLES / "demo"
+PAIR = SAMPLES / "compared"
 EXTERNAL_SAMPLE = SAMPLES / "external"
 RUN_SAMPLE = SAMPLES / "run"
 _OF_CALIBRATION = ("calibration.json", "steps.parquet")
@@ -29,6 +31,11 @@ def bundled_recordings() -> dict[str, Path]:
     return {"bundled: chat on an H100": RUN_SAMPLE} | {
         f"bundled: {n}": path for n, path in find(DEMO, RECORDING).items()
     }
+
+
+def bundled_pair() -> dict[str, Path]:
+    """The real engine's recordings of two policies on the same arrivals, by name: a directory of several runs each."""
+    return {f"bundled pair/{side}": PAIR / side for side in "ab"}
 
 
 def condense(demo: Path, out: Path) -> None:
@@ -48,9 +55,20 @@ def condense(demo: Path, out: Path) -> None:
         _copy(Recording.load(source), out / source.relative_to(demo))
 
 
-def _copy(recording: Recording, out: Path) -> None:
+def condense_pair(compared: Path, out: Path) -> None:
+    """Write to `out`, which is replaced, the recordings of `compared` that `tokentwin compare --engine --out` made.
+
+    Raises UserError when a recording is damaged.
+    """
+    found = [Recording.load(path) for side in "ab" for path in sorted((compared / side).glob("run-*"))]
+    shutil.rmtree(out, ignore_errors=True)
+    for recording in found:
+        _copy(recording, out / recording.path.relative_to(compared), recording.workload())
+
+
+def _copy(recording: Recording, out: Path, workload: Workload | None = None) -> None:
     run = {c.name: recording.run[c.name] for c in RUNS if c.name not in ("status", "duration_ns")}
-    with RecordingWriter(out, run, keep=("token_times_ns",)) as writer:
+    with RecordingWriter(out, run, keep=("token_times_ns",), workload=workload) as writer:
         writer.add_requests(recording.requests.to_pydict())
         writer.add_steps(recording.table("steps", [column.name for column in STEPS]).to_pydict())
         writer.close(recording.run["status"], recording.run["duration_ns"])
@@ -58,4 +76,6 @@ def _copy(recording: Recording, out: Path) -> None:
 
 if __name__ == "__main__":
     condense(Path(sys.argv[1]), DEMO)
-    print(json.dumps({"bytes": sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file())}))
+    if sys.argv[2:]:
+        condense_pair(Path(sys.argv[2]), PAIR)
+    print(json.dumps({at.name: sum(path.stat().st_size for path in at.rglob("*.*")) for at in (DEMO, PAIR)}))

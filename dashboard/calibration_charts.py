@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -32,9 +32,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
 
     `at` is the knot of the first size where there are two.
     """
-    knots, measured = measured_at(gpu, key, fit, number)
-    if len(knots) == 2:
-        knots, measured = tuple(axis[at] for axis in knots), measured[at]
+    knots, measured = dots(gpu, key, fit, number, at)
     shape = np.exp2(fit.surface.shapes[number]).tolist()
     x, sizes = _over(fit, at)
     found = estimate_at(gpu, key, fit, shape, sizes)
@@ -63,7 +61,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
             visible="legendonly" if name == "structure alone" else True,
         )
     figure.add_scatter(
-        x=knots[-1],
+        x=knots,
         y=measured / 1e3,
         mode="markers",
         marker={"color": REAL, "size": 7},
@@ -74,6 +72,24 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     figure.update_yaxes(type="log", title_text="time (µs)", dtick=1)
     figure.update_layout(hovermode="x unified")
     return finish(figure, 400)
+
+
+def dots(
+    gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The sizes along the last axis that were tabled, and the nanoseconds measured there, NaN where not."""
+    knots, measured = measured_at(gpu, key, fit, number)
+    return (knots[-1][at], measured[at]) if len(knots) == 2 else (knots[-1], measured)
+
+
+def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Mark]:
+    """How each GPU's times of the shape were come by, at the sizes that were measured on it: the worst of them."""
+    found = {}
+    for name, (gpu, fit) in fits.items():
+        last = np.exp2(fit.surface.knots[-1])
+        sizes = (last,) if len(fit.surface.knots) == 1 else (np.full_like(last, _knot(fit, at)), last)
+        found[name] = Mark(int(np.max(estimate_at(gpu, key, fit, shape, sizes).mark)))
+    return found
 
 
 def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Figure:
@@ -104,8 +120,23 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
     return finish(figure, 400)
 
 
-def domain(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Figure:
-    """How well times are known, over the two dimensions that matter most; grey where they are extrapolated.
+class Known(NamedTuple):
+    """How well times are known over two dimensions: cells at every x and y, and where was measured.
+
+    sigma, mark     `[len(y), len(x)]`, as an `Estimate` has them
+    dots            x and y of what was measured
+    """
+
+    names: Sequence[str]
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    sigma: NDArray[np.float64]
+    mark: NDArray[np.int64]
+    dots: Sequence[NDArray[np.float64]]
+
+
+def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known:
+    """Over the two dimensions that matter most.
 
     Sizes against sizes where a step brings two of them, otherwise the first two of a shape, or shape against size.
     """
@@ -118,7 +149,7 @@ def domain(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.F
         dots = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
         sigma, mark = found.sigma, found.mark
     else:
-        size = float(np.exp2(surface.knots[0][at]))
+        size = _knot(fit, at)
         across = len(kind.shape) > 1
         names = kind.shape[:2] if across else (kind.sizes[0], kind.shape[0])
         axes = [_cells(surface.shapes[:, feature]) for feature in (0, 1)] if across else _line(fit)
@@ -128,10 +159,15 @@ def domain(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.F
         sigma = np.array([float(found.sigma) for found in each]).reshape(form)
         mark = np.array([int(found.mark) for found in each]).reshape(form)
         dots = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
-    x_axis, y_axis = axes
+    return Known(names, *axes, sigma, mark, dots)
+
+
+def domain(found: Known) -> go.Figure:
+    """How well times are known; grey where they are extrapolated."""
+    names, x_axis, y_axis, dots = found.names, found.x, found.y, found.dots
     figure = go.Figure()
-    percent = 100 * (np.exp(_BAND * sigma) - 1)
-    outside = mark >= Mark.EXTRAPOLATED
+    percent = 100 * (np.exp(_BAND * found.sigma) - 1)
+    outside = found.mark >= Mark.EXTRAPOLATED
     where = f"{names[0]} %{{x:,.4~g}}, {names[1]} %{{y:,.4~g}}"
     figure.add_heatmap(
         x=x_axis,
@@ -150,7 +186,7 @@ def domain(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.F
         colorscale=[[0, SIMULATED], [1, tint(SIMULATED, 0.12)]],
         zmin=0,
         zmax=_VAGUE,
-        colorbar={"title": {"text": "± %", "side": "right"}, "thickness": 12, "len": 0.9},
+        colorbar={"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
         hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
     )
     figure.add_scatter(
@@ -198,7 +234,11 @@ def _over(fit: KernelFit, at: int) -> tuple[NDArray[np.float64], tuple[Any, ...]
     x = np.exp2(np.linspace(max(last[0] - 1, 0.0), last[-1] + 1, _DENSE))
     if len(fit.surface.knots) == 1:
         return x, (x,)
-    return x, (np.full_like(x, np.exp2(fit.surface.knots[0][at])), x)
+    return x, (np.full_like(x, _knot(fit, at)), x)
+
+
+def _knot(fit: KernelFit, at: int) -> float:
+    return float(np.exp2(fit.surface.knots[0][at]))
 
 
 def _cells(octaves: NDArray[np.float64]) -> NDArray[np.float64]:

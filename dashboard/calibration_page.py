@@ -6,24 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import streamlit as st
+from numpy.typing import NDArray
 
 from calibration.kernel_shapes import NO_WINDOW, KernelKind, kind_of
 from calibration.kernel_surfaces import KernelFit, KernelSurfaces, bundled, bundled_names, load_kernels
+from calibration.kernel_times import Mark
 from calibration.surface_file import about_surfaces
 from dashboard import calibration_charts as charts
 from dashboard import step_calibration
-from dashboard.badge import badge
+from dashboard.badge import figure, heading
+from dashboard.standing import EXTRAPOLATED, INTERPOLATED, VALIDATED, Standing, together
 from dashboard.sweep_charts import SERIES
 from dashboard.url import choose, choose_many, pick
 from serving.errors import UserError
 from serving.gpu_spec import find_gpu
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
 _SERIES = 4
+_HELD_OUT = "kernels that the fit did not see were predicted, and held against their measured times"
+_FIT = (
+    "Orange is measured, brought to common sizes. The fit is the structure of the kernel (launch, waves of tiles, "
+    "bytes) times a smooth correction learnt from all shapes. Nothing is below the roofline, which is what the "
+    "datasheet allows."
+)
+_GPUS = "Each against its own datasheet; dotted is extrapolated."
+_KNOWN = (
+    "How far nine of ten kernels are off at most. Grey is extrapolated: beyond what was measured, or where too few "
+    "shapes were. Orange dots were measured."
+)
 
 
 def show(runs: Path) -> None:
@@ -46,7 +58,7 @@ def _kernels() -> None:
     st.caption(
         "Times of single kernels on real GPUs, and what was learnt from them. A predicted step is a sum of such times."
     )
-    left, right = st.columns([1, 3], gap="large")
+    left, right = st.columns([2, 5], gap="medium")
     with left:
         names = sorted(bundled_names(), key=lambda name: name != "H100")
         name = choose("GPU", names, "gpu")
@@ -61,29 +73,18 @@ def _kernels() -> None:
     shape = np.exp2(fit.surface.shapes[number]).tolist()
     with right:
         _held_out(about["held_out"].get(key))
-        st.subheader(
-            "Measured and fitted",
-            anchor=False,
-            help="Orange is measured, brought to common sizes. The fit is the structure of the kernel (launch, waves "
-            "of tiles, bytes) times a smooth correction learnt from all shapes. Nothing is below the roofline, which "
-            "is what the datasheet allows.",
-        )
-        badge("validated", "this shape was measured where there are dots; between them it is interpolated")
-        st.plotly_chart(charts.times(kernels.gpu, key, fit, number, at), key="times", config=_BAR)
+        curve = charts.times(kernels.gpu, key, fit, number, at)
+        figure(curve, "times", "Measured and fitted", _of_dots(charts.dots(kernels.gpu, key, fit, number, at)[1]), _FIT)
     one, other = st.columns(2, gap="large")
     with one:
-        st.subheader("GPU against GPU", anchor=False, help="Each against its own datasheet; dotted is extrapolated.")
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
         fits = {gpu: (found.gpu, found.fits[key]) for gpu, found in of_gpus.items()}
-        st.plotly_chart(charts.utilisations(fits, key, shape, at), key="gpus", config=_BAR)
+        marks = charts.marks(fits, key, shape, at)
+        standing = together((_of_gpu(gpu, mark) for gpu, mark in marks.items()), "GPUs")
+        figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", standing, _GPUS)
     with other:
-        st.subheader(
-            "What is known, and holes in it",
-            anchor=False,
-            help="How far nine of ten kernels are off at most. Grey is extrapolated: beyond what was measured, or "
-            "where too few shapes were. Orange dots were measured.",
-        )
-        st.plotly_chart(_domain(name, key, number, at), key="domain", config=_BAR)
+        known = _known(name, key, number, at)
+        figure(charts.domain(known), "domain", "What is known, and holes in it", _of_map(known), _KNOWN)
     _provenance(about)
 
 
@@ -95,9 +96,30 @@ def _load(name: str) -> KernelSurfaces:
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _domain(name: str, key: str, number: int, at: int) -> go.Figure:
+def _known(name: str, key: str, number: int, at: int) -> charts.Known:
     kernels = _load(name)
-    return charts.domain(kernels.gpu, key, kernels.fits[key], number, at)
+    return charts.known(kernels.gpu, key, kernels.fits[key], number, at)
+
+
+def _of_dots(measured: NDArray[np.float64]) -> Standing:
+    """Of a curve, by its dots: nanoseconds at the sizes that were tabled, NaN where too few shapes were measured."""
+    count = int(np.isfinite(measured).sum())
+    if count < measured.size:
+        return Standing(EXTRAPOLATED, f"it was measured at {count} of {measured.size} sizes, those with a dot")
+    return Standing(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
+
+
+def _of_gpu(name: str, mark: Mark) -> Standing:
+    """Of a GPU's curve at the sizes that were measured on it."""
+    lies = {Mark.VALIDATED: "was measured", Mark.INTERPOLATED: "lies between those measured"}
+    return Standing(mark.name.lower(), f"on {name} this shape {lies.get(mark, 'lies beyond those measured')}")
+
+
+def _of_map(known: charts.Known) -> Standing:
+    beyond = float((known.mark >= Mark.EXTRAPOLATED).mean())
+    if beyond:
+        return Standing(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lie beyond what was measured")
+    return Standing(INTERPOLATED, "all of the map lies between measured kernels")
 
 
 def _titled(key: str) -> str:
@@ -139,6 +161,7 @@ def _held_out(errors: dict[str, float] | None) -> None:
         ("sizes p50", "sizes_median"),
         ("sizes p90", "sizes_p90"),
     )
+    heading("Error on held-out kernels", Standing(VALIDATED, _HELD_OUT))
     for place, (label, name) in zip(st.columns(4), cells, strict=True):
         place.metric(
             label,

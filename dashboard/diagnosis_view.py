@@ -14,10 +14,12 @@ import streamlit as st
 
 from calibration.decision_replay import recorded_deployment
 from calibration.diagnosis import LATENCIES
+from dashboard.badge import BARE, figure
 from dashboard.diagnosis_charts import what_it_buys
 from dashboard.job_view import follow, start
 from dashboard.library import stamp
 from dashboard.numbers import shown
+from dashboard.standing import Standing, noted
 from dashboard.url import choose
 from serving.metrics import metric
 from tokentwin.diagnosing import DIAGNOSIS, diagnosed
@@ -28,6 +30,7 @@ from traces.recording import Recording
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _TWIN_ERROR = 0.25  # of the p99: beyond, counterfactuals are about another run
 _WORST = "worst"
+_BUYS = "The run simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
 
 
@@ -100,8 +103,14 @@ def _ask(job: Job) -> None:
 def _counterfactuals(found: Mapping[str, Any]) -> None:
     tried = [c for c in found["counterfactuals"] if not c["skipped"]]
     name = found["metric"]
-    st.plotly_chart(what_it_buys(tried, name, found["simulated_p99"].get(name)), key="buys", config=_BARE)
+    bars = what_it_buys(tried, name, found["simulated_p99"].get(name))
+    standing = noted(found.get("standing"), "the diagnosis does not say how far its step times can be trusted")
     error = found["twin_error"]
+    if error is not None:
+        standing = Standing(
+            standing.mark, f"{standing.reason}; the simulated p99 is {100 * error:+.1f} % off the recorded"
+        )
+    figure(bars, "buys", "What would help", standing, _BUYS, menu=BARE)
     if error is not None and abs(error) > _TWIN_ERROR:
         st.warning(
             f"The simulated p99 is {100 * error:+.0f} % off the recorded one: these are causes in the twin.",
@@ -174,6 +183,3 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
 def _symptoms(directory: str, stamp: int) -> dict[str, Any]:
     evidence, found = diagnosed(directory)
     return {"steps": evidence.has_steps, **found.as_dict()}
-
-
-_BARE = {"displayModeBar": False}

@@ -88,7 +88,7 @@ def _dots(
             "color": SIMULATED if covered else NEUTRAL,
             "size": 6 if len(mine) < 60 else 4.5,
             "opacity": 0.85 if len(mine) < 60 else 0.5,
-            "symbol": np.where(beyond, edge, "circle" if covered else "circle-open"),
+            "symbol": np.where(beyond, edge, "circle"),
         },
         name=name,
         legendgroup=name,

@@ -7,7 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboard.palette import NEUTRAL, SIMULATED, finish
+from dashboard.palette import NEUTRAL, SIMULATED, finish, symbols
+from dashboard.standing import UNKNOWN
 from serving.metrics import metric
 
 Points = Sequence[Mapping[str, Any]]
@@ -45,10 +46,10 @@ def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> Non
 
 
 def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
-    """Those that meet the SLOs in blue, the rest grey; every mark knows which point it is."""
+    """Those that meet the SLOs in blue, the rest grey, hollow if extrapolated; every mark knows which point it is."""
     figure = go.Figure()
     kinds = (
-        ("breaks the SLOs", NEUTRAL, "circle-open", 9, lambda at: not points[at]["met"]),
+        ("breaks the SLOs", NEUTRAL, "circle", 9, lambda at: not points[at]["met"]),
         ("meets the SLOs", SIMULATED, "circle", 10, lambda at: points[at]["met"] and at != recommended),
         ("recommended", SIMULATED, "star", 17, lambda at: at == recommended),
     )
@@ -60,13 +61,25 @@ def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
             x=[points[at]["tok_s_user"] for at in mine],
             y=[points[at][y] for at in mine],
             mode="markers",
-            marker={"color": colour, "symbol": symbol, "size": size},
+            marker={
+                "color": colour,
+                "symbol": symbols((points[at] for at in mine), symbol),
+                "size": size,
+            },
             customdata=[
-                (at, points[at]["gpus"], points[at]["usd_per_hour"], 100 * points[at]["attainment"]) for at in mine
+                (
+                    at,
+                    points[at]["gpus"],
+                    points[at]["usd_per_hour"],
+                    100 * points[at]["attainment"],
+                    points[at].get("mark", UNKNOWN),
+                )
+                for at in mine
             ],
             text=[f"{points[at]['replicas']} × {points[at]['engine']}" for at in mine],
             hovertemplate="%{text}: %{customdata[1]} GPUs, $%{customdata[2]:,.2f}/h, "
-            f"%{{customdata[3]:.1f}} % attained<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<extra></extra>",
+            f"%{{customdata[3]:.1f}} % attained<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<br>"
+            "%{customdata[4]}<extra></extra>",
             name=name,
         )
     return figure

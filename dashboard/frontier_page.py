@@ -10,16 +10,16 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from dashboard import frontier_charts
-from dashboard.badge import badge
+from dashboard.badge import badge, figure
 from dashboard.example import example
 from dashboard.job_view import follow, start
 from dashboard.plan_tasks import FLEET, PLAN
 from dashboard.prose import literal, prose
+from dashboard.standing import Standing, noted, together
 from dashboard.url import choose, keep, named
 from serving.errors import UserError
 from tokentwin.jobs.job import Job, finished
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 _EXAMPLE = "example"
 _FRONTIERS = ("frontier", "frontier_by_price")
 
@@ -39,8 +39,6 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     asked = plans[name]
     answer, points = asked.answer, asked.answer["points"]
     best = answer["recommendation"]
-    if best is not None:
-        badge(best["standing"]["mark"], best["standing"]["reason"])
     st.caption(
         f"{len(points)} fleets simulated on the same {answer['requests']:,} requests; "
         f"{literal(', '.join(answer['objectives']))}. Click one for what it is."
@@ -51,12 +49,13 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     recommended = _index(points, best) if best else None
     frontier, cheapest = ([_index(points, point) for point in answer[name]] for name in _FRONTIERS)
     left, right = st.columns(2, gap="medium")
+    standing = together(map(_standing, points), "fleets")
     with left:
-        st.subheader("Fast for users, or for GPUs", anchor=False, help=_HELP)
-        clicked = _clicked(frontier_charts.frontier(points, frontier, recommended), "frontier")
+        plot = frontier_charts.frontier(points, frontier, recommended)
+        clicked = _clicked(plot, "frontier", "Fast for users, or for GPUs", standing)
     with right:
-        st.subheader("What speed costs", anchor=False)
-        clicked = _clicked(frontier_charts.price(points, cheapest, recommended), "price", clicked)
+        plot = frontier_charts.price(points, cheapest, recommended)
+        clicked = _clicked(plot, "price", "What speed costs", standing, clicked)
     at = _chosen(points, clicked, recommended)
     _fleet(runs, asked, points[at], run_page)
     st.dataframe(_rows(points, {*frontier, *cheapest}), hide_index=True, column_config=_COLUMNS)
@@ -75,9 +74,13 @@ def _headline(asked: _Asked) -> str:
     return f"{model}, {asked.settings['traffic'].get('name', 'trace')}: {fleet}"
 
 
-def _clicked(figure: Any, key: str, otherwise: int | None = None) -> int | None:
+def _standing(point: Mapping[str, Any]) -> Standing:
+    return noted(point, "this plan was made before its fleets said how far their step times can be trusted")
+
+
+def _clicked(plot: Any, key: str, text: str, standing: Standing, otherwise: int | None = None) -> int | None:
     """The point that was clicked in the figure."""
-    event = st.plotly_chart(figure, key=key, config=_BAR, on_select="rerun", selection_mode="points")
+    event = figure(plot, key, text, standing, _HELP, on_select="rerun", selection_mode="points")
     marks = [mark for mark in event.selection.points if "customdata" in mark]
     return int(marks[0]["customdata"][0]) if marks else otherwise
 
@@ -97,7 +100,9 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point["met"] else ":gray-badge[breaks the SLOs]"
-        text.markdown(f"**{literal(_name(point))}** {verdict}")
+        with text.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(f"**{literal(_name(point))}** {verdict}", width="content")
+            badge(_standing(point))
         price = "" if point["usd_per_mtok_out"] is None else f", \\${point['usd_per_mtok_out']:,.2f} per Mtok of output"
         text.caption(
             f"{point['gpus']} GPUs, \\${point['usd_per_hour']:,.2f}/h{price}; "
@@ -133,6 +138,7 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
     return [
         {
             "fleet": prose(_name(point)),
+            "standing": _standing(point).mark,
             "GPUs": point["gpus"],
             "$/h": point["usd_per_hour"],
             "tok/s per user": point["tok_s_user"],
@@ -148,7 +154,8 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
 
 _HELP = (
     "The median user's output tokens per second against those of a GPU. More replicas move a fleet right and down. "
-    "Grey fleets break an SLO; the dotted line joins those that no other beats on both axes."
+    "Grey fleets break an SLO, hollow ones are extrapolated; the dotted line joins those that no other beats on both "
+    "axes."
 )
 _SIMULATE = "Simulates this fleet on the plan's traffic once more and keeps every step, to be opened on the Run page."
 _COLUMNS = {

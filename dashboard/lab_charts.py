@@ -83,7 +83,7 @@ def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
             marker={
                 "color": by[better],
                 "size": 9,
-                "symbol": ["circle-open" if row["low"] is None else "circle" for row in mine],
+                "symbol": ["diamond" if row["low"] is None else "circle" for row in mine],
             },
             error_x={
                 "type": "data",

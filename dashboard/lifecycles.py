@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard import run_charts
+from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour, token_gaps
 from dashboard.numbers import percent, shown
-from dashboard.series import column
+from dashboard.standing import of_run
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import Distribution, RunMetrics
 
-_BARE = {"displayModeBar": False}
-_CARD_PX = 264  # four abreast at 1280, two at 800
+_CELL_PX = 110  # four abreast on a wide page, two on a narrow one
 _HELP = "The same run as its tokens, its steps, its memory and its requests saw it."
 
 Cell = tuple[str, Any, str]
@@ -34,16 +33,19 @@ class _Spread(NamedTuple):
 
 
 def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
-    """A card each, two abreast on a narrow page."""
+    """A card each, two abreast."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
+    standing = of_run(recording.run)
     gaps, figures = _figures(str(recording.path), stamp(recording.path))
-    with st.container(horizontal=True, gap="small"):
-        for title, cells in _cells(metrics, gaps).items():
-            with st.container(border=True, width=_CARD_PX, key=f"card-{title}"):
-                _card(title, cells)
+    cards = list(_cells(metrics, gaps).items())
+    for pair in (cards[:2], cards[2:]):
+        for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
+            with place.container(border=True, height="stretch"):
+                above = st.container()
+                _card(cells)
                 if title == "Token" and gaps.note:
                     st.caption(gaps.note)
-                st.plotly_chart(figures[title], key=title, config=_BARE)
+                figure(figures[title], title, title, standing, place=above, small=True, menu=BARE)
 
 
 def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
@@ -77,11 +79,10 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
     }
 
 
-def _card(title: str, cells: list[Cell]) -> None:
-    st.markdown(f"**{title}**")
-    for begin in (0, 2):
-        for cell, (text, value, name) in zip(st.columns(2), cells[begin : begin + 2], strict=True):
-            cell.metric(text, shown(value), help=metric(name).help)
+def _card(cells: list[Cell]) -> None:
+    with st.container(horizontal=True, gap="small"):
+        for text, value, name in cells:
+            st.metric(text, shown(value), help=metric(name).help, width=_CELL_PX)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -94,7 +95,7 @@ def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]
         spread, values = _Spread("itl_ms", Distribution.of(gaps.values), note), gaps.values
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), of("tpot_ms")
-    prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
+    prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()
     return spread, {
         "Token": run_charts.histogram(values, spread.metric, colour),
         "Compute": run_charts.step_times(of("batch_tokens"), of("step_ms"), prefill, colour),

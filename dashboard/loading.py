@@ -16,7 +16,9 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
-_GROUPS = 12  # row groups of requests, about 100,000: enough for the p99 of the gaps between their tokens
+# Of a longer run, the gaps between tokens are those of so many requests at the beginning of so many row groups: a few
+# million of them, where all would take half a minute.
+_GROUPS, _OF_EACH = 12, 2048
 
 
 def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
@@ -38,10 +40,13 @@ class Gaps(NamedTuple):
 
 
 def token_gaps(recording: Recording) -> Gaps:
-    """ITL of all requests or, of a run of very many, of those in evenly spaced row groups; empty if not recorded."""
-    rows = recording.group_rows("requests")
-    groups = sorted({round(at * (len(rows) - 1) / max(_GROUPS - 1, 1)) for at in range(_GROUPS)}) if rows else []
-    requests = recording.table("requests", ["status", "token_times_ns"], groups)
+    """ITL of all requests or, of a run of very many, of those at evenly spaced places; empty if not recorded."""
+    rows, columns = recording.group_rows("requests"), ["status", "token_times_ns"]
+    if len(rows) <= _GROUPS:
+        requests = recording.table("requests", columns)
+    else:
+        groups = [round(at * (len(rows) - 1) / (_GROUPS - 1)) for at in range(_GROUPS)]
+        requests = recording.beginnings("requests", columns, groups, _OF_EACH)
     return Gaps(RunMetrics(requests).values("itl_ms"), requests.num_rows / max(sum(rows), 1))
 
 

@@ -7,8 +7,12 @@ the page, so that a figure follows it.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import plotly.graph_objects as go
+
+from dashboard.standing import EXTRAPOLATED
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"
@@ -27,13 +31,21 @@ POLICY = {
     "fair": "#a0971c",
 }
 
+# A policy of a user's own gets one of these, so that it is never taken for another.
+OWN_POLICY = ("#c2557f", "#5b8f2a", "#5f6b7d", "#b5651d", "#3b8ea5", "#7a5cc2")
+
 CLOCK = {"virtual": SIMULATED, "wall": REAL}
 CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
 
 
 def policy_colour(name: str) -> str:
     """The colour of a scheduling policy, wherever it is drawn; one of a user's own always gets the same."""
-    return POLICY.get(name) or list(POLICY.values())[zlib.crc32(name.encode()) % len(POLICY)]
+    return POLICY.get(name) or OWN_POLICY[zlib.crc32(name.encode()) % len(OWN_POLICY)]
+
+
+def symbols(points: Iterable[Mapping[str, Any]], symbol: str = "circle") -> list[str]:
+    """A marker for each point by its `mark`: hollow is extrapolated, on every page."""
+    return [f"{symbol}-open" if point.get("mark") == EXTRAPOLATED else symbol for point in points]
 
 
 def tint(colour: str, alpha: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, tint
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
 from serving.metrics import metric
 
 HEIGHT = 300
@@ -37,7 +37,7 @@ def attainment(points: Sequence[Mapping[str, float]], chosen: int) -> go.Figure:
         y=[100 * p["attainment"] for p in points],
         mode="lines+markers",
         line={"color": SIMULATED, "width": 2},
-        marker={"size": [13 if n == chosen else 6 for n in x], "color": SIMULATED},
+        marker={"size": [13 if n == chosen else 7 for n in x], "color": SIMULATED, "symbol": symbols(points)},
         customdata=[(100 * p["if_slow"], 100 * p["if_fast"]) for p in points],
         hovertemplate="%{x} replicas: %{y:.1f} %, plausible %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
         "<extra></extra>",
@@ -64,7 +64,7 @@ def latency(
         y=y,
         mode="lines+markers",
         line={"color": SIMULATED, "width": 2},
-        marker={"size": 6},
+        marker={"size": 7, "symbol": symbols(points)},
         hovertemplate="%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>",
         name="p99",
     )

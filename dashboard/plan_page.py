@@ -10,27 +10,27 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from dashboard import plan_charts
-from dashboard.badge import badge
+from dashboard.badge import BARE, badge, figure, heading
 from dashboard.example import example_plan
 from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
-from dashboard.plan_request import PlanRequest
+from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
 from dashboard.slo_rows import METRICS
+from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.jobs.job import Job
 from tokentwin.planning.objectives import parse_objectives
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 _BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
 
 
@@ -97,28 +97,34 @@ def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
     spares = answer["spares"]
     st.title(_fleet(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
-    badge(best["standing"]["mark"], best["standing"]["reason"])
+    badge(noted(best["standing"], _UNSAID))
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
-        st.subheader("How many replicas", anchor=False, help=_HELP["replicas"])
-        st.plotly_chart(plan_charts.attainment(answer["by_replicas"], best["replicas"]), key="attainment", config=_BAR)
+        curve = plan_charts.attainment(answer["by_replicas"], best["replicas"])
+        standing = _standing(answer["by_replicas"], "simulated fleets")
+        figure(curve, "attainment", "How many replicas", standing, _HELP["replicas"])
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
-        st.subheader(fewer, anchor=False)
+        heading(fewer, None)
         st.markdown(literal(answer["why_not_fewer"]) + ".")
         if best["breaks_first"]:
             st.markdown(
                 f"With more traffic, **{literal(best['breaks_first'])}** breaks first, beyond "
                 f"**{best['headroom_percent']} %** more."
             )
-        st.plotly_chart(plan_charts.prices([best, *answer["runners_up"]]), key="prices", config=_BAR)
+        offers = [best, *answer["runners_up"]]
+        figure(plan_charts.prices(offers), "prices", "What each fleet costs", _standing(offers, "fleets"), small=True)
     _latencies(answer, request)
     if best["vllm_serve"]:
         st.subheader("To serve it", anchor=False, help="Every setting that the answer depends on, for one replica.")
         st.code(best["vllm_serve"], language="bash", wrap_lines=True)
     _rest(answer)
     _downloads(answer)
+
+
+def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:
+    return together((noted(point, _UNSAID) for point in points), things)
 
 
 def _headline(best: Mapping[str, Any]) -> None:
@@ -132,7 +138,7 @@ def _headline(best: Mapping[str, Any]) -> None:
         ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
-    with st.container(horizontal=True, gap="medium"):
+    with st.container(horizontal=True, gap="small"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
 
@@ -141,13 +147,14 @@ def _latencies(answer: Mapping[str, Any], request: PlanRequest) -> None:
     best, planned = answer["recommendation"], answer["requests_per_s"]
     if planned is None:
         return
-    st.subheader("Latency against traffic", anchor=False, help=_HELP["latency"])
+    standing = _standing(answer["by_rate"], "rates")
     knee = planned * (1 + best["headroom_percent"] / 100)
     said = [match.groups() for text in request.slos if (match := _BOUND.fullmatch(text))]
     for place, name in zip(st.columns(2, gap="medium"), METRICS[:2], strict=True):
         bounds = [(percentile, float(bound)) for of, percentile, bound in said if of == name]
-        figure = plan_charts.latency(answer["by_rate"], name, planned, knee, bounds)
-        place.plotly_chart(figure, key=f"rate_{name}", config=_BAR)
+        curve = plan_charts.latency(answer["by_rate"], name, planned, knee, bounds)
+        with place:
+            figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", standing, _HELP["latency"])
 
 
 def _rest(answer: Mapping[str, Any]) -> None:
@@ -169,12 +176,12 @@ def _rest(answer: Mapping[str, Any]) -> None:
 def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     return {
         "fleet": f"{point['replicas']} × {point['engine']}",
+        "verdict": verdict,
         "GPUs": point["gpus"],
         "$/h": point["usd_per_hour"],
         "tok/s per user": point["tok_s_user"],
         "tok/s per GPU": point["tok_s_gpu"],
         "$/Mtok output": point["usd_per_mtok_out"],
-        "verdict": verdict,
     }
 
 
@@ -199,12 +206,24 @@ def _as_csv(points: list[dict[str, Any]]) -> str:
 
 def _traffic(key: str, request: PlanRequest) -> None:
     count, seconds, prompts, outputs = _sizes(key, request)
-    st.subheader("The traffic", anchor=False)
-    st.caption(
+    with st.container():
+        above = st.container()
+        st.caption(_told(count, seconds, prompts, outputs))
+        plot = plan_charts.lengths(prompts, outputs)
+        figure(plot, "lengths", "The traffic", _of_traffic(request), place=above, menu=BARE)
+
+
+def _of_traffic(request: PlanRequest) -> Standing:
+    if isinstance(request.traffic, RecordedTraffic):
+        return Standing(ASSUMED, "these are the requests of the trace that was uploaded")
+    return Standing(ASSUMED, "these requests were drawn from the lengths and the rate that were chosen")
+
+
+def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[int]) -> str:
+    return (
         f"{count:,} requests in {seconds:,.0f} s, {count / max(seconds, 1e-9):,.3g} a second; prompts of "
         f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
     )
-    st.plotly_chart(plan_charts.lengths(prompts, outputs), key="lengths", config={"displayModeBar": False})
 
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
@@ -225,6 +244,7 @@ def _usd(value: float) -> str:
     return f"\\${value:,.2f}"
 
 
+_UNSAID = "this answer was made before its points said how far their step times can be trusted"
 _HELP = {
     "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
     "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",

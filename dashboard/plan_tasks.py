@@ -129,5 +129,5 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     return {"duration_s": done.duration_ns / 1e9, **standing}
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in values.items()}

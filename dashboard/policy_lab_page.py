@@ -18,7 +18,7 @@ import streamlit as st
 
 from calibration.decision_replay import recorded_deployment
 from dashboard import lab_charts
-from dashboard.badge import badge
+from dashboard.badge import badge, figure
 from dashboard.job_view import follow, start
 from dashboard.lab.example import example_answer
 from dashboard.lab.inputs import Incomplete, recording_inputs, settings_of, simulation_inputs
@@ -27,16 +27,15 @@ from dashboard.lab.side_names import side_names
 from dashboard.lab.tasks import RECORDED, SIMULATED
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
+from dashboard.standing import Standing, noted, together
 from dashboard.url import keep, named, switch
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.jobs.job import Job
 from tokentwin.sides import recordings
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 _RUN = "runs.parquet"
 _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
-_MARKS = ("validated", "interpolated", "extrapolated")
 
 
 def show(runs: Path) -> None:
@@ -77,34 +76,33 @@ def _simulated(runs: Path) -> None:
     if answer is None:
         _unanswered(job, "These inputs have no answer yet. Simulating them takes a few seconds to a minute.")
         return
-    marks = [(answer[side]["mark"], answer[side]["reason"]) for side in "ab"]
-    _answer(answer, max(marks, key=lambda standing: _MARKS.index(standing[0])))
+    _answer(answer)
     _on_engine(runs, answer, request.timing)
     _rest(answer, request)
 
 
 def _recorded(runs: Path) -> None:
     found = _recordings(runs)
-    if len(found) < 2:
-        st.info(f"There are no two recordings under `{runs}` yet.", icon=":material/science:")
-        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
-        st.code(
-            f"tokentwin compare a.yaml b.yaml --trace TRACE -c CALIBRATION --engine --repeats 3 --out {runs}/compared",
-            language="bash",
-        )
-        return
     request = recording_inputs(runs, found)
-    job = Job(runs / "jobs", RECORDED, settings_of(request))
-    answer = job.result
+    if len(found) < 2:
+        _how_to_record(runs)
+    settings = settings_of(request)
+    job = Job(runs / "jobs", RECORDED, settings)
+    answer = job.result or example_answer(settings)
     if answer is None:
         _unanswered(job, "These recordings have not been compared yet.")
         return
-    real = all(answer[side]["clock"] == "wall" for side in "ab")
-    measured = ("validated", "both sides were measured on the real engine")
-    _answer(answer, measured if real else None)
+    _answer(answer)
     if "ranking" in answer:
         _ranking(answer)
     _rest(answer)
+
+
+def _how_to_record(runs: Path) -> None:
+    with st.expander("This pair is bundled. How to record one of your own"):
+        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
+        sides = "compare a.yaml b.yaml --trace TRACE -c CALIBRATION"
+        st.code(f"tokentwin {sides} --engine --repeats 3 --out {runs}/compared", language="bash", wrap_lines=True)
 
 
 def _recordings(runs: Path) -> dict[str, Path]:
@@ -128,34 +126,39 @@ def _unanswered(job: Job, why: str) -> None:
         start(job)
 
 
-def _answer(answer: Mapping[str, Any], standing: tuple[str, str] | None) -> None:
+def _standing(sides: Mapping[str, Any]) -> Standing:
+    """Of what is drawn of `a` and `b`: that of the less certain one."""
+    why = "the comparison does not say how far step times can be trusted"
+    return together((noted(sides[side], why) for side in "ab"), "sides")
+
+
+def _answer(answer: Mapping[str, Any]) -> None:
     colours = side_colours(*(answer[side]["deployment"]["policy"] for side in "ab"))
     names = Sides(*side_names(answer["a"], answer["b"]))
     verdict = answer["verdict"]
     icon = ":material/check_circle:" if answer["difference"] else ":material/drag_handle:"
     st.subheader(f"{icon} {_plain(verdict[:1].upper() + verdict[1:])}", anchor=False)
-    if standing is not None:
-        badge(*standing)
+    standing = _standing(answer)
+    badge(standing)
     st.caption(_basis(answer))
     if answer["units"]["carry_over"]:
         st.warning(
             "Queues outlast the blocks: intervals may be too narrow. Compare longer runs, or more seeds.",
             icon=":material/warning:",
         )
-    heading, toggle = st.columns([3, 1], vertical_alignment="bottom")
-    with heading:
-        help = "\n\n".join(metric(name).help for name in lab_charts.LATENCIES)
-        st.subheader("Request by request", anchor=False, help=help)
-    with toggle, st.container(horizontal_alignment="right"):
-        log_x = switch("Log time", "log")
-    st.plotly_chart(lab_charts.cdfs(answer["cdfs"], names, colours, log_x), key="cdfs", config=_BAR)
+    with st.container():
+        above, toggle = st.columns([3, 1], vertical_alignment="bottom")
+        with toggle, st.container(horizontal_alignment="right"):
+            log_x = switch("Log time", "log")
+        curves = lab_charts.cdfs(answer["cdfs"], names, colours, log_x)
+        figure(curves, "cdfs", "Request by request", standing, _HELP["cdfs"], place=above)
     left, right = st.columns(2, gap="medium")
     with left:
-        st.subheader("What can be claimed", anchor=False, help=_HELP["differences"])
-        st.plotly_chart(lab_charts.differences(answer["rows"], colours), key="differences", config=_BAR)
+        claims = lab_charts.differences(answer["rows"], colours)
+        figure(claims, "differences", "What can be claimed", standing, _HELP["differences"])
     with right:
-        st.subheader("Winners and losers", anchor=False, help=_HELP["winners"])
-        st.plotly_chart(lab_charts.winners(answer["tallies"], colours), key="winners", config=_BAR)
+        tallies = lab_charts.winners(answer["tallies"], colours)
+        figure(tallies, "winners", "Winners and losers", standing, _HELP["winners"])
         _fairness(answer, names, colours)
 
 
@@ -178,8 +181,8 @@ def _fairness(answer: Mapping[str, Any], names: Sides, colours: Sides) -> None:
     tenants = answer["tenants"]
     if not tenants:
         return
-    st.subheader("Who is served", anchor=False, help=metric("jain_fairness").help)
-    st.plotly_chart(lab_charts.shares(tenants, names, colours), key="shares", config=_BAR)
+    served = lab_charts.shares(tenants, names, colours)
+    figure(served, "shares", "Who is served", _standing(answer), metric("jain_fairness").help)
     jain = next((row for row in answer["rows"] if row["metric"] == "jain_fairness"), None)
     if jain is None or jain["a"] is None or jain["b"] is None:
         return
@@ -193,12 +196,10 @@ def _fairness(answer: Mapping[str, Any], names: Sides, colours: Sides) -> None:
 
 def _ranking(answer: Mapping[str, Any]) -> None:
     """Whether what the simulator ranks the two by holds in the recordings."""
-    st.subheader("Did the simulator see it?", anchor=False, help=_HELP["ranking"])
     simulated, rows = answer["simulated"], answer["ranking"]
-    marks = [(simulated[side]["mark"], simulated[side]["reason"]) for side in "ab"]
-    badge(*max(marks, key=lambda standing: _MARKS.index(standing[0])))
     counts = {name: sum(row["outcome"] == name for row in rows) for name in _OUTCOMES}
     told = ", ".join(f"{count} {_OUTCOMES[name]}" for name, count in counts.items() if count)
+    figure(lab_charts.ranking(rows), "ranking", "Did the simulator see it?", _standing(simulated), _HELP["ranking"])
     if counts["reversed"]:
         st.error(f"The ranking does not hold on the engine: {told}.", icon=":material/swap_vert:")
     elif counts["holds"]:
@@ -206,7 +207,6 @@ def _ranking(answer: Mapping[str, Any]) -> None:
     else:
         st.info(f"The engine does not contradict the simulator: {told or 'neither claims anything'}.")
     st.markdown(f"Simulated: {_plain(simulated['verdict'])}.")
-    st.plotly_chart(lab_charts.ranking(rows), key="ranking", config=_BAR)
 
 
 def _on_engine(runs: Path, answer: Mapping[str, Any], timing: Timing) -> None:
@@ -291,8 +291,9 @@ _OUTCOMES = {
     "missed": "missed (only the engine claims it)",
 }
 _HELP = {
+    "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
     "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "
-    "grey differences may be chance. A hollow point has no interval.",
+    "grey differences may be chance. A diamond has no interval.",
     "winners": "A request gains or loses when its latency changes by the threshold or more. One that does not finish "
     "has waited for ever.",
     "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import streamlit as st
+from numpy.typing import NDArray
 
 from dashboard import run_charts
+from dashboard.badge import BARE, figure
 from dashboard.loading import run_colour
 from dashboard.numbers import shown
 from dashboard.series import column
+from dashboard.standing import of_run
 from dashboard.time_window import Window
 from dashboard.url import choose
 from serving.metrics import metric
@@ -22,7 +25,6 @@ ROWS = 1000
 
 _MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
-_BARE = {"displayModeBar": False}
 _REQUEST_COLUMNS = [
     "request_id",
     "status",
@@ -54,9 +56,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     inside = np.ones(table.num_rows, dtype=bool)
     if window is not None:
         inside = (arrival <= window[1]) & ~(finish < window[0])
-    values = np.where(np.isnan(metrics.values(by)), -1.0, metrics.values(by))
-    rows = np.flatnonzero(inside)
-    rows = rows[np.argsort(-values[rows], kind="stable")][:ROWS]
+    rows = _slowest(metrics.values(by), np.flatnonzero(inside))
     with heading:
         st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
         count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
@@ -95,6 +95,15 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     _waterfall(recording, metrics, int(rows[at]))
 
 
+def _slowest(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first `ROWS` of `rows`, highest value first; those without a value come last, ties in their order."""
+    order = -np.where(np.isnan(values[rows]), -1.0, values[rows])
+    if len(rows) > ROWS:
+        near = order <= np.partition(order, ROWS - 1)[ROWS - 1]
+        rows, order = rows[near], order[near]
+    return rows[np.argsort(order, kind="stable")][:ROWS]
+
+
 def _heading(name: str) -> str:
     return metric(name).axis.replace(" time", "")
 
@@ -113,7 +122,6 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         steps = recording.table("steps", ["replica", "plan_ns", "start_ns", "row_ids", "preempted_ids"])
         if steps.num_rows <= _MOST_STEPS:
             intervals = run_charts.preempted_intervals(steps, request["request_id"], request["replica"])
-    st.markdown(f"**Request {request['request_id']}**")
     facts = [
         request["status"] + (f" ({request['reason']})" if request["reason"] else ""),
         f"{request['prompt_tokens'] or 0:,} prompt tokens, {request['prefix_hit_tokens'] or 0:,} of them cached",
@@ -128,8 +136,12 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         where = "" if intervals else " (the recording does not tell when)"
         times = "once" if request["preemptions"] == 1 else f"{request['preemptions']} times"
         facts.append(f"preempted {times}, for {shown(preempted / 1e6)} ms{where}")
-    st.caption(" · ".join(facts))
-    st.plotly_chart(run_charts.waterfall(request, run_colour(recording), intervals), key="waterfall", config=_BARE)
+    with st.container():
+        above = st.container()
+        st.caption(" · ".join(facts))
+        drawn = run_charts.waterfall(request, run_colour(recording), intervals)
+        name, standing = f"Request {request['request_id']}", of_run(recording.run)
+        figure(drawn, "waterfall", name, standing, place=above, small=True, menu=BARE)
 
 
 def _row(recording: Recording, row: int) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dashboard.held_steps import HeldSteps
 from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
-from dashboard.series import bucket_means, column, envelope, held, thin
+from dashboard.series import bucket_means, thin
 from serving.metrics import metric
+from traces.run_metrics import known
 
 PHASES = ("queue", "prefill", "decode")
 _SAMPLE = 200_000  # steps: more do not move a curve of 300 points
@@ -42,16 +44,13 @@ def timeline(
         ("prefill_tokens", "prefill tokens", phase_colours(colour)["prefill"]),
         ("decode_rows", "decode tokens", colour),
     )
-    # Batches of several replicas are not added up: they are not one step.
-    summed = [name for name, _, _ in panels] + ([name for name, _, _ in parts] if alone else [])
-    at_ns, series = held(steps, summed)
-    values = dict(zip(summed, series, strict=True))
-    for at, (name, scale, label) in enumerate(panels, start=1):
-        x, y = _within(at_ns, values[name], window_s, keep_value=True)
-        x, y = envelope(x, y * scale, buckets)
+    names, of_batch = [name for name, _, _ in panels], [name for name, _, _ in parts]
+    held = HeldSteps(steps, [*names, *(of_batch if alone else [])])
+    reduced = held.lows_and_highs(names, window_s, buckets)
+    for at, ((name, scale, label), (x, y)) in enumerate(zip(panels, reduced, strict=True), start=1):
         figure.add_scatter(
             x=x / 1e9,
-            y=y,
+            y=y * scale,
             mode="lines",
             line={"color": colour, "width": 1.4, "shape": "hv"},
             fill="tozeroy",
@@ -62,14 +61,10 @@ def timeline(
             row=at,
             col=1,
         )
-    if not alone:
-        start = column(steps, "start_ns")
-        order = np.argsort(start, kind="stable")
-        at_ns = start[order]
-        values.update((name, np.nan_to_num(column(steps, name))[order]) for name, _, _ in parts)
-    for name, label, shade in reversed(parts):
-        x, y = _within(at_ns, values[name], window_s)
-        x, y = bucket_means(x, y, buckets)
+    # Batches of several replicas are not added up: they are not one step.
+    at_ns, batches = (held.over_time if alone else held.started)(of_batch, window_s)
+    for (_, label, shade), batch in reversed(list(zip(parts, batches, strict=True))):
+        x, y = bucket_means(at_ns, batch, buckets)
         figure.add_scatter(
             x=x / 1e9,
             y=y,
@@ -153,10 +148,10 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
 
 def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
     """How a latency is distributed, with its median and p99; counted here, so that only the bars travel."""
-    values = values[~np.isnan(values)]
+    values = known(values)
     if not len(values):
         return empty("no values", 230)
-    top = float(np.percentile(values, 99.5, method="inverted_cdf"))
+    p50, p99, top = np.percentile(values, (50, 99, 99.5), method="inverted_cdf")
     low = float(values.min())
     counts, edges = np.histogram(values, bins=36, range=(low, top if top > low else low + 1))
     beyond = int((values > edges[-1]).sum())
@@ -169,9 +164,8 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
             hovertemplate="%{x:,.4~g} ms: %{y:.1f} %<extra></extra>",
         )
     )
-    for q, dash in ((50, "solid"), (99, "dot")):
-        at = float(np.percentile(values, q, method="inverted_cdf"))
-        figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5}, annotation_text=f"p{q}")
+    for at, name_of, dash in ((p50, "p50", "solid"), (p99, "p99", "dot")):
+        figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5}, annotation_text=name_of)
     beyond_note = f", {beyond:,} are longer" if beyond else ""
     figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
     figure.update_yaxes(title_text="share (%)")
@@ -187,8 +181,7 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
         ("decode only", prefill == 0, colour),
         ("with prefill", prefill > 0, pale(colour)),
     ):
-        chosen = np.flatnonzero(mask)
-        chosen = chosen[thin(len(chosen), 700)]
+        chosen = _thin_where(mask, 700)
         figure.add_scatter(
             x=batch_tokens[chosen],
             y=step_ms[chosen],
@@ -208,9 +201,8 @@ def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: ND
         return empty("no KV use recorded", 230)
     figure = go.Figure()
     for label, values, dash in (("used", kv_usage, "solid"), ("demanded", kv_pressure, "dot")):
-        known = np.flatnonzero(np.isfinite(values) & np.isfinite(step_ms))
-        known = known[thin(len(known), _SAMPLE)]
-        order = known[np.argsort(-values[known], kind="stable")]
+        rows = _thin_where(np.isfinite(values) & np.isfinite(step_ms), _SAMPLE)
+        order = rows[np.argsort(-values[rows], kind="stable")]
         weights = step_ms[order]
         if not len(order) or weights.sum() <= 0:
             continue
@@ -272,24 +264,18 @@ def preempted_intervals(steps: pa.Table, request_id: int, replica: int | None) -
     return intervals
 
 
+def _thin_where(mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Indices of at most `most` of the rows where `mask` holds, evenly spaced."""
+    if mask.all():
+        return thin(len(mask), most)
+    rows = np.flatnonzero(mask)
+    return rows[thin(len(rows), most)]
+
+
 def _card(figure: go.Figure, legend: bool = True) -> go.Figure:
     """A figure narrow enough for four abreast."""
     finish(figure, 230, legend)
     return figure.update_layout(legend={"x": 0.0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"})
-
-
-def _within(
-    x: NDArray[np.float64], y: NDArray[np.float64], window_s: tuple[float, float] | None, keep_value: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The part of a series inside the window; `keep_value` starts it with the value held at its beginning."""
-    if window_s is None or not len(x):
-        return x, y
-    low, high = window_s[0] * 1e9, window_s[1] * 1e9
-    first, last = np.searchsorted(x, low, side="left"), np.searchsorted(x, high, side="right")
-    inside_x, inside_y = x[first:last], y[first:last]
-    if keep_value and first > 0:
-        inside_x, inside_y = np.insert(inside_x, 0, low), np.insert(inside_y, 0, y[first - 1])
-    return inside_x, inside_y
 
 
 def _short(value: float) -> str:

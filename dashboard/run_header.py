@@ -11,6 +11,7 @@ from dashboard.badge import badge
 from dashboard.downloads import downloads
 from dashboard.numbers import shown
 from dashboard.palette import CLOCK_NAME
+from dashboard.standing import of_run
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.recording_notes import notes_of
@@ -22,11 +23,12 @@ _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
 _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
+_CELL_PX = 138  # all abreast on a wide page, five on a narrow one
 _BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
 
 
 def header(recording: Recording, metrics: RunMetrics) -> None:
-    """Title, standing and downloads."""
+    """Title, how it ended and whether it kept up, and downloads."""
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
@@ -37,24 +39,24 @@ def header(recording: Recording, metrics: RunMetrics) -> None:
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
     statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
     facts = f"{badges} {statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(facts, help=_backlog(metrics), width="content")
-        standing = _standing(run)
-        if standing is not None:
-            badge(*standing, st.container(width="content"))
+    st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
         downloads(recording)
 
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
-    """The figures that a run is judged by, over their bands where the recording holds them."""
+    """The figures that a run is judged by, their badge, and their bands where the recording holds them."""
     scalars, bands = metrics.scalars(), bands_of(run)
     cells = [
         (f"{metric(name).label} {stat} (ms)", getattr(metrics.distribution(name), stat), name, stat)
         for name, stat in _LATENCIES
     ]
     cells += [(label, scalars[name], name, "value") for name, label in _RATES]
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        badge(of_run(run))
+        if bands:
+            st.caption(_BAND, width="content")
+    with st.container(horizontal=True, gap="small"):
         for label, value, name, stat in cells:
             band = bands.get(name, {}).get(stat)
             st.metric(
@@ -63,8 +65,8 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
                 f"{shown(band[0])}–{shown(band[1])}" if band else None,
                 delta_color="off",
                 delta_arrow="off",
-                help=metric(name).help + (f"\n\n{_BAND}" if band else ""),
-                width="content",
+                help=metric(name).help,
+                width=_CELL_PX,
             )
 
 
@@ -72,16 +74,6 @@ def bands_of(run: Mapping[str, Any]) -> Bands:
     """The 90 % bands by metric and statistic; none where the recording holds none."""
     bands = notes_of(run).get("bands")
     return bands if isinstance(bands, dict) else {}
-
-
-def _standing(run: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Mark and reason of a simulated run; a real one needs none."""
-    if run["clock"] != "virtual":
-        return None
-    standing = notes_of(run).get("standing")
-    if not isinstance(standing, dict):
-        return "not rated", "the recording does not say how far its step times can be trusted"
-    return str(standing.get("mark", "")), str(standing.get("reason", ""))
 
 
 def _backlog(metrics: RunMetrics) -> str | None:

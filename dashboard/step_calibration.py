@@ -16,14 +16,16 @@ from calibration.engine_calibration import FILE, EngineCalibration
 from calibration.step_cost import Calibration
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from dashboard import calibration_charts, trust_charts
+from dashboard.badge import figure, heading
 from dashboard.library import find
+from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.url import choose
 from serving.errors import UserError
 
 _OWN = "calibration.json"
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+_EVERY = "Of every measured step, those the fit saw among them."
 
 
 def show(runs: Path) -> None:
@@ -50,6 +52,8 @@ def _own(calibration: Calibration, directory: Path) -> None:
         f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
         f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
     )
+    held_out = sum(errors.steps for errors in calibration.residuals.values())
+    heading("Error on held-out steps", _measured(held_out, "and the fit saw none of them"))
     for place, (name, errors) in zip(
         st.columns(max(len(calibration.residuals), 1)), calibration.residuals.items(), strict=False
     ):
@@ -67,13 +71,18 @@ def _own(calibration: Calibration, directory: Path) -> None:
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
         with left:
-            st.subheader("Predicted and measured", anchor=False)
-            st.plotly_chart(calibration_charts.steps(regime, measured, predicted), key="steps", config=_BAR)
-        st.subheader("Residuals", anchor=False, help="Of every measured step, those the fit saw among them.")
-        figure = trust_charts.residuals(regime, measured, predicted)
-        figure.update_traces(name="a step", selector={"name": "a held-out step"})
-        st.plotly_chart(figure, key="residuals", config=_BAR)
+            plot = calibration_charts.steps(regime, measured, predicted)
+            figure(plot, "steps", "Predicted and measured", _measured(len(measured), "those the fit saw among them"))
+        plot = trust_charts.residuals(regime, measured, predicted)
+        plot.update_traces(name="a step", selector={"name": "a held-out step"})
+        figure(plot, "residuals", "Residuals", _measured(len(measured), "those the fit saw among them"), _EVERY)
     _domain(calibration)
+
+
+def _measured(steps: int, more: str) -> Standing:
+    if not steps:
+        return Standing(UNKNOWN, "no step was kept to hold it against")
+    return Standing(VALIDATED, f"{steps:,} steps were measured on the engine, {more}")
 
 
 def _prices(calibration: Calibration) -> None:

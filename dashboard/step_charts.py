@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from calibration.explanation import ExplainedOperation
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale, symbols
 from serving.dtypes import DTYPE_BYTES
 from serving.gpu_spec import GpuSpec
 
@@ -32,7 +32,8 @@ def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
 def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: str = "bfloat16") -> go.Figure:
     """Every operation at its intensity and rate, under the roof of the device; size is its share of the time.
 
-    `weights` is the dtype of the weights: where it is narrower than 16 bits, GEMMs have a roof of their own.
+    What is hollow is extrapolated. `weights` is the dtype of the weights: where it is narrower than 16 bits, GEMMs have
+    a roof of their own.
     """
     figure = go.Figure()
     bandwidth = float(gpu.memory_bytes_per_s)
@@ -56,7 +57,12 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: st
                 x=[o.flops / o.bytes for o in mine],
                 y=[o.flops / o.ns / 1e3 for o in mine],
                 mode="markers",
-                marker={"color": colour, "size": [8 + 26 * (o.ns / longest) ** 0.5 for o in mine], "opacity": 0.85},
+                marker={
+                    "color": colour,
+                    "size": [8 + 26 * (o.ns / longest) ** 0.5 for o in mine],
+                    "opacity": 0.85,
+                    "symbol": symbols({"mark": o.mark.name.lower()} for o in mine),
+                },
                 name=f"bound by {bound}",
                 text=[f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine],
                 hovertemplate="%{text}<extra></extra>",

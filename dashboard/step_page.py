@@ -9,7 +9,8 @@ from calibration.explanation import Explanation, explain
 from calibration.operation_cost import OperationCost
 from calibration.operations import uniform_step
 from calibration.predict import predicted_cost
-from dashboard.badge import badge
+from dashboard.badge import figure, heading
+from dashboard.standing import Standing, of_operation, together
 from dashboard.step_charts import parts_bar, roofline
 from dashboard.url import choose, number
 from serving.config import Deployment
@@ -51,25 +52,23 @@ def show() -> None:
 
 def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = found.interval
-    st.subheader(f"{found.step_ns / 1e6:,.2f} ms", anchor=False)
-    badge(found.mark.name.lower(), f"{found.why} is what is known least" if found.why else "")
+    why = f"{found.why} is what is known least" if found.why else "none of its parts is uncertain enough to tell"
+    standing = Standing(found.mark.name.lower(), why)
+    heading(f"{found.step_ns / 1e6:,.2f} ms", standing)
     tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
         f"plausible {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
         f"{found.host_ns / 1e6:,.2f} ms of CPU time before it, which async scheduling hides"
     )
-    st.subheader("By part", anchor=False)
-    st.plotly_chart(parts_bar(found.parts_ns), key="parts", config=_BAR)
-    st.subheader("What bounds it", anchor=False, help=_ROOF)
-    st.plotly_chart(
-        roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment)),
-        key="roofline",
-        config=_BAR,
-    )
+    figure(parts_bar(found.parts_ns), "parts", "By part", standing)
+    roofs = roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
+    kernels = together(map(of_operation, found.operations), "kinds of kernel")
+    figure(roofs, "roofline", "What bounds it", kernels, _ROOF)
     st.dataframe(
         pd.DataFrame(
             {
                 "operation": [o.name for o in found.operations],
+                "standing": [o.mark.name.lower() for o in found.operations],
                 "times": [o.count for o in found.operations],
                 "GFLOP": [o.flops / 1e9 for o in found.operations],
                 "MB": [o.bytes / 1e6 for o in found.operations],
@@ -77,7 +76,6 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
                 "of roofline (%)": [100 * o.utilisation for o in found.operations],
                 "bound by": [o.bound for o in found.operations],
                 "known to (± %)": [100 * o.sigma for o in found.operations],
-                "standing": [o.mark.name.lower() for o in found.operations],
             }
         ),
         hide_index=True,
@@ -88,7 +86,6 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     )
 
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 _ROOF = (
     "Every kind of kernel at its FLOPs per byte and its rate; the larger, the more of the step's time. None can be "
     "above the line, which is the datasheet's. What computes nothing worth mentioning is in the table only."

@@ -20,9 +20,10 @@ from calibration.run_explanation import (
     explain_run,
     measured_parts,
 )
-from dashboard.badge import mark_badge
+from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
+from dashboard.standing import VALIDATED, Standing, of_operation, together
 from dashboard.step_charts import roofline
 from dashboard.step_time_charts import part_times
 from serving.gpu_spec import GpuSpec
@@ -30,8 +31,6 @@ from serving.kv_capacity import weights_dtype
 from tokentwin.repricing import Source, repriced, source_of
 from traces.recording import Recording
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-_BARE = {"displayModeBar": False}
 _ROOFLINE = (
     "Every kind of kernel in every kind of step, by its FLOPs for each byte and by what it reaches of them a second; "
     "the larger, the more time it takes. Left of the knee memory is the bound, right of it the tensor cores. "
@@ -40,13 +39,14 @@ _ROOFLINE = (
 
 
 class _Found(NamedTuple):
-    """Parts by regime; operations, their GPU and the dtype of weights if a cost model tells them; a line on how."""
+    """Parts by regime, how they are known and how well; operations, GPU and weights' dtype if a cost model tells."""
 
     parts_ns: PartTimes
     operations: list[ExplainedOperation]
     gpu: GpuSpec | None
     weights: str
     how: str
+    standing: Standing
 
 
 def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
@@ -58,16 +58,15 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
     st.caption(found.how)
     bars = part_times(found.parts_ns, run_colour(recording))
     if found.gpu is None:
-        st.plotly_chart(bars, key="part_times", config=_BARE)
+        figure(bars, "part_times", "By part", found.standing, menu=BARE)
         st.caption("A recording does not hold the FLOPs and bytes of what was timed, so that there is no roofline.")
         return
     left, right = st.columns(2, gap="medium")
     with left:
-        st.markdown("**By part**")
-        st.plotly_chart(bars, key="part_times", config=_BARE)
+        figure(bars, "part_times", "By part", found.standing, menu=BARE)
     with right:
-        st.markdown("**What bounds it**", help=_ROOFLINE)
-        st.plotly_chart(roofline(found.operations, found.gpu, found.weights), key="run_roofline", config=_BAR)
+        roofs = roofline(found.operations, found.gpu, found.weights)
+        figure(roofs, "run_roofline", "What bounds it", found.standing, _ROOFLINE)
     with st.expander("Every operation"):
         _table(found.operations)
 
@@ -81,7 +80,8 @@ def _found(directory: str, stamp: int, calibrations: Sequence[str]) -> _Found | 
     if measured is not None:
         coarse = any(MODEL in parts for parts in measured.values())
         more = "; record the run with `--time-operations` to see it by operation" if coarse else ""
-        return _Found(measured, [], None, "", f"As the engine timed it on its device{more}.")
+        how = f"As the engine timed it on its device{more}."
+        return _Found(measured, [], None, "", how, Standing(VALIDATED, "the engine timed it on its device"))
     source = source_of(recording.run, map(Path, calibrations))
     if source is None:
         return _unknown(recording)
@@ -101,14 +101,13 @@ def _explained(recording: Recording, source: Source) -> _Found | str:
         )
     found = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
     gpu = cost.kernels.gpu
-    worst = max(found.operations, key=lambda o: (o.mark, o.ns))
     return _Found(
         found.parts_ns,
         found.operations,
         gpu,
         weights_dtype(cost.model, cost.deployment),
-        f"By the kernel tables of {gpu.name}, from {found.steps:,} steps spread over the run; "
-        f"{mark_badge(worst.mark.name)} ({worst.name}).",
+        f"By the kernel tables of {gpu.name}, from {found.steps:,} steps spread over the run.",
+        together(map(of_operation, found.operations), "kinds of kernel in its steps"),
     )
 
 
@@ -128,12 +127,12 @@ def _table(operations: Sequence[ExplainedOperation]) -> None:
         pd.DataFrame(
             {
                 "operation": [o.name for o in rows],
+                "standing": [o.mark.name.lower() for o in rows],
                 "of kernel time, %": [100 * o.ns / total for o in rows],
                 "FLOP/byte": [o.flops / o.bytes for o in rows],
                 "of roofline, %": [100 * o.utilisation for o in rows],
                 "bound by": [o.bound for o in rows],
                 "known to ± %": [100 * o.sigma for o in rows],
-                "mark": [o.mark.name.lower() for o in rows],
             }
         ),
         hide_index=True,

@@ -67,8 +67,8 @@ def _add(
 
 
 def _shade(colour: str, at: int, count: int) -> str:
-    """From darker than `colour` to paler, so that neighbours in the bar can be told apart."""
-    towards = 0.6 - at / max(count - 1, 1)  # black, then white
-    end, share = (0, towards) if towards > 0 else (255, -1.6 * towards)
+    """From darker than `colour` to paler: neighbours can be told apart, and all of them from a dark page."""
+    towards = 0.35 - at / max(count - 1, 1)  # black, then white
+    end, share = (0, towards) if towards > 0 else (255, -towards)
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + (end - part) * share):02x}" for part in parts)

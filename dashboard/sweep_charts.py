@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.palette import SIMULATED, empty, finish, tint
+from dashboard.palette import SIMULATED, empty, finish, policy_colour, symbols, tint
 from dashboard.series import thin
 
 # Orange stays the colour of what is real; a sweep is simulated.
@@ -44,7 +44,7 @@ def metric_over(
         mine = known if by is None else known[known[by] == value]
         if len(mine):
             label = titles[y] if by is None else shown(value)
-            _series(figure, mine, x, y, label, SERIES[at % len(SERIES)])
+            _series(figure, mine, x, y, label, policy_colour(label) if _of_policies(by) else SERIES[at % len(SERIES)])
     spread = known[x]
     numeric = pd.api.types.is_numeric_dtype(spread) and not pd.api.types.is_bool_dtype(spread)
     wide = numeric and spread.min() > 0 and spread.max() > _DECADE_AND_HALF * spread.min()
@@ -107,13 +107,18 @@ def _points(
         marker={
             "color": colour,
             "size": 7,
-            "symbol": ["circle-open" if mark == "extrapolated" else "circle" for mark in standing],
+            "symbol": symbols({"mark": mark} for mark in standing),
         },
         name=label,
         legendgroup=label,
         customdata=more,
         hovertemplate=f"{label}: {hover}<extra></extra>",
     )
+
+
+def _of_policies(parameter: str | None) -> bool:
+    """Whether its values are scheduling policies, each of which has one colour on every page."""
+    return parameter is not None and parameter.rpartition(".")[2] == "policy"
 
 
 def parameter_title(name: str) -> str:

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 import streamlit as st
 
 from dashboard import sweep_charts
-from dashboard.badge import mark_badge
+from dashboard.badge import figure
 from dashboard.downloads import table_downloads
 from dashboard.library import find, stamp
 from dashboard.query import ROWS, SECONDS, query
+from dashboard.standing import Standing, noted, together
 from dashboard.sweep_charts import shown
 from dashboard.url import choose, choose_many, interval, keep, named, switch
 from serving.errors import UserError
@@ -29,8 +30,6 @@ _SERIES = 4  # shown unasked
 _MOST = len(sweep_charts.SERIES)
 _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
-_ORDER = ("validated", "interpolated", "extrapolated")
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 
 
 def show(runs: Path) -> None:
@@ -51,7 +50,7 @@ def show(runs: Path) -> None:
         st.warning("No run of this sweep came to an end; their errors are below.", icon=":material/warning:")
         st.dataframe(found.table.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
         return
-    left, right = st.columns([1, 3], gap="large")
+    left, right = st.columns([2, 5], gap="medium")
     with left:
         y, x, by, values, log_y = _axes(found)
         chosen = _filtered(found, by, values)
@@ -126,24 +125,19 @@ def _plot(
     if not chosen.num_rows:
         st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
         return
-    _standing(chosen)
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in chosen.column_names]
     columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
     titles = {**found.metrics, x: sweep_charts.parameter_title(x)}
     runs = chosen.select(list(columns)).to_pandas()
-    st.plotly_chart(sweep_charts.metric_over(runs, x, y, by, titles, values, log_y), key="metric", config=_BAR)
-    known = METRICS.get(y) or METRICS.get(y.rpartition("_")[0])
-    if known:
-        st.caption(f"{known.label}: {known.definition}.")
+    plot = sweep_charts.metric_over(runs, x, y, by, titles, values, log_y)
+    figure(plot, "metric", f"{found.metrics[y]} against {x}", _standing(chosen), _help(y))
 
 
-def _standing(chosen: pa.Table) -> None:
-    """How many of the runs shown can be trusted how far; on hover why the worst of them no further."""
-    marks = [mark or "unknown" for mark in chosen["standing"].to_pylist()]
-    present = sorted(set(marks), key=lambda mark: _ORDER.index(mark) if mark in _ORDER else len(_ORDER))
-    reason = chosen["standing_reason"][marks.index(present[-1])].as_py() or "no reason is recorded"
-    counts = " · ".join(f"{mark_badge(mark)} {marks.count(mark):,} runs" for mark in present)
-    st.markdown(counts, help=f"{present[-1].capitalize()}, for example: {reason}.")
+def _standing(chosen: pa.Table) -> Standing:
+    """Of the runs shown together."""
+    columns = (chosen[name].to_pylist() for name in ("standing", "standing_reason"))
+    each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
+    return together((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")
 
 
 def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
@@ -154,7 +148,7 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     with save, st.container(horizontal_alignment="right"):
         table_downloads(chosen, name.partition(":")[0].replace("/", "-"))
     metrics = [column for column in dict.fromkeys((y, *_FIRST)) if column in found.metrics]
-    rows = chosen.select([*found.parameters, *metrics, "standing"]).slice(0, ROWS)
+    rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     event = st.dataframe(
         rows.to_pandas(),
         hide_index=True,

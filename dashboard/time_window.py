@@ -8,8 +8,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard import run_charts
+from dashboard.badge import figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
+from dashboard.standing import of_run
 from dashboard.url import interval, set_interval
 from serving.metrics import metric
 from traces.recording import Recording
@@ -35,9 +37,12 @@ _STEP_COLUMNS = [
 def time_window(recording: Recording) -> Window | None:
     """The timeline, and the window in seconds that was chosen on it; None for the whole run."""
     end = round(max((recording.run["duration_ns"] or 0) / 1e9, 0.001), 3)
-    heading, slider, whole = st.columns([3, 3, 1], vertical_alignment="bottom", gap="medium")
-    with heading:
-        st.subheader("Over time", anchor=False, help="\n\n".join(metric(name).help for name in _PANELS))
+    with st.container():
+        return _drawn(recording, end)
+
+
+def _drawn(recording: Recording, end: float) -> Window | None:
+    above, slider, whole = st.columns([3, 3, 1], vertical_alignment="bottom", gap="medium")
     with slider:
         chosen = interval("Time window (s)", 0.0, end, _PARAMETER, help=_HELP)
     window = None if chosen == (0.0, end) else chosen
@@ -49,10 +54,18 @@ def time_window(recording: Recording) -> Window | None:
         width="stretch",
         key="whole",
     )
-    figure = _figure(str(recording.path), stamp(recording.path), window)
+    plot = _figure(str(recording.path), stamp(recording.path), window)
     key = f"timeline-{recording.path}-{window}"  # another plot for each window, so that no box is left from the last
-    st.plotly_chart(
-        figure, key=key, config=_BAR, on_select=lambda: _brushed(key, end), selection_mode="box", theme="streamlit"
+    figure(
+        plot,
+        key,
+        "Over time",
+        of_run(recording.run),
+        "\n\n".join(metric(name).help for name in _PANELS),
+        place=above,
+        menu=_BAR,
+        on_select=lambda: _brushed(key, end),
+        selection_mode="box",
     )
     return window
 
@@ -69,5 +82,5 @@ def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
     recording, _ = open_run(Path(directory))
     blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
     steps = recording.table("steps", _STEP_COLUMNS)
-    figure = run_charts.timeline(steps, blocks or float("nan"), run_colour(recording), window)
-    return figure.update_layout(dragmode="select", selectdirection="h")
+    plot = run_charts.timeline(steps, blocks or float("nan"), run_colour(recording), window)
+    return plot.update_layout(dragmode="select", selectdirection="h")

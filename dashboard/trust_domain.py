@@ -8,31 +8,35 @@ import streamlit as st
 
 from calibration.decision_replay import recorded_deployment
 from calibration.engine_calibration import FILE
-from dashboard.badge import badge
+from dashboard.badge import figure
 from dashboard.bundled import DEMO
 from dashboard.domain import Domain, domain
 from dashboard.domain_charts import domain_maps
 from dashboard.library import find, stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.standing import Standing
 from dashboard.url import choose
 from serving.errors import UserError
 from tokentwin.repricing import Source, fitting_sources, source_of
 from traces.recording import Recording
 
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
+_TITLE = "What was measured, and where this run goes"
+_HELP = (
+    "Orange was measured. In grey, times are extrapolated: nothing alike was. A cross is a step of the run that lies "
+    "outside, be it in a dimension that is not drawn."
+)
 
 
 def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
     """The maps behind one of `recordings`: of the report of this name that in `first`, and in doubt its calibration."""
-    heading, chooser = st.columns([3, 2], vertical_alignment="bottom")
-    with heading:
-        st.subheader(
-            "What was measured, and where this run goes",
-            anchor=False,
-            help="Orange was measured. In grey, times are extrapolated: nothing alike was. A cross is a step of the "
-            "run that lies outside, be it in a dimension that is not drawn.",
-        )
+    with st.container():
+        _marked(runs, recordings, report, first, calibration)
+
+
+def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
+    above, chooser = st.columns([3, 2], vertical_alignment="bottom")
     if not recordings:
+        above.subheader(_TITLE, anchor=False)
         st.caption("No recording to mark.")
         return
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
@@ -43,17 +47,19 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
         recording = Recording.load(recordings[name])
         source = _source(recording, runs, calibration)
         if source is None:
+            above.subheader(_TITLE, anchor=False)
             st.caption(_unknown(recording, name, runs))
             return
         made = Path(source.calibration) if source.calibration else recordings[name]
         found = _domain(str(recordings[name]), (stamp(recordings[name]), stamp(made)), source)
     except UserError as error:
+        above.subheader(_TITLE, anchor=False)
         st.error(str(error), icon=":material/error:")
         return
-    _in_words(found, name)
+    standing = _in_words(found, name)
     clock = recording.run["clock"]
     label = f"{CLOCK_NAME.get(clock, 'recorded')} step"
-    st.plotly_chart(domain_maps(found, label, CLOCK.get(clock, NEUTRAL)), key="domain", config=_BAR)
+    figure(domain_maps(found, label, CLOCK.get(clock, NEUTRAL)), "domain", _TITLE, standing, _HELP, place=above)
     st.caption(f"Behind it: {found.about}.")
 
 
@@ -83,15 +89,16 @@ def _unknown(recording: Recording, name: str, runs: Path) -> str:
     return f"No calibration of the engine that ran *{name}* lies under `{runs}`: no domain."
 
 
-def _in_words(found: Domain, name: str) -> None:
+def _in_words(found: Domain, name: str) -> Standing:
+    """Said on the page; how the run stands."""
     told = f"**{100 * found.share:.1f} %** of the {found.steps:,} steps of *{name}* lie outside"
     if found.share:
         told += f", {100 * found.time_share:.1f} % of their time; most by {found.reason}"
         reason = f"{100 * found.share:.1f} % of the steps lie outside what was measured, most by {found.reason}"
     else:
         told, reason = f"**All {found.steps:,}** steps of *{name}* lie inside", "nothing beyond what was measured"
-    badge(found.mark, reason)
     st.markdown(f"{told}.")
+    return Standing(found.mark, reason)
 
 
 @st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured")

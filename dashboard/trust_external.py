@@ -6,37 +6,46 @@ from typing import get_args
 
 import streamlit as st
 
-from dashboard.badge import badge
+from dashboard.badge import figure
 from dashboard.external_charts import errors_by_source
 from dashboard.external_results import Column, External, Source
 from dashboard.numbers import when
+from dashboard.standing import noted, together
 from dashboard.url import pick
 from serving.metrics import METRICS
 
 _COLUMN = {"blind": "Blind", "anchored": "Anchored"}
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-_WORST = ("validated", "interpolated", "extrapolated")
+
+
+_HELP = (
+    "Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and runs of other "
+    "sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two fitted on one run of "
+    "the source, which is then left out of the score. Errors are predicted against measured; a triangle at the edge is "
+    "farther off."
+)
 
 
 def show_external(external: External) -> None:
     """Errors by source over their targets, then every source and every figure as tables."""
-    heading, chooser = st.columns([3, 1], vertical_alignment="bottom")
-    with heading:
-        st.subheader(
-            "Published engines, predicted",
-            anchor=False,
-            help="Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and "
-            "runs of other sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two "
-            "fitted on one run of the source, which is then left out of the score. Errors are predicted against "
-            "measured; a triangle at the edge is farther off.",
-        )
+    with st.container():
+        column = _errors(external)
+    _tables(external, column)
+
+
+def _errors(external: External) -> Column:
+    """The figure, and the prediction that was chosen for it."""
+    above, chooser = st.columns([3, 1], vertical_alignment="bottom")
     with chooser:
         chosen = pick("Prediction", list(get_args(Column)), "prediction", show=_COLUMN.__getitem__)
     column: Column = "anchored" if chosen == "anchored" else "blind"
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
-    worst = max(external.cases, key=lambda case: _WORST.index(case.standing) if case.standing in _WORST else 0)
-    badge(worst.standing, f"the weakest source, {worst.name}: {worst.why}")
-    st.plotly_chart(errors_by_source(shown, column), key="external", config=_BAR)
+    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in shown)
+    standing = together((noted(mark, "the source does not say") for mark in marks), "sources")
+    figure(errors_by_source(shown, column), "external", "Published engines, predicted", standing, _HELP, place=above)
+    return column
+
+
+def _tables(external: External, column: Column) -> None:
     st.dataframe(
         [_source(case, column) for case in external.cases],
         hide_index=True,
@@ -47,7 +56,7 @@ def show_external(external: External) -> None:
         placeholder="–",
     )
     st.caption(
-        f"TTFT, TPOT and E2E are medians of the absolute error, {chosen}. Made by `tokentwin validate external`, "
+        f"TTFT, TPOT and E2E are medians of the absolute error, {column}. Made by `tokentwin validate external`, "
         f"{when(external.created) or 'undated'}."
     )
     targets, figures = st.columns(2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard import trust_charts
-from dashboard.badge import badge
+from dashboard.badge import badge, figure
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_recordings
 from dashboard.domain import NEGLIGIBLE
 from dashboard.external_results import EXTERNAL, External, load_external
@@ -19,6 +19,7 @@ from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
+from dashboard.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
 from dashboard.url import choose, switch
@@ -26,6 +27,16 @@ from serving.errors import UserError
 from serving.metrics import METRICS, metric
 
 BUNDLED = "bundled: tokentwin demo"
+_REQUESTS = "Real and simulated, request by request"
+_STEPS = "Step time, predicted against measured"
+_ERRORS = (
+    "A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of the same "
+    "real run lie from each other: nothing can be predicted better than it repeats."
+)
+_HELD_OUT = (
+    "Held-out steps, which the calibration did not see. A decode step advances running requests by one token each, a "
+    "prefill step computes prompts, a mixed step does both."
+)
 
 
 def show(runs: Path) -> None:
@@ -90,7 +101,7 @@ def _verdict(report: Report) -> None:
         report.calibration and f"calibration {report.calibration}",
         when(report.created),
     ]
-    badge(*_standing(report))
+    badge(_standing(report))
     st.caption(" · ".join(fact for fact in facts if fact))
     if report.disturbed:
         text = report.disturbance or "its canary steps drifted"
@@ -101,23 +112,26 @@ def _verdict(report: Report) -> None:
         )
 
 
-def _standing(report: Report) -> tuple[str, str]:
+def _standing(report: Report) -> Standing:
     """How far to trust the simulated run, and why."""
-    share = report.extrapolated_share or 0.0
+    if report.rungs.run is None or not report.rungs.run.rows:
+        return Standing(UNKNOWN, "the report holds no real run against the simulated one")
+    share, held = report.extrapolated_share, "held against real runs of the same workload"
+    if report.disturbed:
+        held += ", on a machine that was disturbed"
+    if share is None:
+        return Standing(VALIDATED, f"{held}; the report does not say how many steps lie outside what was measured")
     outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
-    if share > NEGLIGIBLE:
-        return "extrapolated", outside
-    return "validated", f"held against real runs of the same workload; {outside}"
+    return Standing(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Standing(VALIDATED, f"{held}; {outside}")
 
 
 def _distributions(directory: Path, report: Report) -> None:
-    heading, toggle = st.columns([5, 1], vertical_alignment="bottom")
-    with heading:
-        st.subheader(
-            "Real and simulated, request by request",
-            anchor=False,
-            help="\n\n".join(metric(name).help for name in COMPARED),
-        )
+    with st.container():
+        _compared(directory, report)
+
+
+def _compared(directory: Path, report: Report) -> None:
+    above, toggle = st.columns([5, 1], vertical_alignment="bottom")
     with toggle, st.container(horizontal_alignment="right"):
         log_x = switch(
             "Log time",
@@ -140,23 +154,25 @@ def _distributions(directory: Path, report: Report) -> None:
     for problem in problems:
         st.warning(problem, icon=":material/error:")
     if real or simulated:
-        badge(*_standing(report))
-        st.plotly_chart(trust_charts.cdfs(real, simulated, COMPARED, log_x), key="cdfs", config=_BAR)
-    elif not problems:
+        plot = trust_charts.cdfs(real, simulated, COMPARED, log_x)
+        help = "\n\n".join(metric(name).help for name in COMPARED)
+        figure(plot, "cdfs", _REQUESTS, _of_both(report, bool(real), simulated is not None), help, place=above)
+        return
+    above.subheader(_REQUESTS, anchor=False)
+    if not problems:
         st.caption("The report names no recordings.")
+
+
+def _of_both(report: Report, real: bool, simulated: bool) -> Standing:
+    """Of a figure of what could be read of both."""
+    if not simulated:
+        return Standing(VALIDATED, "measured on the real engine; there is no simulated run beside it")
+    return _standing(report) if real else Standing(UNKNOWN, "there is no real run beside the simulated one")
 
 
 def _errors(report: Report) -> None:
     rows = report.rungs.run.rows if report.rungs.run else []
-    st.subheader(
-        "Error against the noise floor",
-        anchor=False,
-        help="A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of "
-        "the same real run lie from each other: nothing can be predicted better than it repeats.",
-    )
-    if rows:
-        badge(*_standing(report))
-    st.plotly_chart(trust_charts.errors(rows), key="errors", config=_BAR)
+    figure(trust_charts.errors(rows), "errors", "Error against the noise floor", _standing(report), _ERRORS)
     if rows:
         with st.expander("The figures"):
             st.dataframe(
@@ -191,28 +207,25 @@ def _steps(directory: Path, report: Report) -> None:
     except UserError as error:
         st.error(str(error), icon=":material/error:")
         return
-    st.subheader(
-        "Step time, predicted against measured",
-        anchor=False,
-        help="Held-out steps, which the calibration did not see. A decode step advances running requests by one token "
-        "each, a prefill step computes prompts, a mixed step does both.",
-    )
     if table is None:
+        st.subheader(_STEPS, anchor=False)
         st.caption("The report holds no step residuals.")
         return
-    badge("validated", "every dot was measured, and is held against its prediction")
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
-    st.plotly_chart(trust_charts.residuals(*columns), key="residuals", config=_BAR)
+    figure(trust_charts.residuals(*columns), "residuals", _STEPS, _of_steps(table.num_rows), _HELD_OUT)
     regimes = report.rungs.step.regimes if report.rungs.step else {}
     biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
     if biases:
         st.caption("Bias (mean signed error): " + ", ".join(biases) + ".")
 
 
+def _of_steps(count: int) -> Standing:
+    if not count:
+        return Standing(UNKNOWN, "no step was held out")
+    return Standing(VALIDATED, f"{count:,} held-out steps were measured, and each is held against its prediction")
+
+
 def _provenance(report: Report) -> None:
     if report.hardware:
         with st.expander("Where this was measured"):
             st.table({name: str(value) for name, value in report.hardware.items()})
-
-
-_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}

@@ -37,6 +37,12 @@ def find_model(name_or_path: str) -> ModelSpec:
     return spec
 
 
+def hub_id(name: str) -> str:
+    """The Hugging Face id of a name of the catalogue, for whom the catalogue means nothing; any other name as it is."""
+    entry = _entries().get(name)
+    return entry["id"] if entry else name
+
+
 @cache
 def models() -> dict[str, ModelSpec]:
     """The catalogue, by name."""

@@ -345,6 +345,8 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
         (["{folder}", "{spec}"], "compared with a recording"),
         (["{folder}", "{folder}", "--gpu", "H100"], "nothing to simulate"),
         (["--trace", "{folder}/none.yaml", "--gpu", "H100"], "cannot be read"),
+        (["--trace", "{spec}", "--gpu", "H100"], "A and B are the same"),
+        (["--trace", "{spec}", "--gpu", "H100", "--a", "policy=sjf", "--b", "policy=sjf"], "A and B are the same"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, spec: Path) -> None:

@@ -1,5 +1,7 @@
 """Every page in a real browser, in both themes and at both widths; screenshots stay in tmp."""
 
+import re
+
 import pytest
 
 from tests.dashboard_browser import CHROMIUM, drawn, settle, shoot
@@ -23,6 +25,9 @@ PAGES = {
     "glossary": ("vllm:time_to_first_token_seconds", 0, 0),
 }
 
+# Streamlit's own frontend looks for its server below the page's path before it looks at the root, and logs the 404.
+PROBE = re.compile(r"/[\w-]+/_stcore/(health|host-config)$")
+
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_opens(server, browser, tmp_path, scheme):
@@ -32,6 +37,16 @@ def test_every_page_opens(server, browser, tmp_path, scheme):
     page.on(
         "request",
         lambda r: outside.append(r.url) if not r.url.startswith((server, "ws://127", "data:", "blob:")) else 0,
+    )
+    faults = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "console",
+        lambda said: (
+            faults.append(f"{said.text} {said.location}")
+            if said.type == "error" and not PROBE.search(said.location["url"])
+            else 0
+        ),
     )
     for path, (words, plots, marks) in PAGES.items():
         page.goto(f"{server}/{path}")
@@ -45,7 +60,7 @@ def test_every_page_opens(server, browser, tmp_path, scheme):
     # The background is the theme's, so the themes beside app.py were found.
     background = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 28)"}[scheme]
-    assert outside == []
+    assert outside == [] and faults == []
     context.close()
 
 

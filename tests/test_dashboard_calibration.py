@@ -116,14 +116,14 @@ def test_every_kind_of_kernel_has_its_figures(key):
     shape = np.exp2(fit_.surface.shapes[0]).tolist()
     shares = calibration_charts.utilisations({"H100": (H100.gpu, fit_)}, key, shape, 1)
     assert max(np.nanmax(trace.y) for trace in shares.data if np.isfinite(trace.y).any()) <= 100.1
-    holes, known, dots = calibration_charts.domain(H100.gpu, key, fit_, 0, 1).data
+    holes, known, dots = calibration_charts.domain(calibration_charts.known(H100.gpu, key, fit_, 0, 1)).data
     assert (np.isnan(holes.z) ^ np.isnan(known.z)).all()
     assert len(dots.x) == len(dots.y) > 0
 
 
 def test_a_hole_is_where_the_model_extrapolates():
     fit_ = H100.fits["decode/bfloat16"]
-    holes = calibration_charts.domain(H100.gpu, "decode/bfloat16", fit_, 0, 0).data[0]
+    holes = calibration_charts.domain(calibration_charts.known(H100.gpu, "decode/bfloat16", fit_, 0, 0)).data[0]
     shape = np.exp2(fit_.surface.shapes[0]).tolist()
     for i, j in ((0, 0), (14, 14), (27, 27), (5, 23)):
         mark = estimate_at(H100.gpu, "decode/bfloat16", fit_, shape, (holes.x[j], holes.y[i])).mark

@@ -12,7 +12,8 @@ from dashboard import run_charts, trust_charts
 from dashboard.library import RECORDING, find
 from dashboard.palette import REAL, SIMULATED
 from dashboard.report import RunRow
-from dashboard.series import bucket_means, ecdf, envelope, held
+from dashboard.held_steps import HeldSteps
+from dashboard.series import bucket_means, ecdf, envelope
 
 MS = 1_000_000
 SCALE = {"ttft_ms": 200.0, "tpot_ms": 10.0, "e2e_ms": 900.0}
@@ -68,7 +69,7 @@ def steps(rows):
 
 def test_replicas_are_summed_and_idle_ones_are_at_zero():
     table = steps([(0, 0, 10, 3), (1, 5, 15, 4), (0, 10, 20, 2), (0, 1000, 1010, 1)])
-    times, (values,) = held(table, ["waiting"])
+    times, (values,) = HeldSteps(table, ["waiting"]).over_time(["waiting"])
     assert dict(zip(times, values, strict=True)) == {0: 3, 5: 7, 10: 6, 15: 2, 20: 0, 1000: 1, 1010: 0}
 
 
@@ -104,7 +105,7 @@ def test_held_is_what_every_replica_holds(replicas, random):
             rows.append((replica, now, now + length, value))
             now += length
     random.shuffle(rows)
-    times, (values,) = held(steps(rows), ["waiting"])
+    times, (values,) = HeldSteps(steps(rows), ["waiting"]).over_time(["waiting"])
     assert list(times) == sorted(set(times))
     assert [value_at(rows, time) for time in times] == list(values)
 

@@ -20,6 +20,7 @@ from dashboard.glossary_page import matches
 from dashboard.sweeps_page import SAMPLE
 from serving.errors import UserError
 from serving.metrics import METRICS
+from tests.badges import badges
 from tests.dashboard_samples import toy_run
 from tokentwin.sweeps.results import SweepResults, axis_title
 
@@ -100,7 +101,13 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     assert {trace.get("name") for trace in figure["data"]} >= {"H100", "L40S"}
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
-    assert "badge[:material/linear_scale: interpolated] 64 runs" in text(app)
+    (found,) = badges(app)
+    assert found.mark == "extrapolated" and "Of 84 runs 20 extrapolated, 64 interpolated" in found.reason
+
+
+def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
+    (found,) = badges(sweeps(tmp_path / "nowhere", only_rate="1,2"))
+    assert found.mark == "interpolated"
 
 
 def test_the_url_chooses_axes_series_and_filters(partitioned):

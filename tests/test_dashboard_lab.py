@@ -19,7 +19,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import lab_charts
 from dashboard.lab.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
-from dashboard.lab.example import example_answer, example_request
+from dashboard.lab.example import example_answer, example_request, recorded_request
 from dashboard.lab.inputs import settings_of
 from dashboard.lab.mixes import merged, mixes
 from dashboard.lab.request import LabRequest, Side, Timing
@@ -370,9 +370,30 @@ def engine_pair(out: Path, calibration: Path, repeats: int = 1) -> None:
                 writer.add_requests(scenario.requests().to_pydict())
 
 
-def test_without_recordings_it_says_how_to_make_some(tmp_path: Path) -> None:
-    text = shown(lab(tmp_path, compare="recordings"))
-    assert "no two recordings" in text and "--engine --repeats 3" in text
+def test_without_recordings_the_real_engines_bundled_pair_is_shown(tmp_path: Path, started: list[Job]) -> None:
+    app = lab(tmp_path, compare="recordings")
+    text = shown(app)
+    assert not app.exception and not started, "bundled with its answer"
+    assert (app.query_params["rec_a"], app.query_params["rec_b"]) == ("bundled pair/a", "bundled pair/b")
+    assert len(app.get("plotly_chart")) == 5 and "Did the simulator see it?" in text
+    assert "The ranking holds on the engine" in text and "--engine --repeats 3" in text
+
+
+def test_the_bundled_pair_is_what_its_answer_says() -> None:
+    """The bundled answer is made anew from the bundled recordings, number for number."""
+    settings = settings_of(recorded_request())
+    found = json.loads(json.dumps(recorded(settings, QUIET, told)))
+    assert found == example_answer(settings)
+    assert {found[side]["clock"] for side in "ab"} == {"wall"}
+    assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
+
+
+def test_ones_own_recordings_come_before_the_bundled_pair(tmp_path: Path) -> None:
+    for name in "xy":
+        toy_run(tmp_path / name, "wall", seed=1)
+    app = lab(tmp_path, compare="recordings")
+    assert {app.query_params["rec_a"], app.query_params["rec_b"]} == {"x", "y"}
+    assert "bundled pair/a" in next(box for box in app.selectbox if box.key == "url_rec_a").options
 
 
 def test_recordings_are_compared_side_by_side(tmp_path: Path, started: list[Job]) -> None:
@@ -459,7 +480,7 @@ def test_an_interval_is_drawn_in_percent_of_a_and_coloured_by_who_is_better() ->
     assert (by["B is better"].marker.color, by["A is better"].marker.color) == ("#222222", "#111111")
     bars = by["B is better"].error_x
     assert (by["B is better"].x[0] - bars.arrayminus[0], by["B is better"].x[0] + bars.array[0]) == (-30.0, -10.0)
-    assert list(by["cannot be told"].marker.symbol) == ["circle", "circle-open"]
+    assert list(by["cannot be told"].marker.symbol) == ["circle", "diamond"]
     assert figure.layout.yaxis.categoryarray[-1] == lab_charts.label(rows[0]), "the first row is on top"
 
 

@@ -331,7 +331,8 @@ def test_the_axis_is_logarithmic_only_where_latency_explodes() -> None:
 def test_every_policy_has_a_colour_of_its_own_and_none_is_that_of_the_real() -> None:
     colours = [policy_colour(name) for name in POLICIES]
     assert len(set(colours)) == len(POLICIES) and REAL not in colours
-    assert policy_colour("mine:Policy") in colours
+    mine = policy_colour("mine:Policy")
+    assert mine == policy_colour("mine:Policy") and mine not in (*colours, REAL)
 
 
 def test_the_band_goes_out_on_the_fast_end_and_comes_back_on_the_slow() -> None:

@@ -21,6 +21,7 @@ from dashboard.request_table import _row
 from dashboard.step_time_charts import part_times
 from serving.config import Deployment
 from serving.errors import UserError
+from tests.badges import badges
 from tests.dashboard_samples import write_samples
 from tests.test_dashboard_pages import charts, main_module, one_line, parameter, text  # noqa: F401
 from tokentwin.commands.simulate import simulate
@@ -80,7 +81,8 @@ def test_a_simulated_run_carries_its_standing_and_bands(runs, timed):
     assert not app.exception and not app.error
     notes = notes_of(timed.run)
     assert notes["gpu"] == "H100"
-    assert f"{notes['standing']['mark']}]" in text(app)
+    assert {found.mark for found in badges(app)} == {notes["standing"]["mark"]}
+    assert all(notes["standing"]["reason"][1:] in found.reason for found in badges(app))
     low, high = notes["bands"]["ttft_ms"]["p99"]
     assert low <= RunMetrics.of(timed).distribution("ttft_ms").p99 <= high
     deltas = [metric.delta for metric in app.metric[:6]]
@@ -89,9 +91,9 @@ def test_a_simulated_run_carries_its_standing_and_bands(runs, timed):
 
 def test_a_simulated_run_of_which_nothing_is_known_says_so(runs):
     app = page(runs, run="simulated")
-    assert "not rated]" in text(app)
+    assert {found.mark for found in badges(app)} == {"unknown"}
     assert not app.metric[0].delta
-    assert "not rated]" not in text(page(runs, run="real-1"))
+    assert {found.mark for found in badges(page(runs, run="real-1"))} == {"validated"}
 
 
 def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):

@@ -56,7 +56,7 @@ def test_it_recommends_a_fleet_with_everything_that_follows(shape: Path) -> None
     }
     low, high = best["plausible_gpus"]
     assert low <= best["gpus"] <= high
-    assert best["vllm_serve"].startswith("vllm serve Llama-3.1-8B --dtype bfloat16 --tensor-parallel-size ")
+    assert best["vllm_serve"].startswith("vllm serve meta-llama/Llama-3.1-8B --dtype bfloat16 --tensor-parallel-size ")
     h100 = next(p for p in [best, *found["runners_up"]] if p["engine"] == "TP1 H100")
     assert h100["usd_per_hour"] == pytest.approx(2.9 * h100["gpus"])
 

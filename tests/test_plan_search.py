@@ -243,7 +243,7 @@ def test_workers_answer_in_the_order_of_their_tasks() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=30))
 def test_the_frontier_is_what_no_other_point_beats(values: list[tuple[int, int]]) -> None:
-    points = [Point("e", 1, 1, 1.0, float(user), float(gpu), 1.0, 1.0, 1.0, True) for user, gpu in values]
+    points = [Point("e", 1, 1, 1.0, float(user), float(gpu), 1.0, 1.0, 1.0, True, "", "") for user, gpu in values]
     kept = {(p.tok_s_user, p.tok_s_gpu) for p in pareto(points)}
     assert kept == {
         (user, gpu)
@@ -255,7 +255,7 @@ def test_the_frontier_is_what_no_other_point_beats(values: list[tuple[int, int]]
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
 def test_the_frontier_by_price_is_what_no_other_point_beats_for_less(values: list[tuple[int, int]]) -> None:
-    points = [Point("e", 1, 1, 1.0, float(user), 1.0, float(usd), 1.0, 1.0, True) for user, usd in values]
+    points = [Point("e", 1, 1, 1.0, float(user), 1.0, float(usd), 1.0, 1.0, True, "", "") for user, usd in values]
     assert {(p.tok_s_user, p.usd_per_mtok_out) for p in pareto(points, per_dollar)} == {
         (user, usd)
         for user, usd in values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def diagnosed(
         deployment = evidence.as_run()
         replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
         scenario, _ = priced_scenario(recording.workload(), calibration, gpu, lambda _: deployment, replicas, router)
-    return evidence, diagnose(symptoms(evidence), evidence.metrics, scenario, judged, tell)
+    found = diagnose(symptoms(evidence), evidence.metrics, scenario, judged, tell)
+    return evidence, found if scenario is None else replace(found, standing=scenario.standing())
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class HasTables(Protocol):
     def run(self) -> dict[str, Any]: ...
 
     def table(self, dataset: str, columns: Any = None) -> pa.Table: ...
+    def told(self, dataset: str, columns: Any) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,7 @@ class Distribution:
     @classmethod
     def of(cls, values: NDArray[Any]) -> Distribution:
         """The distribution of `values`; NaN means no value and is left out."""
-        values = np.asarray(values, dtype=np.float64)
-        values = values[~np.isnan(values)]
+        values = known(np.asarray(values, dtype=np.float64))
         if not len(values):
             nan = math.nan
             return cls(nan, nan, nan, nan, 0, nan, nan, nan, nan)
@@ -148,7 +148,7 @@ class RunMetrics:
     def of(cls, recording: HasTables, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
         """The metrics of a recording; list columns are read only if a metric needs them."""
         requests = recording.table("requests", _REQUEST_COLUMNS)
-        steps = recording.table("steps", _STEP_COLUMNS)
+        steps = recording.table("steps", [*_STEP_COLUMNS, *recording.told("steps", _RARE_STEP_COLUMNS)])
 
         def token_times() -> pa.ChunkedArray:
             return recording.table("requests", ["token_times_ns"]).column(0)
@@ -254,29 +254,36 @@ class RunMetrics:
         of = self._step
         match name:
             case "step_ms":
-                return (of("end_ns") - of("start_ns")) / 1e6
+                taken = np.subtract(of("end_ns"), of("start_ns"), dtype=np.float64)
+                return np.divide(taken, 1e6, out=taken)
             case "batch_tokens":
-                return of("prefill_tokens") + of("decode_rows") + _known_or_zero(self._steps, "draft_tokens")
+                tokens = np.add(of("prefill_tokens"), of("decode_rows"), dtype=np.float64)
+                tokens += _known_or_zero(self._steps, "draft_tokens")
+                return tokens
             case "kv_usage":
                 return of("used_blocks") / self._num_blocks
             case "kv_pressure":
-                return (of("used_blocks") + of("waiting_blocks")) / self._num_blocks
+                demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
+                return np.divide(demanded, self._num_blocks, out=demanded)
             case _:
-                return of(name)
+                return of(name).astype(np.float64, copy=False)
 
-    def _step(self, name: str) -> Floats:
-        return _column(self._steps, name)
+    def _step(self, name: str) -> NDArray[Any]:
+        """As it is stored: steps are many, and a copy of each column as float64 takes longer than all else."""
+        column = self._steps.column(name)
+        return _column(self._steps, name) if column.null_count else column.to_numpy()
 
     def step_mean(self, name: str) -> float | None:
         """A step metric's mean, each step weighing as long as it took."""
         if name not in STEP_METRICS:
             raise UserError("step metric", name, f"is none of {', '.join(STEP_METRICS)}")
         values, weights = self.values(name), self.values("step_ms")
-        known = ~np.isnan(values) & ~np.isnan(weights)
-        if not known.any():
+        told = ~(np.isnan(values) | np.isnan(weights))
+        if not told.any():
             return None
-        weights = weights[known] if weights[known].sum() > 0 else np.ones(int(known.sum()))
-        return float(np.average(values[known], weights=weights))
+        if not told.all():
+            values, weights = values[told], weights[told]
+        return float(np.average(values, weights=weights if weights.sum() > 0 else None))
 
     # The run
 
@@ -376,23 +383,23 @@ class RunMetrics:
         """Share of the measurement window in which a step is under way, averaged over the replicas."""
         if not len(self.values("step_ms")) or self.window_s is None:
             return None
-        return float(np.nansum(self._under_way_ns) / 1e9 / self.window_s / self._replicas)
+        return float(known(self._under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
 
     @cached_property
-    def _under_way_ns(self) -> Floats:
+    def _under_way_ms(self) -> Floats:
         """Of each step, the time in which no step before it on its replica was under way still.
 
         Steps of a replica start and end in order; only in a pipeline do they overlap.
         """
-        start, end = self._step("start_ns"), self._step("end_ns")
         if self._stages_ns is None:
-            return end - start
+            return self.values("step_ms")
+        start, end = self._step("start_ns"), self._step("end_ns")
         order = np.lexsort((start, self._step("replica")))
         follows = np.diff(self._step("replica")[order], prepend=np.nan) == 0
         before = np.where(follows, np.concatenate(([0.0], end[order][:-1])), 0.0)
         own = np.empty(len(start))
         own[order] = end[order] - np.maximum(start[order], before)
-        return own
+        return own / 1e6
 
     @cached_property
     def _stages_ns(self) -> pa.ChunkedArray | None:
@@ -408,7 +415,7 @@ class RunMetrics:
             return None
         stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
         worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
-        return 1.0 - worked / float(np.nansum(stages * self._under_way_ns))
+        return 1.0 - worked / 1e6 / float(np.nansum(stages * self._under_way_ms))
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
@@ -571,10 +578,16 @@ def _column(table: pa.Table, name: str) -> Floats:
     return values
 
 
+def known(values: Floats) -> Floats:
+    """The values that are no NaN; a copy only if there is one."""
+    missing = np.isnan(values)
+    return values[~missing] if missing.any() else values
+
+
 def _known_or_zero(table: pa.Table, name: str) -> Floats:
-    """A column that older recordings and other engines do not have, 0 where nothing is known."""
-    if name not in table.column_names:
-        return np.zeros(table.num_rows)
+    """A column that older recordings and other engines do not have, 0 where nothing is known; one 0 if nowhere."""
+    if name not in table.column_names or table.column(name).null_count == table.num_rows:
+        return np.zeros(1)
     return np.nan_to_num(_column(table, name))
 
 
@@ -611,7 +624,7 @@ def _integral(times: Floats, until: Floats) -> Floats:
 
 def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
     """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals."""
-    from scipy.stats import t  # imports slowly, and most metrics do without
+    from scipy.special import stdtrit  # imports slowly, and most metrics do without
 
     n = len(x)
     centred = x - x.mean()
@@ -624,7 +637,7 @@ def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
     correlation = min(max(float(residuals[1:] @ residuals[:-1]) / total, 0.0), 0.9)
     effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
     error = math.sqrt(total / (effective - 2) / spread)
-    half = float(t.ppf(0.975, effective - 2)) * error
+    half = float(stdtrit(effective - 2, 0.975)) * error  # Student's t
     return slope, slope - half, slope + half
 
 
@@ -652,7 +665,6 @@ _REQUEST_COLUMNS = [
 ]
 _STEP_COLUMNS = [
     "replica",
-    "stages_ns",
     "start_ns",
     "end_ns",
     "prefill_tokens",
@@ -661,5 +673,5 @@ _STEP_COLUMNS = [
     "waiting",
     "used_blocks",
     "waiting_blocks",
-    "draft_tokens",
 ]
+_RARE_STEP_COLUMNS = ["stages_ns", "draft_tokens"]  # of most runs null throughout

@@ -1,6 +1,6 @@
-"""The comparison that the Policy lab opens on, so that it is never empty.
+"""The comparisons that the Policy lab opens on, so that it is never empty: one simulated, one of bundled recordings.
 
-`python -m dashboard.lab.example` makes it anew from the inputs that the page begins with.
+`python -m dashboard.lab.example` makes both anew from the inputs that the page begins with.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dashboard.bundled import DEMO, SAMPLES, bundled_pair
 from dashboard.lab.inputs import BOUNDS, GPU, MODEL, POLICY, RATE, SECONDS, SEEDS, settings_of
 from dashboard.lab.mixes import mixes
-from dashboard.lab.request import LabRequest, Side, Timing
-from dashboard.lab.tasks import simulated
+from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
+from dashboard.lab.tasks import recorded, simulated
 from tokentwin.jobs.files import write_json
 
 _FILE = Path(__file__).with_name("example.json")
@@ -34,19 +35,39 @@ def example_request() -> LabRequest:
     )
 
 
+def recorded_request() -> RecordedRequest:
+    """What the page asks of the bundled recordings before anything is changed."""
+    a, b = bundled_pair().values()
+    timing = Timing(calibration=str((DEMO / "calibration").resolve()))
+    return RecordedRequest(a=a.resolve(), b=b.resolve(), stamps=(0, 0), timing=timing, bounds=BOUNDS)
+
+
 def example_answer(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The bundled answer, if it is one to `settings`."""
-    return _example()["answer"] if settings == _example()["settings"] else None
+    """The bundled answer, if there is one to `settings`."""
+    asked = _portable(settings)
+    return next((known["answer"] for known in _examples() if known["settings"] == asked), None)
+
+
+def _portable(settings: Mapping[str, Any]) -> Any:
+    """The settings with what is bundled named alike wherever tokentwin is installed."""
+    return json.loads(json.dumps(settings).replace(json.dumps(str(SAMPLES.resolve()))[:-1], '"samples'))
 
 
 @cache
-def _example() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+def _examples() -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))
     return content
 
 
+def _make() -> None:
+    made = []
+    for task, request in ((simulated, example_request()), (recorded, recorded_request())):
+        asked = settings_of(request)
+        with tempfile.TemporaryDirectory() as folder:
+            answer = task(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
+        made.append({"settings": _portable(asked), "answer": answer})
+    write_json(_FILE, made)
+
+
 if __name__ == "__main__":
-    asked = settings_of(example_request())
-    with tempfile.TemporaryDirectory() as folder:
-        found = simulated(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
-    write_json(_FILE, {"settings": asked, "answer": found})
+    _make()

@@ -11,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from calibration.engine_calibration import FILE as ENGINE_CALIBRATION
+from dashboard.bundled import DEMO, SAMPLES, bundled_pair
 from dashboard.lab.deployment_text import MOST_KB, keep_deployment, kept_deployment
 from dashboard.lab.mixes import mixes
 from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
@@ -33,6 +34,7 @@ BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
 _OWN_CALIBRATION = "calibration.json"
 _ALONE = "nothing: recordings only"
+_BUNDLED = "bundled: measured before them"
 _NUMBERS = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -79,28 +81,40 @@ def simulation_inputs(runs: Path) -> LabRequest | Incomplete:
     return parse(LabRequest, asked, where="lab")
 
 
-def recording_inputs(runs: Path, found: Mapping[str, Path]) -> RecordedRequest:
-    """Draw the choice among the recordings, and groups of them, in `found`; and what times their twins, if anything."""
-    first, second = _likely(found)
+def recording_inputs(runs: Path, own: Mapping[str, Path]) -> RecordedRequest:
+    """Draw the choice among the recordings, and groups of them, in `own`; and what times their twins, if anything.
+
+    The bundled pair can be chosen, too; unasked it is, where `own` are fewer than two.
+    """
+    found = {**own, **bundled_pair()}
+    first, second = _likely(own if len(own) > 1 else bundled_pair())
     for name, place, likely in zip("ab", st.columns(2, gap="medium"), (first, second), strict=True):
         with place:
             options = [likely, *(other for other in found if other != likely)]
             choose(name.upper(), options, f"rec_{name}")
     paths = [found[st.session_state[f"last_rec_{name}"]] for name in "ab"]
     with st.sidebar:
-        timing = _timing(runs, beside=True)
+        timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         bounds = _bounds()
         percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
-    stamps = [max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0) for path in paths]
     asked = {
         "a": paths[0].resolve(),
         "b": paths[1].resolve(),
-        "stamps": stamps,
+        "stamps": [_written(path) for path in paths],
         "timing": timing,
         "bounds": bounds,
         "threshold": percent / 100,
     }
     return parse(RecordedRequest, asked, where="lab")
+
+
+def _is_bundled(path: Path) -> bool:
+    return path.is_relative_to(SAMPLES)
+
+
+def _written(path: Path) -> int:
+    """When a recording, or one of a directory of them, was last written; what is bundled stays as it is."""
+    return 0 if _is_bundled(path) else max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0)
 
 
 def settings_of(request: LabRequest | RecordedRequest) -> dict[str, Any]:
@@ -150,24 +164,36 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     return RecordedTraffic(path=path, window_s=window, rate_scale=scale)
 
 
-def _timing(runs: Path, beside: bool = False) -> Timing | None:
-    """A GPU of the catalogue, or a calibration under `runs`; `beside` a recording also nothing at all."""
-    measured = {**find(runs, _OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
-    cards = sorted(gpus(), key=lambda name: name != GPU)
-    options = [*([_ALONE] if beside else []), *cards, *measured]
-    if beside:
-        options = [_ALONE, *measured, *cards]
-    label = "Simulate them too, timed by" if beside else "Steps timed by"
-    chosen = choose(label, options, "beside" if beside else "timing", help=_TIMING)
+def _timing(runs: Path) -> Timing:
+    """A GPU of the catalogue with a model, or a calibration under `runs`, which brings its deployment."""
+    measured, cards = _measured(runs), _cards()
+    chosen = choose("Steps timed by", [*cards, *measured], "timing", help=_TIMING)
+    if chosen in measured:
+        return Timing(calibration=str(measured[chosen].resolve()))
+    model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
+    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="GPUs that share a layer.")
+    return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
+
+
+def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
+    """What times recordings simulated once more, or nothing; of the `bundled` pair unasked what is bundled with it."""
+    measured = {**_measured(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
+    usual = _BUNDLED if bundled else _ALONE
+    options = [usual, *(name for name in (_ALONE, *measured, *_cards()) if name != usual)]
+    chosen = choose("Simulate them too, timed by", options, "beside", help=_TIMING)
     if chosen == _ALONE:
         return None
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
-    if beside:
-        return Timing(gpu=chosen)
-    model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
-    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="GPUs that share a layer.")
-    return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
+    return Timing(gpu=chosen)
+
+
+def _measured(runs: Path) -> dict[str, Path]:
+    return {**find(runs, _OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
+
+
+def _cards() -> list[str]:
+    return sorted(gpus(), key=lambda name: name != GPU)
 
 
 def _bounds() -> dict[str, float]:

@@ -15,6 +15,7 @@ from calibration.paired_runs import PairedRuns
 from calibration.scenario import Scenario
 from dashboard.lab.request import LabRequest, RecordedRequest, Timing
 from dashboard.series import ecdf
+from dashboard.standing import of_run, together
 from serving.config import parse
 from serving.errors import UserError
 from tokentwin.comparing import recorded_pairs, side_scenarios, simulated_pairs
@@ -55,6 +56,7 @@ def recorded(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
             "clock": side[0].run["clock"],
             "runs": len(side),
             "deployment": recorded_deployment(side[0]).model_dump(mode="json"),
+            **together((of_run(recording.run) for recording in side), "recordings")._asdict(),
         }
     if request.timing is not None:
         tell("simulating the same runs", 0.4)
@@ -122,9 +124,8 @@ def _tenants(pairs: PairedRuns) -> list[dict[str, Any]]:
 
 
 def _trust(scenario: Scenario) -> dict[str, str]:
-    """How far to trust the side's step times: as far as those of its least certain pool."""
-    costs = [pool.cost for pool in scenario.pools] if scenario.pools else [scenario.cost]
-    mark, reason = max((cost.standing() for cost in costs), key=lambda standing: standing[0])  # type: ignore[attr-defined]
+    """How far to trust the side's step times."""
+    mark, reason = scenario.standing()
     return {"mark": mark.name.lower(), "reason": reason}
 
 

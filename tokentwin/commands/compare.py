@@ -97,6 +97,8 @@ def compare(
     files = sides or (deployment, deployment)
     own = [Overrides.read(f"--{s}", file, pairs) for s, file, pairs in zip("ab", files, (own_a, own_b), strict=True)]
     scenarios, calibrations = _scenarios(own, trace, seeds, limit, rate_scale, calibration, gpu)
+    if not (sides or engine) and sorted(own_a) == sorted(own_b):
+        raise UserError("a/b", list(own_a) or "none", "A and B are the same; say what differs, e.g. --b policy=fair")
     comparison = _of_scenarios(scenarios, bounds, threshold / 100)
     real = None
     if engine and out is not None:

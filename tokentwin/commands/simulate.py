@@ -17,7 +17,7 @@ from tokentwin.finite import Finite
 @click.option("--gpu", help="Simulate this GPU from kernel tables; with a calibration of another engine, on this one.")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
 @click.option(
-    "--replicas", type=click.IntRange(min=1), help="Engines behind the router (of a fleet: in its first pool)."
+    "--replicas", type=click.IntRange(1, 100_000), help="Engines behind the router (of a fleet: in its first pool)."
 )
 @click.option("--router", help="round-robin (default), random, least-requests, ... (docs/fleet.md), or module:Class.")
 @click.option("--price", "prices", multiple=True, help="Dollars per GPU-hour, H100=2.9; by default the catalogue's.")

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from serving.cost_model import CostModel
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.objectives import Objective
-from tokentwin.planning.trial import Question, simulated
+from tokentwin.planning.trial import Figures, PricedSteps, Question, simulated
 from tokentwin.planning.workers import Task, Workers
 
 # Of the rate at which an objective breaks: close together where latency turns up.
@@ -24,22 +23,32 @@ _P99 = tuple(Objective(f"{metric} p99", ((metric, math.inf),), Fraction(99, 100)
 
 @dataclass(frozen=True)
 class FleetPoint:
-    """Attainment of so many replicas at the centre and at both ends of the cost model's 90 % interval."""
+    """Attainment of so many replicas at the centre and at both ends of the cost model's 90 % interval.
+
+    `mark` and `reason` are of its `Figures` at the centre.
+    """
 
     replicas: int
     attainment: float
     if_slow: float
     if_fast: float
+    mark: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """99th percentiles in milliseconds at so many requests a second; infinite where that request did not finish."""
+    """99th percentiles in milliseconds at so many requests a second; infinite where that request did not finish.
+
+    `mark` and `reason` are of its `Figures`.
+    """
 
     requests_per_s: float
     ttft_p99_ms: float
     tpot_p99_ms: float
     attainment: float
+    mark: str
+    reason: str
 
 
 def fleet_curve(workers: Workers, engine: Engine, replicas: int, most: int) -> list[FleetPoint]:
@@ -70,16 +79,16 @@ def mean_rate(question: Question) -> float:
 
 def _fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
     centre = question.pricing(engine)
-    attained = [_attainment(question, engine, replicas, centre)]
+    likely = _figures(question, engine, replicas, centre)
     # The interval depends on which steps the run asks for, so the centre comes first.
-    attained += [_attainment(question, engine, replicas, end) for end in centre.ends()]
-    return FleetPoint(replicas, attained[0], if_slow=attained[2], if_fast=attained[1])
+    fast, slow = (_figures(question, engine, replicas, end).attainment for end in centre.ends())
+    return FleetPoint(replicas, likely.attainment, slow, fast, likely.mark, likely.reason)
 
 
-def _attainment(question: Question, engine: Engine, replicas: int, cost: CostModel) -> float:
+def _figures(question: Question, engine: Engine, replicas: int, cost: PricedSteps) -> Figures:
     figures = simulated(question, engine, cost, replicas, to_the_end=True).figures
     assert figures is not None
-    return figures.attainment
+    return figures
 
 
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
@@ -87,7 +96,6 @@ def _load_point(question: Question, engine: Engine, replicas: int, scale: float)
 
     workload = reshaped(question.workload, rate_scale=scale)
     asked = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
-    figures = simulated(asked, engine, question.pricing(engine), replicas, to_the_end=True).figures
-    assert figures is not None
+    figures = _figures(asked, engine, replicas, question.pricing(engine))
     ttft, tpot = figures.observed
-    return LoadPoint(scale * mean_rate(question), ttft, tpot, figures.attainment)
+    return LoadPoint(scale * mean_rate(question), ttft, tpot, figures.attainment, figures.mark, figures.reason)

@@ -16,7 +16,8 @@ from tokentwin.planning.trial import Trial
 class Point:
     """One simulated fleet: output tokens per second of the median user and of a GPU, dollars per million of each kind.
 
-    Spares are paid for but carry nothing; dollars per million tokens of a kind are of all dollars.
+    Spares are paid for but carry nothing; dollars per million tokens of a kind are of all dollars. `mark` and `reason`
+    are those of its `Figures`.
     """
 
     engine: str
@@ -29,6 +30,8 @@ class Point:
     usd_per_mtok_total: float
     attainment: float
     met: bool
+    mark: str
+    reason: str
 
 
 def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
@@ -50,6 +53,8 @@ def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
         usd_per_mtok_total=_per_million(usd, total),
         attainment=figures.attainment,
         met=trial.met,
+        mark=figures.mark,
+        reason=figures.reason,
     )
 
 

@@ -55,7 +55,8 @@ class Figures:
     """What a whole run gives: attainment, output tokens/s in all, median tokens/s of a user, prompt tokens/s.
 
     `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound. `broken`
-    has, for each bound that attainment counts, the share of requests that break it.
+    has, for each bound that attainment counts, the share of requests that break it. `mark` and `reason` say how far the
+    times of its steps can be trusted, as `calibration.kernel_times.Mark` has it.
     """
 
     attainment: float
@@ -66,6 +67,8 @@ class Figures:
     worst: int
     broken: tuple[float, ...]
     unfinished: int
+    mark: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def try_alone(question: Question, engine: Engine) -> Trial:
     return simulated(alone, engine, question.pricing(engine), 1, to_the_end=True)
 
 
-def simulated(question: Question, engine: Engine, cost: CostModel, replicas: int, to_the_end: bool = False) -> Trial:
+def simulated(question: Question, engine: Engine, cost: PricedSteps, replicas: int, to_the_end: bool = False) -> Trial:
     """So many replicas of `engine`, their steps timed by `cost`."""
     from sim.cluster import Cluster
 
@@ -159,10 +162,11 @@ def simulated(question: Question, engine: Engine, cost: CostModel, replicas: int
     objectives = question.objectives.each
     verdicts = [objective.misses(metrics) for objective in objectives]
     met = all(o.allowed(counted) >= misses for o, (misses, counted) in zip(objectives, verdicts, strict=True))
-    return Trial(replicas, met, _figures(metrics, question.objectives))
+    return Trial(replicas, met, _figures(metrics, question.objectives, cost))
 
 
-def _figures(metrics: RunMetrics, objectives: Objectives) -> Figures:
+def _figures(metrics: RunMetrics, objectives: Objectives, cost: PricedSteps) -> Figures:
+    mark, reason = cost.standing()
     scalars = metrics.scalars()
     observed = tuple(objective.observed(metrics) for objective in objectives.each)
     excess = [objective.excess(value) for objective, value in zip(objectives.each, observed, strict=True)]
@@ -175,6 +179,8 @@ def _figures(metrics: RunMetrics, objectives: Objectives) -> Figures:
         worst=max(range(len(excess)), key=excess.__getitem__),
         broken=objectives.broken(metrics),
         unfinished=int((~metrics.finished).sum()),
+        mark=mark.name.lower(),
+        reason=reason,
     )
 
 

@@ -7,6 +7,7 @@ import shlex
 
 from serving.config import Deployment
 from serving.errors import UserError
+from serving.model_catalogue import hub_id
 from serving.speculative import SpeculativeConfig
 
 _QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  # None: as the checkpoint has it
@@ -50,7 +51,7 @@ def vllm_command(deployment: Deployment) -> str:
         "" if scheduler.enable_prefix_caching else "--no-enable-prefix-caching",
         "--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling",
     ]
-    words = ["vllm", "serve", deployment.model]
+    words = ["vllm", "serve", hub_id(deployment.model)]
     words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return shlex.join([*words, *filter(None, switches)])
 

@@ -1,0 +1,178 @@
+"""Every plot of every page carries a badge of its own, and what the badge says is what the plot is drawn from."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from calibration.kernel_surfaces import load_kernels
+from calibration.kernel_times import Mark
+from dashboard import calibration_charts, frontier_charts, plan_charts, sweep_charts
+from dashboard.bundled import DEMO, RUN_SAMPLE
+from dashboard.calibration_page import _of_dots
+from dashboard.example import example
+from dashboard.lab.tasks import recorded
+from dashboard.lab_charts import side_colours
+from dashboard.palette import policy_colour
+from dashboard.policy_lab_page import _standing
+from dashboard.report import Report
+from dashboard.standing import Standing, noted, of_run, together
+from dashboard.trust_page import _standing as of_report
+from serving.gpu_spec import find_gpu
+from tests.badges import badges
+from tests.dashboard_samples import report, toy_run
+from tests.test_dashboard_pages import main_module, open_page, step  # noqa: F401
+from traces.recording import Recording
+
+PAGES = {
+    "plan": ("plan_page", {}, 5),
+    "frontier": ("frontier_page", {}, 2),
+    "policy lab": ("policy_lab_page", {}, 4),
+    "recordings": ("policy_lab_page", {"compare": "recordings"}, 4),
+    "requests": ("run_page", {}, 6),
+    "steps": ("run_page", {"view": "steps"}, 7),
+    "diagnosis": ("run_page", {"view": "diagnosis"}, 5),
+    "metrics": ("run_page", {"view": "metrics"}, 5),
+    "trust": ("trust_page", {}, 5),
+    "kernel tables": ("calibration_page", {}, 3),
+    "sweeps": ("sweeps_page", {}, 1),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_plot_has_a_badge(tmp_path, name):
+    module, url, least = PAGES[name]
+    app = open_page(f"dashboard.{module}", tmp_path, **url)
+    assert not app.exception and not app.error
+    assert len(badges(app)) >= least
+
+
+def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
+    shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
+    assert [found.mark for found in badges(open_page("dashboard.calibration_page", tmp_path, of="Engines"))] == [
+        "validated",
+        "validated",
+    ]
+    assert len(badges(step())) == 2
+
+
+def test_a_plot_without_a_badge_is_found():
+    def script():
+        import plotly.graph_objects as go
+        import streamlit as st
+
+        from dashboard.badge import figure
+        from dashboard.standing import Standing
+
+        figure(go.Figure(), "one", "With", Standing("validated", "measured"))
+        st.plotly_chart(go.Figure(), key="two")
+
+    app = AppTest.from_function(script).run()
+    assert not app.exception
+    with pytest.raises(AssertionError, match="badge"):
+        badges(app)
+
+
+# What a badge says
+
+
+def test_several_stand_as_the_least_certain_and_say_how_many_do():
+    good, beyond = Standing("interpolated", "between"), Standing("extrapolated", "beyond")
+    assert together([good, good], "runs") == good
+    assert together([good, beyond, good], "runs") == Standing(
+        "extrapolated", "of 3 runs 1 extrapolated, 2 interpolated; for example: beyond"
+    )
+    assert together([beyond, noted(None, "nobody knows")], "runs").mark == "unknown"
+    assert together([], "runs").mark == "unknown"
+
+
+def test_a_run_stands_as_what_it_is(tmp_path):
+    toy_run(tmp_path / "simulated", "virtual", seed=0)
+    toy_run(tmp_path / "real", "wall", seed=0)
+    marks = {name: of_run(Recording.load(tmp_path / name).run).mark for name in ("simulated", "real")}
+    assert marks == {"simulated": "unknown", "real": "validated"}
+    assert of_run(Recording.load(RUN_SAMPLE).run).mark == "interpolated"
+    assert of_run({"clock": "sundial", "notes": ""}).mark == "unknown"
+    assert of_run({"clock": "virtual", "notes": '{"standing": {"mark": "splendid"}}'}).mark == "unknown"
+
+
+def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
+    for name, clock in (("real", "wall"), ("again", "wall"), ("simulated", "virtual")):
+        toy_run(tmp_path / name, clock, seed=0)
+    asked = {"bounds": {}, "stamps": [0, 0]}
+
+    def mark(a, b):
+        sides = {"a": str(tmp_path / a), "b": str(tmp_path / b)}
+        return _standing(recorded({**asked, **sides}, tmp_path, lambda stage, share: None)).mark
+
+    assert mark("real", "again") == "validated"
+    assert mark("real", "simulated") == mark("simulated", "real") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("change", "mark", "reason"),
+    [
+        ({"extrapolated_share": 0.0}, "validated", "0.0 %"),
+        ({"extrapolated_share": 0.3}, "extrapolated", "30.0 %"),
+        ({"extrapolated_share": None}, "validated", "does not say"),
+        ({"extrapolated_share": 0.0, "disturbed": True}, "validated", "disturbed"),
+        ({"rungs": {}}, "unknown", "no real run"),
+    ],
+)
+def test_a_report_stands_as_what_it_holds(tmp_path, change, mark, reason):
+    found = of_report(Report.model_validate({**report(tmp_path), **change}))
+    assert found.mark == mark and reason in found.reason
+
+
+def test_a_curve_stands_as_its_dots():
+    assert _of_dots(np.array([1.0, 2.0])).mark == "validated"
+    assert _of_dots(np.array([1.0, np.nan])) == Standing(
+        "extrapolated", "it was measured at 1 of 2 sizes, those with a dot"
+    )
+
+
+def test_gpus_stand_as_their_shapes():
+    kernels = load_kernels(find_gpu("H100"))
+    fits = {"H100": (kernels.gpu, kernels.fits["gemm/bfloat16"])}
+    measured = np.exp2(kernels.fits["gemm/bfloat16"].surface.shapes[0]).tolist()
+    assert calibration_charts.marks(fits, "gemm/bfloat16", measured, 0)["H100"] < Mark.EXTRAPOLATED
+    assert calibration_charts.marks(fits, "gemm/bfloat16", [3.0, 3.0], 0)["H100"] is Mark.EXTRAPOLATED
+
+
+# What is hollow
+
+
+def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
+    answer = example()["answer"]
+
+    def hollow(figure):
+        return sum(symbol.endswith("-open") for trace in figure.data for symbol in trace.marker.symbol or ())
+
+    def beyond(points):
+        return sum(point["mark"] == "extrapolated" for point in points)
+
+    points = answer["points"]
+    assert 0 < beyond(points) < len(points)
+    assert hollow(frontier_charts.frontier(points, [], None)) == beyond(points)
+    assert hollow(plan_charts.attainment(answer["by_replicas"], 3)) == beyond(answer["by_replicas"]) > 0
+    curve = plan_charts.latency(answer["by_rate"], "ttft_ms", 20, 22, [])
+    assert hollow(curve) == beyond(answer["by_rate"]) > 0
+
+
+# Colours
+
+
+def test_a_policy_has_one_colour_on_every_page():
+    import pandas as pd
+
+    policies = ["fair", "vllm", "mine:Own"]
+    runs = pd.DataFrame({"rate": [1, 1, 1], "policy": policies, "v": [1.0, 2.0, 3.0], "standing": ""})
+    titles = {"rate": "rate", "v": "v"}
+    drawn = sweep_charts.metric_over(runs, "rate", "v", "policy", titles, policies)
+    colours = {trace.name: trace.marker.color for trace in drawn.data if trace.mode != "none"}
+    assert colours == {name: policy_colour(name) for name in policies}
+    assert tuple(side_colours("fair", "mine:Own")) == (colours["fair"], colours["mine:Own"])
