@@ -16,7 +16,7 @@ from dashboard.job_view import follow, start
 from dashboard.plan_tasks import FLEET, PLAN
 from dashboard.prose import literal, prose
 from dashboard.standing import Standing, noted, together
-from dashboard.url import choose, keep, named
+from dashboard.url import choose, in_url, keep, named
 from serving.errors import UserError
 from tokentwin.jobs.job import Job, finished
 
@@ -29,6 +29,7 @@ class _Asked(NamedTuple):
     answer: Mapping[str, Any]
 
 
+@in_url
 def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     """The page, over the plans under `runs` and the bundled one; `run_page` is where a recording is opened."""
     plans = _plans(runs)

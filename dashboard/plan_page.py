@@ -26,6 +26,7 @@ from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
 from dashboard.slo_rows import METRICS
 from dashboard.standing import ASSUMED, Standing, noted, together
+from dashboard.url import in_url
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.jobs.job import Job
@@ -34,6 +35,7 @@ from tokentwin.planning.objectives import parse_objectives
 _BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page; jobs and uploads are kept under `runs`."""
     with st.sidebar:

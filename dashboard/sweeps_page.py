@@ -18,7 +18,7 @@ from dashboard.library import find, stamp
 from dashboard.query import ROWS, SECONDS, query
 from dashboard.standing import Standing, noted, together
 from dashboard.sweep_charts import shown
-from dashboard.url import choose, choose_many, interval, keep, named, switch
+from dashboard.url import choose, choose_many, in_url, interval, keep, moved, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.sweeps.results import ABOUT, SweepResults
@@ -32,12 +32,13 @@ _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page, over the sweeps under `runs` and one that is bundled."""
     sweeps = {**find(runs, ABOUT), SAMPLE: _SAMPLES / "sweep"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
-        name = choose("Sweep", list(sweeps), "sweep", help="Made by `tokentwin sweep FILE -o OUT`.")
+        name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
     with title:
         st.title("What changes with what", anchor=False)
     try:
@@ -178,8 +179,10 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     group = ", ".join(found.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
     asked = named("sql") or ""
+    if moved("sql") or "query" not in st.session_state:
+        st.session_state["query"] = asked or suggested
     with st.form("sql", border=False):
-        sql = st.text_area("Query", asked or suggested, height=120, label_visibility="collapsed", key="query")
+        sql = st.text_area("Query", height=120, label_visibility="collapsed", key="query")
         if st.form_submit_button("Run", icon=":material/play_arrow:"):
             asked = sql
     if not asked:

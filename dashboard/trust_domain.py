@@ -15,7 +15,7 @@ from dashboard.domain_charts import domain_maps
 from dashboard.library import find, stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.standing import Standing
-from dashboard.url import choose
+from dashboard.url import choose, forget, moved
 from serving.errors import UserError
 from tokentwin.repricing import Source, fitting_sources, source_of
 from traces.recording import Recording
@@ -65,10 +65,8 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
 
 def _forget_another_reports(report: str) -> None:
     """Another report asks about its own run; a link says which run, whatever the report."""
-    if st.session_state.get("scenario_of", report) != report:
-        for key in ("url_scenario", "last_scenario"):
-            st.session_state.pop(key, None)
-        st.query_params.pop("scenario", None)
+    if st.session_state.get("scenario_of", report) != report and not moved("scenario"):
+        forget("scenario")
     st.session_state["scenario_of"] = report
 
 

@@ -22,7 +22,7 @@ from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
-from dashboard.url import choose, switch
+from dashboard.url import choose, in_url, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 
@@ -39,6 +39,7 @@ _HELD_OUT = (
 )
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
     own = find(runs, REPORT)
@@ -47,7 +48,7 @@ def show(runs: Path) -> None:
     with title:
         st.title("Can you trust the numbers?", anchor=False)
     with chooser:
-        name = choose("Validation report", list(reports), "report")
+        name = choose("Validation report", list(reports), "report", lasting=False)
     if not own:
         _bundled(runs)
     external = _external(runs)
