@@ -105,7 +105,9 @@ class HeldSteps:
         rows = np.searchsorted(self._start, edges, sorter=self._order)
         falls = np.searchsorted(self._fall_at, edges)
         held = [
-            np.sum([self._change[name][self._order[: rows[0]]].sum(), -self._fall[name][: falls[0]].sum()], keepdims=True)
+            np.sum(
+                [self._change[name][self._order[: rows[0]]].sum(), -self._fall[name][: falls[0]].sum()], keepdims=True
+            )
             for name in names
         ]
         for (first, last), (fall, until) in zip(pairwise(rows), pairwise(falls), strict=True):
@@ -132,7 +134,9 @@ class HeldSteps:
     def _span(self, rows: Sequence[int], falls: Sequence[int]) -> tuple[float, float]:
         """First and last time among those of some steps in order, and of some falls; there must be one."""
         steps = self._order[[rows[0], rows[1] - 1]] if rows[1] > rows[0] else []
-        times = np.concatenate([self._start[steps], self._fall_at[falls[0] : falls[1]][[0, -1] if falls[1] > falls[0] else []]])
+        times = np.concatenate(
+            [self._start[steps], self._fall_at[falls[0] : falls[1]][[0, -1] if falls[1] > falls[0] else []]]
+        )
         return times.min(), times.max()
 
 

@@ -79,6 +79,6 @@ def _entries(directory: str, modified: int) -> _Entries:
 
 def _modified(path: str) -> int:
     try:
-        return os.stat(path).st_mtime_ns
+        return Path(path).stat().st_mtime_ns
     except OSError:
         return 0

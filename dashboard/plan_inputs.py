@@ -76,7 +76,11 @@ def _model(runs: Path) -> str | Incomplete:
     said = named("config") or ""
     with st.expander("config.json", expanded=model_path(runs, said) is None):
         text = st.text_area(
-            "Its text", height=140, max_chars=100_000, key=fresh_key("config_text", "config"), help="As on the model's page at its hub."
+            "Its text",
+            height=140,
+            max_chars=100_000,
+            key=fresh_key("config_text", "config"),
+            help="As on the model's page at its hub.",
         )
         if text.strip():
             said = keep_model(runs, text)

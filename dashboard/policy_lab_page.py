@@ -28,7 +28,7 @@ from dashboard.lab.tasks import RECORDED, SIMULATED
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.standing import Standing, noted, together
-from dashboard.url import go_to, in_url, pick, switch
+from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.jobs.job import Job
@@ -96,7 +96,7 @@ def _how_to_record(runs: Path) -> None:
 
 def _recordings(runs: Path) -> dict[str, Path]:
     """Recordings, and directories that hold several as `compare --engine` leaves them, by name; the newest first."""
-    found = find(runs, _RUN)
+    found = find(runs, _RUN, named("rec_a"), named("rec_b"))
     groups = {}
     for name, path in found.items():
         if "/" in name and re.fullmatch(r"run-\d+", path.name):

@@ -24,7 +24,7 @@ from dashboard.request_table import request_table
 from dashboard.run_header import header, headline
 from dashboard.step_time import step_time
 from dashboard.time_window import Window, time_window
-from dashboard.url import choose, in_url, pick
+from dashboard.url import choose, in_url, named, pick
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -41,7 +41,7 @@ _VIEWS = {
 @in_url
 def show(runs: Path) -> None:
     """The page, over the recordings under `runs`; without any, over those that are bundled."""
-    own = find(runs, RECORDING)
+    own = find(runs, RECORDING, named("run"))
     recordings = own or bundled_recordings()
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:

@@ -35,7 +35,7 @@ _NONE = "nothing"
 @in_url
 def show(runs: Path) -> None:
     """The page, over the sweeps under `runs` and one that is bundled."""
-    sweeps = {**find(runs, ABOUT), SAMPLE: _SAMPLES / "sweep"}
+    sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")

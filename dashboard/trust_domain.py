@@ -42,7 +42,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
     with chooser:
         _forget_another_reports(report)
-        name = choose("Run in question", names, "scenario")
+        name = choose("Run in question", names, "scenario", lasting=False)
     try:
         recording = Recording.load(recordings[name])
         source = _source(recording, runs, calibration)

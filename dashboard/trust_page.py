@@ -22,7 +22,7 @@ from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
-from dashboard.url import choose, in_url, switch
+from dashboard.url import choose, in_url, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 
@@ -42,7 +42,7 @@ _HELD_OUT = (
 @in_url
 def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
-    own = find(runs, REPORT)
+    own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with title:
@@ -63,7 +63,7 @@ def show(runs: Path) -> None:
     _errors(report)
     _steps(reports[name], report)
     simulated = report.recordings.simulated
-    recordings = find(runs, RECORDING)
+    recordings = find(runs, RECORDING, named("scenario"))
     if not own:
         recordings |= bundled_recordings()
     first = resolve(reports[name], simulated) if simulated else None

@@ -76,8 +76,7 @@ def choose(
 ) -> str:
     """A select box whose choice is the query parameter `parameter`; a name that is not an option is said to be so.
 
-    Without the parameter it is the first. Where the first may be another tomorrow (the newest run), it is not `lasting`,
-    and named in the URL as soon as anything is.
+    Without the parameter it is the first; `lasting` as for `keep`.
     """
     said = named(parameter)
     if said is not None and said not in options and not _kept(parameter):
@@ -139,10 +138,15 @@ def forget(parameter: str) -> None:
 
 
 def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -> None:
-    """Have the query parameter say `text`; left out when that is what holds without it, unless not `lasting`."""
-    _keep(parameter, [text], [otherwise])
+    """Have the query parameter say `text`; left out when that is what holds without it.
+
+    What holds without it is not `lasting` where it may be another tomorrow: then it is left out of an address without
+    any parameters, and only there.
+    """
     if text == otherwise and not lasting:
         _inputs.get().along[parameter] = [text]
+    else:
+        _keep(parameter, [text], [otherwise])
 
 
 def keep_all(parameter: str, texts: Sequence[str], otherwise: Sequence[str]) -> None:
@@ -245,7 +249,7 @@ def _arrive(page: str) -> _Inputs:
 def _write(inputs: _Inputs) -> None:
     said = {name: values for name, values in (inputs.said | inputs.now).items() if values}
     if said:
-        said = {**inputs.along, **said}
+        said |= inputs.along
     if said != _address():
         st.query_params.from_dict(said)
     st.session_state.pop(_TOLD, None)

@@ -1,4 +1,4 @@
-"""What lies under the runs directory: all of it is seen, the newest is listed, and a second look costs next to nothing."""
+"""What lies under the runs directory: all of it is seen, the newest is listed, a second look is cheap."""
 
 from __future__ import annotations
 

@@ -149,7 +149,10 @@ def _traffic(runs: Path) -> tuple[SynthSpec, ...] | RecordedTraffic | Incomplete
 
 def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     upload = st.file_uploader(
-        "A trace", key=fresh_key("lab_trace_upload", "lab_trace"), max_upload_size=MOST_MB, help="Any format that `tokentwin trace` reads."
+        "A trace",
+        key=fresh_key("lab_trace_upload", "lab_trace"),
+        max_upload_size=MOST_MB,
+        help="Any format that `tokentwin trace` reads.",
     )
     said = named("lab_trace") or ""
     if upload is not None:
@@ -241,9 +244,7 @@ def _setting(side: str, name: str, low: float, high: float, step: float) -> floa
 
 def _deadlines(side: str) -> dict[str, Any]:
     """The bounds of `edf`, as `chat=300, batch=20000`."""
-    said = text(
-        "TTFT bound by SLO class (ms)", f"{side}_deadlines", _DEADLINES, max_chars=500, help=f"`{_DEADLINES}`"
-    )
+    said = text("TTFT bound by SLO class (ms)", f"{side}_deadlines", _DEADLINES, max_chars=500, help=f"`{_DEADLINES}`")
     bounds = {}
     for pair in filter(str.strip, said.split(",")):
         match = _DEADLINE.fullmatch(pair)
