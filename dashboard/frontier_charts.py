@@ -13,6 +13,7 @@ from dashboard.standing import UNKNOWN
 from serving.metrics import metric
 from tokentwin.planning.frontier import Point, pareto, per_dollar, per_gpu
 
+_DRAWN = ("tok_s_user", "tok_s_gpu", "usd_per_mtok_out")
 Points = Sequence[Mapping[str, Any]]
 _USER = "output tokens/s of the median user"
 
@@ -35,11 +36,26 @@ def price(points: Points, recommended: int | None) -> go.Figure:
     return finish(figure, 440)
 
 
+def place(points: Points, point: Mapping[str, Any]) -> int:
+    """Which of the points is of the same fleet."""
+    same = ("engine", "replicas")
+    return next(at for at, other in enumerate(points) if all(other[name] == point[name] for name in same))
+
+
+def on_a_frontier(points: Points) -> set[int]:
+    """Those on the line of either figure."""
+    return {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
+
+
 def unbeaten(points: Points, gain: Callable[[Point], float]) -> list[int]:
-    """Where those are that no other beats in both, the fastest first; of fleets that break an SLO none."""
+    """Which meet the SLOs and are beaten in both by no other that does, the fastest first."""
     names = [field.name for field in fields(Point)]
-    met = {Point(*map({"mark": UNKNOWN, "reason": "", **point}.get, names)): at for at, point in enumerate(points)}
-    return [met[point] for point in pareto((point for point in met if point.met), gain)]
+    met = {
+        Point(*map({"mark": UNKNOWN, "reason": "", **point}.get, names)): at
+        for at, point in enumerate(points)
+        if point["met"] and None not in map(point.get, _DRAWN)
+    }
+    return [met[point] for point in pareto(met, gain)]
 
 
 def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> None:

@@ -14,6 +14,7 @@ from streamlit.navigation.page import StreamlitPage
 
 from dashboard import frontier_charts
 from dashboard.badge import badge, figure
+from dashboard.downloads import downloads
 from dashboard.example import example
 from dashboard.job_view import follow, start
 from dashboard.plan_names import EXAMPLE, LOOKED_AT, plan_name
@@ -22,8 +23,8 @@ from dashboard.prose import literal, prose
 from dashboard.standing import Standing, noted, together
 from dashboard.url import choose, go_to, in_url, keep, named
 from serving.errors import UserError
+from tokentwin.exports.plan import PlanAnswer
 from tokentwin.jobs.job import Job, finished
-from tokentwin.planning.frontier import per_dollar, per_gpu
 
 _TO_OPEN = "frontier_to_open"  # the job whose recording is opened when it is there
 
@@ -51,7 +52,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     if not points:
         st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
         return
-    recommended = _index(points, best) if best else None
+    recommended = frontier_charts.place(points, best) if best else None
     left, right = st.columns(2, gap="medium")
     standing = together(map(_standing, points), "fleets")
     with left:
@@ -61,8 +62,8 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         plot = frontier_charts.price(points, recommended)
         _clickable(plot, "price", "What speed costs", standing, asked, runs)
     _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
-    best_of = {*frontier_charts.unbeaten(points, per_gpu), *frontier_charts.unbeaten(points, per_dollar)}
-    st.dataframe(_rows(points, best_of), hide_index=True, column_config=_COLUMNS)
+    st.dataframe(_rows(points, frontier_charts.on_a_frontier(points)), hide_index=True, column_config=_COLUMNS)
+    downloads(PlanAnswer(answer), "plan")
 
 
 def _plans(runs: Path) -> dict[str, _Asked]:
@@ -147,10 +148,6 @@ def _open(job: Job, run_page: StreamlitPage | None, place: Any) -> None:
     if st.session_state.pop(_TO_OPEN, None) == job.id:
         st.switch_page(run_page, query_params=run)
     place.page_link(run_page, label="Open the run", icon=":material/timeline:", query_params=run)
-
-
-def _index(points: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> int:
-    return next(at for at, other in enumerate(points) if _name(other) == _name(point))
 
 
 def _name(point: Mapping[str, Any]) -> str:

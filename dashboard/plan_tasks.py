@@ -1,12 +1,12 @@
 """Plans and single fleets as jobs: what `tokentwin.jobs` runs for the pages.
 
-A plan is answered twice: on the first few hundred requests, within seconds, and then on all of them.
+A plan is answered several times: on its first hundred requests, within seconds, on four times as many, and so on up
+to all of them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,30 @@ from dashboard.plan_request import PlanRequest
 from serving.config import Deployment, parse
 from serving.workload import Workload
 from tokentwin.jobs.files import write_json
-from tokentwin.planning.curves import fleet_curve, load_curve, mean_rate
+from tokentwin.planning.document import plan_document
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import point
-from tokentwin.planning.plan import Plan, make_plan
-from tokentwin.planning.report import as_json, why_not_fewer
+from tokentwin.planning.plan import make_plan
 from tokentwin.planning.search import search
 from tokentwin.planning.workers import Workers
 
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
 COARSE = "coarse.json"
-COARSE_REQUESTS = 400
-LEAST_REQUESTS = 100  # a first answer on fewer would say nothing
+FIRST_REQUESTS = (100, 400, 1600)  # fewer than the first would say nothing
 
 Tell = Callable[[str, float], None]
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The whole answer as `plan_document` has it; a first one, `COARSE`, is left in `out` on the way."""
+    """The whole answer as `plan_document` has it; first ones, each better, are left in `out` as `COARSE` on the way."""
     request = parse(PlanRequest, settings, where="plan")
     workload = request.workload()
     engines, ruled_out = request.candidates(workload)
     requests = list(workload.requests)
-    few = requests[: min(COARSE_REQUESTS, len(requests) // 2)]
-    if len(few) >= LEAST_REQUESTS:
-        tell(f"a first answer, on {len(few)} requests", 0.02)
-        write_json(out / COARSE, _coarse(request, replace(workload, requests=few), engines))
+    for at, few in enumerate(count for count in FIRST_REQUESTS if count <= len(requests) // 2):
+        tell(f"a first answer, on {few:,} requests", 0.01 + 0.03 * at)
+        write_json(out / COARSE, _coarse(request, replace(workload, requests=requests[:few]), engines))
     return _whole(request, workload, engines, ruled_out, tell)
 
 
@@ -75,31 +72,8 @@ def _whole(
             request.limits,
             lambda settled: tell(searching, 0.1 + 0.5 * settled / max(len(engines), 1)),
         )
-        document = plan_document(found, engines)
-        best = found.recommendation
-        if best is not None:
-            engine, replicas = best.offer.engine, best.offer.trial.replicas
-            tell("attainment with more and fewer replicas", 0.7)
-            document["by_replicas"] = [asdict(p) for p in fleet_curve(workers, engine, replicas, request.most)]
-            tell("latency with more and less traffic", 0.85)
-            curve = load_curve(workers, engine, replicas, best.knee.headroom_percent)
-            document["by_rate"] = [_finite(asdict(p)) for p in curve]
-    return document
-
-
-def plan_document(found: Plan, engines: list[Engine]) -> dict[str, Any]:
-    """`as_json`, why not one fewer, the traffic's mean rate, and the deployment of every candidate by its name."""
-    best = found.recommendation
-    rate = mean_rate(found.question)
-    return {
-        **as_json(found),
-        "why_not_fewer": why_not_fewer(found, best) if best else None,
-        "requests_per_s": rate if math.isfinite(rate) else None,
-        "candidates": {
-            engine.name: {"gpu": engine.gpu, "deployment": engine.deployment.model_dump(mode="json")}
-            for engine in engines
-        },
-    }
+        asked = request.model_dump(mode="json", exclude_none=True)
+        return plan_document(workers, found, engines, asked, lambda stage, share: tell(stage, 0.7 + 0.3 * share))
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -127,7 +101,3 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     standing = {"mark": mark.name.lower(), "reason": reason}
     add_notes(out / "run", {"gpu": settings["gpu"], "standing": standing})
     return {"duration_s": done.duration_ns / 1e9, **standing}
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in values.items()}

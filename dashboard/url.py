@@ -5,10 +5,16 @@ by a person is one entry of the browser's history. What is as usual is left out.
 than was last written (a link, back, forward), the address holds; otherwise the widget.
 
 A page that is come to without any parameter, by the navigation bar, is as this tab left it.
+
+What a link says is not to be trusted: names are looked up among the options, numbers held against their ends, and
+anything else is as if it were not there.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Said = dict[str, list[str]]  # parameters and their values, of which most have one
 
+_ENDS = re.compile(r"(-?[\d.]+(?:e[+-]?\d+)?)-(-?[\d.]+(?:e[+-]?\d+)?)")
 _WRITTEN = "url_written"  # of every page: what it was last drawn with
 _BARE = "url_bare"  # of every page: what its address without parameters stands for
 _PAGE = "url_page"
@@ -96,13 +103,23 @@ def switch(label: str, parameter: str, help: str | None = None) -> bool:
     return on
 
 
-def number(label: str, parameter: str, low: int, high: int, otherwise: int, help: str | None = None) -> int:
+def number(
+    label: str, parameter: str, low: int, high: int, otherwise: int, step: int = 1, help: str | None = None
+) -> int:
     """A whole number that is the query parameter `parameter`; `otherwise` when that is absent or no such number."""
-    said = named(parameter) or ""
-    value = min(max(int(said), low), high) if said.isascii() and said.isdigit() else otherwise
-    chosen = int(st.number_input(label, low, high, help=help, key=_key(parameter, value)))
+    value = int(quantity(named(parameter), low, high, otherwise))
+    chosen = int(st.number_input(label, low, high, step=step, help=help, key=_key(parameter, value)))
     keep(parameter, str(chosen), str(otherwise))
     return chosen
+
+
+def quantity(text: str | None, low: float, high: float, otherwise: float) -> float:
+    """The number that a link gives; `otherwise` where it gives none from `low` to `high`."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return float(otherwise)
+    return value if low <= value <= high else float(otherwise)
 
 
 def named(parameter: str) -> str | None:
@@ -157,13 +174,28 @@ def keep_all(parameter: str, texts: Sequence[str], otherwise: Sequence[str]) -> 
 def choose_many(
     label: str, options: Sequence[str], parameter: str, otherwise: Sequence[str], help: str | None = None
 ) -> list[str]:
-    """A choice of any number of options, separated by commas in the URL; names of no option are passed over."""
+    """A choice of any number of options, in the URL as a line of CSV; names of no option are passed over."""
     said = named(parameter)
-    wanted = [name for name in (otherwise if said is None else said.split(",")) if name in options]
+    names = otherwise if said is None else _listed(said)
+    wanted = list(dict.fromkeys(name for name in names if name in options))
     key = _key(parameter, wanted, lambda held: set(held) <= set(options))
     chosen: list[str] = st.multiselect(label, options, help=help, key=key)
-    keep(parameter, ",".join(chosen), ",".join(otherwise))
+    keep(parameter, _line(chosen), _line(otherwise))
     return chosen
+
+
+def _line(names: Sequence[str]) -> str:
+    """`H100,H200`; a name with a comma in it is quoted."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(names)
+    return out.getvalue()
+
+
+def _listed(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
 
 
 def amount(
@@ -177,11 +209,7 @@ def amount(
     show: str = "%.6g",
 ) -> float:
     """A number that is the query parameter; `otherwise` when that is absent or no such number."""
-    try:
-        said = float(named(parameter) or "nan")
-    except ValueError:
-        said = otherwise
-    value = float(said if low <= said <= high else otherwise)
+    value = quantity(named(parameter), low, high, otherwise)
     chosen = float(
         st.number_input(
             label,
@@ -213,7 +241,8 @@ def pick(
 def text(label: str, parameter: str, otherwise: str = "", **how: Any) -> str:
     """A line of text that is the query parameter; `how` is as `st.text_input` has it."""
     said = named(parameter)
-    typed: str = st.text_input(label, key=_key(parameter, otherwise if said is None else said), **how)
+    wanted = otherwise if said is None else said[: how.get("max_chars")]
+    typed: str = st.text_input(label, key=_key(parameter, wanted), **how)
     keep(parameter, typed, otherwise)
     return typed
 
@@ -224,7 +253,7 @@ def interval(label: str, low: float, high: float, parameter: str, help: str | No
     _set(key, parameter, _ends(named(parameter) or "", low, high))
     step = round((high - low) / 200, 3) or 0.001
     chosen: tuple[float, float] = st.slider(label, low, high, step=step, help=help, key=key)
-    keep(parameter, "" if chosen == (low, high) else f"{chosen[0]:g}-{chosen[1]:g}")
+    keep(parameter, "" if chosen == (low, high) else f"{chosen[0]:.10g}-{chosen[1]:.10g}")
     return chosen
 
 
@@ -307,9 +336,9 @@ def _interval_key(low: float, high: float, parameter: str) -> str:
 
 
 def _ends(text: str, low: float, high: float) -> tuple[float, float]:
-    first, _, second = text.partition("-")
+    said = _ENDS.fullmatch(text)
     try:
-        begin, end = max(low, float(first)), min(high, float(second))
-    except ValueError:
+        begin, end = (low, high) if said is None else map(float, said.groups())
+    except ValueError:  # 1.2.3
         return low, high
-    return (begin, end) if begin < end else (low, high)
+    return (max(low, begin), min(high, end)) if max(low, begin) <= min(high, end) else (low, high)
