@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
@@ -19,10 +20,12 @@ from dashboard.downloads import downloads
 from dashboard.example import example_plan
 from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
+from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
 from dashboard.standing import ASSUMED, Standing, noted, together
+from dashboard.url import in_url
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
@@ -30,9 +33,12 @@ from tokentwin.jobs.job import Job
 from tokentwin.planning.document import length_histogram
 from tokentwin.planning.objectives import parse_objectives
 
+_GLANCE = 20_000  # requests that say what the lengths are like
 
-def show(runs: Path) -> None:
-    """The page; jobs and uploads are kept under `runs`."""
+
+@in_url
+def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
+    """The page; jobs and uploads are kept under `runs`. `frontier_page` is where all fleets of the answer are."""
     with st.sidebar:
         try:
             request = plan_inputs(runs)
@@ -42,7 +48,7 @@ def show(runs: Path) -> None:
     if isinstance(request, PlanRequest):
         try:
             parse_objectives(request.slos)
-            _planned(runs, request)
+            _planned(runs, request, frontier_page)
         except UserError as error:
             st.error(str(error), icon=":material/error:")
         return
@@ -50,15 +56,19 @@ def show(runs: Path) -> None:
     st.info(request.what if isinstance(request, Incomplete) else "The inputs have a mistake; see there.")
 
 
-def _planned(runs: Path, request: PlanRequest) -> None:
+def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | None) -> None:
     settings = settings_of(request)
+    offered = json.dumps(settings["traffic"], sort_keys=True)
+    _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
     job = Job(runs / "jobs", PLAN, settings)
-    answer = job.result or example_plan(settings)
+    found = job.result
+    answer = found or example_plan(settings)
     if answer:
-        _answer(answer)
+        st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
+        _answer(answer, frontier_page)
     else:
         _unanswered(job)
-    _traffic(json.dumps(settings["traffic"], sort_keys=True), request)
+    _traffic(offered, request)
 
 
 def _unanswered(job: Job) -> None:
@@ -87,7 +97,7 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     )
 
 
-def _answer(answer: Mapping[str, Any]) -> None:
+def _answer(answer: Mapping[str, Any], frontier_page: StreamlitPage | None) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
@@ -98,7 +108,11 @@ def _answer(answer: Mapping[str, Any]) -> None:
     spares = answer["spares"]
     st.title(_fleet(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
-    badge(noted(best["standing"], _UNSAID))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(noted(best["standing"], _UNSAID))
+        if frontier_page is not None:
+            plan = {"plan": st.session_state[LOOKED_AT]}
+            st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -108,7 +122,8 @@ def _answer(answer: Mapping[str, Any]) -> None:
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         heading(fewer, None)
-        st.markdown(literal(answer["why_not_fewer"]) + ".")
+        reason = literal(answer["why_not_fewer"])
+        st.markdown(f"{reason[:1].upper()}{reason[1:]}.")
         if best["breaks_first"]:
             st.markdown(
                 f"With more traffic, **{literal(best['breaks_first'])}** breaks first, beyond "
@@ -136,7 +151,7 @@ def _headline(best: Mapping[str, Any]) -> None:
         ("\\$ per hour", _usd(best["usd_per_hour"]), None),
         ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), metric("usd_per_mtok_out").help),
         ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
-        ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
+        ("headroom", f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
     with st.container(horizontal=True, gap="medium"):
@@ -206,10 +221,11 @@ def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
 def _sizes(key: str, _request: PlanRequest) -> tuple[int, float, list[int], list[int]]:
-    """Requests, seconds, and the lengths of prompts and outputs."""
-    requests = list(_request.workload().requests)
-    seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
-    return len(requests), seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
+    """Requests and seconds in all, and the lengths of prompts and outputs, of very many those of the first."""
+    requests = list(_request.glance(_GLANCE).requests)
+    count = round(getattr(_request.traffic, "expected_requests", len(requests)))
+    seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
+    return count, seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
 
 
 def _fleet(point: Mapping[str, Any], spares: int = 0) -> str:

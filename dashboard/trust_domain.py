@@ -13,7 +13,7 @@ from dashboard.domain_source import timed_by
 from dashboard.library import stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.standing import Standing
-from dashboard.url import choose
+from dashboard.url import choose, forget, moved
 from serving.errors import UserError
 from tokentwin.repricing import Source
 from traces.recording import Recording
@@ -40,7 +40,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
     with chooser:
         _forget_another_reports(report)
-        name = choose("Run in question", names, "scenario")
+        name = choose("Run in question", names, "scenario", lasting=False)
     try:
         recording = Recording.load(recordings[name])
         source = timed_by(recording, runs, calibration)
@@ -63,10 +63,8 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
 
 def _forget_another_reports(report: str) -> None:
     """Another report asks about its own run; a link says which run, whatever the report."""
-    if st.session_state.get("scenario_of", report) != report:
-        for key in ("url_scenario", "last_scenario"):
-            st.session_state.pop(key, None)
-        st.query_params.pop("scenario", None)
+    if st.session_state.get("scenario_of", report) != report and not moved("scenario"):
+        forget("scenario")
     st.session_state["scenario_of"] = report
 
 

@@ -23,7 +23,7 @@ from dashboard.report_standing import of_report
 from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
-from dashboard.url import choose, switch
+from dashboard.url import choose, in_url, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 from tokentwin.exports.validation import Validation
@@ -41,15 +41,16 @@ _HELD_OUT = (
 )
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
-    own = find(runs, REPORT)
+    own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with title:
         st.title("Can you trust the numbers?", anchor=False)
     with chooser:
-        name = choose("Validation report", list(reports), "report")
+        name = choose("Validation report", list(reports), "report", lasting=False)
     if not own:
         _bundled(runs)
     external = _external(runs)
@@ -64,7 +65,7 @@ def show(runs: Path) -> None:
     _errors(report)
     _steps(reports[name], report)
     simulated = report.recordings.simulated
-    recordings = find(runs, RECORDING)
+    recordings = find(runs, RECORDING, named("scenario"))
     if not own:
         recordings |= bundled_recordings()
     first = resolve(reports[name], simulated) if simulated else None

@@ -117,7 +117,7 @@ def test_trust_opens_with_the_verdict(samples):
     assert len(cdfs["data"]) == 12  # three real repeats and the simulation, of three metrics
     assert len(errors["layout"]["shapes"]) == 14
     assert len(residuals["data"]) == 9
-    assert parameter(app, "report") == "validation"
+    assert app.selectbox(key="url_report").value == "validation" and not dict(app.query_params)
 
 
 def test_a_disturbed_run_says_so(tmp_path, samples):
@@ -230,7 +230,7 @@ def test_a_whisker_is_the_band_around_the_simulated_number():
 def test_the_run_in_question_is_the_reports_own_and_the_url_chooses_another(tmp_path):
     shutil.copytree(DEMO, tmp_path / "runs")
     app = trust(tmp_path / "runs")
-    assert parameter(app, "scenario") == "validation/simulated"
+    assert app.selectbox(key="url_scenario").value == "validation/simulated"
     share = json.loads((DEMO / "validation" / "report.json").read_text())["extrapolated_share"]
     assert f"**{100 * share:.1f} %** of the" in text(app)  # as the cost model counted while it simulated
     real = trust(tmp_path / "runs", scenario="real-1")

@@ -67,7 +67,7 @@ class LabRequest(_Asked):
         if isinstance(self.traffic, RecordedTraffic):
             made = [self.traffic.workload()]
         else:
-            expected = sum(_expected(part) for part in self.traffic)
+            expected = sum(part.expected_requests for part in self.traffic)
             if expected > MOST_REQUESTS:
                 raise UserError("traffic", f"{expected:,.0f} requests", f"are too many; {MOST_REQUESTS:,} are allowed")
             made = [
@@ -105,10 +105,6 @@ class LabRequest(_Asked):
             raise UserError("model", self.timing.model, "is not in the catalogue")
         named = {"model": self.timing.model, "tensor_parallel_size": self.timing.tensor_parallel_size}
         return long_enough(base.model_copy(update=named), longest)
-
-
-def _expected(part: SynthSpec) -> float:
-    return part.requests or (part.duration_s or 0.0) * getattr(part.arrivals, "rate", 0.0)
 
 
 class RecordedRequest(_Asked):
