@@ -49,7 +49,7 @@ def show(runs: Path) -> None:
     try:
         recording, metrics = open_run(recordings[name])
         with title:
-            header(recording, metrics)
+            header(recording, metrics, name)
         if not own:
             _bundled(runs)
         _body(recording, metrics, runs)

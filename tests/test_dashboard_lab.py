@@ -323,7 +323,7 @@ def test_a_pasted_deployment_is_a_side(tmp_path: Path, started: list[Job]) -> No
     settings = asked(app, started)
     assert settings["b"]["deployment"]["policy"] == "sarathi"
     assert asked(lab(tmp_path, b="pasted", b_yaml=app.query_params["b_yaml"]), started) == settings
-    assert "is not here" in shown(lab(tmp_path, b="pasted", b_yaml="0" * 16))
+    assert "is not on this server" in shown(lab(tmp_path, b="pasted", b_yaml="0" * 16))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_an_uploaded_trace_is_offered(tmp_path: Path, started: list[Job]) -> Non
     settings = asked(lab(tmp_path, offered="trace", lab_trace=digest, rate_scale="2"), started)
     assert settings["traffic"]["path"].endswith(f"{digest}.parquet") and settings["traffic"]["rate_scale"] == 2
     assert settings["seeds"] == 1
-    assert "is not here" in shown(lab(tmp_path, offered="trace", lab_trace="../../etc/passwd"))
+    assert "is not on this server" in shown(lab(tmp_path, offered="trace", lab_trace="../../etc/passwd"))
 
 
 def test_a_calibration_under_the_runs_can_time_the_steps(tmp_path: Path, started: list[Job]) -> None:

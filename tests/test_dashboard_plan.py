@@ -31,6 +31,7 @@ from tests.test_dashboard_uploads import CONFIG, CSV
 from tokentwin.jobs.files import write_json
 from tokentwin.jobs.job import DIED, Job
 from tokentwin.jobs.process import mark_of
+from tokentwin.planning.document import length_histogram
 from tokentwin.planning.frontier import per_dollar, per_gpu
 
 
@@ -182,11 +183,14 @@ def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
     ("url", "says"),
     [
         ({"traffic": "trace"}, "Upload a trace."),
-        ({"traffic": "trace", "trace": "../../etc/passwd"}, "is not here; upload it again"),
+        ({"traffic": "trace", "trace": "../../etc/passwd"}, "of this link is not on this server"),
         ({"gpus": ""}, "Choose at least one GPU."),
         ({"tp": "3"}, "Choose at least one tensor-parallel size."),
         ({"model": "a config.json of your own"}, "Paste the model's config.json."),
-        ({"model": "a config.json of your own", "config": "/etc"}, "Paste the model's config.json."),
+        (
+            {"model": "a config.json of your own", "config": "/etc"},
+            "The config.json of this link is not on this server",
+        ),
         ({"model": "nonsense"}, "There is no model 'nonsense' here"),
         ({"slo": "cost<=3"}, "'cost<=3' in the link is no SLO"),
     ],
@@ -447,7 +451,8 @@ def test_a_bound_is_named_where_its_line_is(most: float) -> None:
     ("low", "high"), [(40, 89), (100, 101), (128, 128), (1, 2), (3, 900), (1, 100_000), (900, 1100)]
 )
 def test_lengths_have_ticks_however_little_they_differ(low: int, high: int) -> None:
-    ticks = plan_charts.lengths([low, high], [low, high]).layout.xaxis.tickvals
+    told = length_histogram([low, high])
+    ticks = plan_charts.lengths({"prompt": told, "output": told}).layout.xaxis.tickvals
     assert len(ticks) >= 2 and len(ticks) < 10
     assert all(low <= tick <= high + 1 and tick == int(tick) for tick in ticks)
 
