@@ -332,6 +332,8 @@ def test_a_pasted_deployment_is_a_side(tmp_path: Path, started: list[Job]) -> No
         ({"b": "pasted"}, OWN + "policy: os:system", "deployment.policy"),
         ({"b": "pasted"}, "a: [", "is not YAML"),
         ({"b": "edf", "b_deadlines": "soon"}, None, "edf_ttft_ms"),
+        ({"req_s": "10000", "seconds": "86400"}, None, "'864,000,000 requests': are too many; 200,000 are allowed"),
+        ({"req_s": "100", "seconds": "1000", "seeds": "50"}, None, "requests in all runs': are too many"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, url: dict[str, str], text: str | None, says: str) -> None:

@@ -78,7 +78,9 @@ def simulation_inputs(runs: Path) -> LabRequest | Incomplete:
         "bounds": bounds,
         "threshold": percent / 100,
     }
-    return parse(LabRequest, asked, where="lab")
+    request = parse(LabRequest, asked, where="lab")
+    request.check()
+    return request
 
 
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> RecordedRequest:
