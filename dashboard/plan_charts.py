@@ -156,6 +156,7 @@ def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figur
         ticks = log_ticks(edges[0], edges[-1])
         figure.update_xaxes(
             type="log",
+            range=[math.log10(edges[0]), math.log10(edges[-1])],
             tickvals=ticks,
             ticktext=[f"{tick:,.0f}" for tick in ticks],
             title_text=f"{name} (tokens)",
@@ -173,5 +174,6 @@ def log_ticks(low: float, high: float) -> list[float]:
         ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
         if len(ticks) >= 3:
             return ticks
-    step = max(float(f"{(high - low) / 4:.1g}"), 1.0)
+    scale = 10.0 ** math.floor(math.log10(max((high - low) / 5, 1)))
+    step = next(first * scale for first in (1, 2, 5, 10) if first * scale * 5 >= high - low)
     return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
