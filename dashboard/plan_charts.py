@@ -132,7 +132,7 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
         hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
     )
     most = max(p["usd_per_mtok_out"] for p in ordered)
-    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.15 * most])
+    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 
@@ -170,7 +170,7 @@ def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figur
 def log_ticks(low: float, high: float) -> list[float]:
     """Round whole numbers for a logarithmic axis: powers of ten or, where these are few, 1-2-5, or evenly spaced."""
     powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    for leading in ((1,), (1, 2, 5)):
+    for leading in ((1,), (1, 5), (1, 2, 5)):
         ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
         if len(ticks) >= 3:
             return ticks
