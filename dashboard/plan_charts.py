@@ -132,7 +132,7 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
         hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
     )
     most = max(p["usd_per_mtok_out"] for p in ordered)
-    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.15 * most])
+    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 
@@ -156,6 +156,7 @@ def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figur
         ticks = log_ticks(edges[0], edges[-1])
         figure.update_xaxes(
             type="log",
+            range=[math.log10(edges[0]), math.log10(edges[-1])],
             tickvals=ticks,
             ticktext=[f"{tick:,.0f}" for tick in ticks],
             title_text=f"{name} (tokens)",
@@ -169,9 +170,10 @@ def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figur
 def log_ticks(low: float, high: float) -> list[float]:
     """Round whole numbers for a logarithmic axis: powers of ten or, where these are few, 1-2-5, or evenly spaced."""
     powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    for leading in ((1,), (1, 2, 5)):
+    for leading in ((1,), (1, 5), (1, 2, 5)):
         ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
         if len(ticks) >= 3:
             return ticks
-    step = max(float(f"{(high - low) / 4:.1g}"), 1.0)
+    scale = 10.0 ** math.floor(math.log10(max((high - low) / 5, 1)))
+    step = next(first * scale for first in (1, 2, 5, 10) if first * scale * 5 >= high - low)
     return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]

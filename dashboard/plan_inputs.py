@@ -12,7 +12,7 @@ import streamlit as st
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.shapes import Shape, shapes
 from dashboard.slo_rows import slo_rows
-from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, trace_path
+from dashboard.uploads import MOST_MB, keep_model, keep_trace, missing, model_path, trace_path
 from dashboard.url import amount, choose, choose_many, fresh_key, keep, moved, named, number, pick, quantity
 from serving.config import parse
 from serving.gpu_spec import gpus
@@ -87,7 +87,9 @@ def _model(runs: Path) -> str | Incomplete:
             said = keep_model(runs, text)
     keep("config", said)
     path = model_path(runs, said)
-    return Incomplete("Paste the model's config.json.") if path is None else str(path)
+    if path is not None:
+        return str(path)
+    return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
 
 
 def _traffic(runs: Path) -> SynthSpec | RecordedTraffic | Incomplete:
@@ -150,7 +152,7 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     keep("trace", said)
     path = trace_path(runs, said)
     if path is None:
-        return Incomplete("Upload a trace." if not said else "The trace of this link is not here; upload it again.")
+        return Incomplete(missing("trace", "upload") if said else "Upload a trace.")
     window = amount("Busiest stretch (s)", "window", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
     own = _own_rate(str(path), window)
     st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")

@@ -238,5 +238,9 @@ _HELP = {
 }
 _COLUMNS = {
     name: st.column_config.NumberColumn(format=form)
-    for name, form in {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}.items()
+    for name, form in {"A": "%.5g", "B": "%.5g", "from": "%.4g", "to": "%.4g"}.items()
+} | {
+    "B - A (%)": st.column_config.NumberColumn(
+        format="%+.1f", help="In percent of A; of a share (attainment, requests that finish) in percentage points."
+    )
 }

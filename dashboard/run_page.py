@@ -24,7 +24,7 @@ from dashboard.request_table import request_table
 from dashboard.run_header import header, headline
 from dashboard.step_time import step_time
 from dashboard.time_window import Window, time_window
-from dashboard.url import choose, in_url, named, pick
+from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -49,7 +49,7 @@ def show(runs: Path) -> None:
     try:
         recording, metrics = open_run(recordings[name])
         with title:
-            header(recording, metrics)
+            header(recording, metrics, name)
         if not own:
             _bundled(runs)
         _body(recording, metrics, runs)
@@ -69,7 +69,7 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
 
 
 @st.fragment
-@in_url
+@part_in_url
 def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None) -> None:
     """What is chosen here is drawn anew without the rest of the page."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)

@@ -142,7 +142,7 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
         st.subheader("Runs", anchor=False)
         st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
     with save, st.container(horizontal_alignment="right"):
-        downloads(source, name.partition(":")[0].replace("/", "-"))
+        downloads(source, name)
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     ids, key = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist())), f"runs-{name}"

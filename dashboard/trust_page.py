@@ -73,7 +73,7 @@ def show(runs: Path) -> None:
     if external is not None:
         show_external(external)
     _provenance(report)
-    downloads(Validation(reports[name], runs if own else None), name.partition(":")[0].replace("/", "-"))
+    downloads(Validation(reports[name], runs if own else None), name)
 
 
 def _bundled(runs: Path) -> None:

@@ -29,6 +29,7 @@ Said = dict[str, list[str]]  # parameters and their values, of which most have o
 
 _ENDS = re.compile(r"(-?[\d.]+(?:e[+-]?\d+)?)-(-?[\d.]+(?:e[+-]?\d+)?)")
 _WRITTEN = "url_written"  # of every page: what it was last drawn with
+_ALONG = "url_along"  # of every page: what is written if anything is
 _BARE = "url_bare"  # of every page: what its address without parameters stands for
 _PAGE = "url_page"
 _TOLD = "url_told"
@@ -49,12 +50,20 @@ _inputs: ContextVar[_Inputs] = ContextVar("inputs")
 
 
 def in_url(draw: Callable[P, T]) -> Callable[P, T]:
-    """A page, or a fragment of one in the same file, whose inputs live in the URL."""
+    """A page whose inputs live in the URL."""
+    return _drawn(draw, whole=True)
 
+
+def part_in_url(draw: Callable[P, T]) -> Callable[P, T]:
+    """A fragment of a page in the same file, whose inputs live in the URL with those of the page."""
+    return _drawn(draw, whole=False)
+
+
+def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
         if _inputs.get(None) is not None:
-            return draw(*args, **kwargs)  # a fragment, drawn with its page
+            return draw(*args, **kwargs)  # a fragment that is drawn with its page
         inputs = _arrive(draw.__module__)
         token = _inputs.set(inputs)
         try:
@@ -62,6 +71,8 @@ def in_url(draw: Callable[P, T]) -> Callable[P, T]:
         finally:
             _inputs.reset(token)
         # A run that a person or `st.rerun` cut short writes nothing: the one that follows it has all the inputs.
+        if not whole:
+            inputs.along = _of_pages(_ALONG).get(inputs.page, {}) | inputs.along
         _write(inputs)
         return made
 
@@ -283,6 +294,7 @@ def _write(inputs: _Inputs) -> None:
         st.query_params.from_dict(said)
     st.session_state.pop(_TOLD, None)
     st.session_state[_PAGE] = inputs.page
+    _of_pages(_ALONG)[inputs.page] = inputs.along
     _of_pages(_WRITTEN)[inputs.page] = said
     if not said:
         _of_pages(_BARE)[inputs.page] = {}

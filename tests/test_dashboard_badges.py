@@ -157,7 +157,7 @@ def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
 
     points = answer["points"]
     assert 0 < beyond(points) < len(points)
-    assert hollow(frontier_charts.frontier(points, [], None)) == beyond(points)
+    assert hollow(frontier_charts.frontier(points, None)) == beyond(points)
     assert hollow(plan_charts.attainment(answer["by_replicas"], 3)) == beyond(answer["by_replicas"]) > 0
     curve = plan_charts.latency(answer["by_rate"], "ttft_ms", 20, 22, [])
     assert hollow(curve) == beyond(answer["by_rate"]) > 0

@@ -83,6 +83,21 @@ def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
     assert rate(page, "20") == "20"
 
 
+def test_a_part_of_a_page_that_is_drawn_alone_is_one_step_and_names_the_run(server, page):
+    page.goto(f"{server}/run")
+    settle(page, plots=6)
+    assert page.url.endswith("/run")
+    steps = page.evaluate("history.length")
+    page.get_by_role("radio", name="Every metric").click()
+    page.wait_for_url("**view=metrics**")
+    idle(page)
+    assert "run=" in page.url and page.evaluate("history.length") == steps + 1
+    page.go_back()
+    page.get_by_text("Select one to see where its time went").first.wait_for()
+    idle(page)
+    assert page.url.endswith("/run")
+
+
 def test_a_page_come_to_by_its_name_is_as_it_was_left(server, page):
     page.goto(server)
     rate(page, "20")

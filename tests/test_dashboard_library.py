@@ -71,3 +71,13 @@ def test_what_was_just_written_is_looked_at_again(tmp_path: Path) -> None:
     assert list(find(tmp_path, RECORDING)) == ["run"]
     (tmp_path / "run" / RECORDING).unlink()
     assert not find(tmp_path, RECORDING)
+
+
+def test_hidden_directories_and_deep_ones_are_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b/c", ".hidden", "1/2/3/4/5/6"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / RECORDING).touch()
+    (tmp_path / "empty").mkdir()
+    assert set(find(tmp_path, RECORDING)) == {"a", "b/c"}
+    assert list(find(tmp_path / "a", RECORDING)) == ["a"]
+    assert find(tmp_path / "nowhere", RECORDING) == {}

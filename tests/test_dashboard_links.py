@@ -87,7 +87,8 @@ def change(widget: Any) -> None:
         if others:
             widget.select_index(others[0])
     elif kind == "button_group":
-        widget.set_value(widget.options[-1].lower())
+        last = getattr(widget.options[-1], "content", widget.options[-1])
+        widget.set_value([last] if isinstance(value, list) else last)
     elif kind == "multiselect":
         widget.set_value(value[:-1] if len(value) > 1 else widget.options[:2])
     elif kind == "number_input":

@@ -26,11 +26,13 @@ from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
 from dashboard.uploads import keep_model, keep_trace, model_path
+from serving.errors import UserError
 from serving.scheduler import POLICIES
 from tests.test_dashboard_uploads import CONFIG, CSV
 from tokentwin.jobs.files import write_json
 from tokentwin.jobs.job import DIED, Job
 from tokentwin.jobs.process import mark_of
+from tokentwin.planning.document import length_histogram
 from tokentwin.planning.frontier import per_dollar, per_gpu
 
 
@@ -182,11 +184,14 @@ def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
     ("url", "says"),
     [
         ({"traffic": "trace"}, "Upload a trace."),
-        ({"traffic": "trace", "trace": "../../etc/passwd"}, "is not here; upload it again"),
+        ({"traffic": "trace", "trace": "../../etc/passwd"}, "of this link is not on this server"),
         ({"gpus": ""}, "Choose at least one GPU."),
         ({"tp": "3"}, "Choose at least one tensor-parallel size."),
         ({"model": "a config.json of your own"}, "Paste the model's config.json."),
-        ({"model": "a config.json of your own", "config": "/etc"}, "Paste the model's config.json."),
+        (
+            {"model": "a config.json of your own", "config": "/etc"},
+            "The config.json of this link is not on this server",
+        ),
         ({"model": "nonsense"}, "There is no model 'nonsense' here"),
         ({"slo": "cost<=3"}, "'cost<=3' in the link is no SLO"),
     ],
@@ -384,49 +389,55 @@ def test_the_line_joins_fleets_that_meet_the_slos_only() -> None:
 # Traffic that is too much
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        {"traffic": "shape", "prompt": "1e6", "output": "1e5", "minutes": "60", "rate": "10000"},
-        {"traffic": "shape", "minutes": "60", "rate": "28"},
-    ],
-)
-def test_too_many_requests_are_refused_before_any_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: dict[str, str]
-) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(plan_request, "synthesise", made.append)
-    app = plan(tmp_path, **url)
-    assert re.search(
-        r"traffic: '[\d,]+ requests': are too many to plan for; 100,000 are allowed: lower the rate", one_line(app)
-    )
-    assert not made and not [button for button in app.button if button.key == "find"]
-
-
-def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_request, "MOST_REQUESTS", 2)
-    digest = keep_trace(tmp_path, CSV)
-    assert "'3 requests': are too many to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
-
-
-def test_of_much_traffic_the_first_requests_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of all requests that are synthesised."""
+    ids: list[int] = []
     whole = plan_request.synthesise
 
     def counted(spec):
         def requests():
-            nonlocal made
             for request in workload.requests:
-                made += 1
+                ids.append(request.id)
                 yield request
 
         workload = whole(spec)
         return replace(workload, requests=requests())
 
     monkeypatch.setattr(plan_request, "synthesise", counted)
-    app = plan(tmp_path, traffic="shape", minutes="60", rate="27")
-    assert "97,200 requests in 3," in shown(app)
-    assert 1_000 < made < 30_000
+    return ids
+
+
+def of_many(requests: int) -> plan_request.PlanRequest:
+    request = example_request()
+    return request.model_copy(update={"traffic": request.traffic.model_copy(update={"requests": requests})})
+
+
+def test_too_many_requests_are_refused_before_any_is_made(made: list[int]) -> None:
+    for look in (plan_request.PlanRequest.workload, lambda request: request.glance(20_000)):
+        with pytest.raises(UserError, match="'36,000,000 requests': are too many to plan for; 100,000 are allowed"):
+            look(of_many(36_000_000))
+    assert not made
+
+
+def test_of_much_traffic_the_first_requests_are_looked_at(made: list[int]) -> None:
+    first = of_many(97_200).glance(1_000).requests
+    assert len(list(first)) == 1_000 and len(made) < 10_000
+    assert len(list(of_many(600).glance(1_000).requests)) == 600
+
+
+@pytest.mark.parametrize("rate", ["10000", "27"])
+def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list[int], rate: str) -> None:
+    url = {"traffic": "shape", "prompt": "1e6", "output": "1e5", "minutes": "60", "rate": rate}
+    app = plan(tmp_path, **url)
+    assert not app.exception and len(made) < 30_000
+    assert app.error or "requests in" in shown(app)
+
+
+def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_request, "MOST_REQUESTS", 2)
+    digest = keep_trace(tmp_path, CSV)
+    assert "'3 requests': are too many to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
 
 
 # Figures
@@ -447,7 +458,8 @@ def test_a_bound_is_named_where_its_line_is(most: float) -> None:
     ("low", "high"), [(40, 89), (100, 101), (128, 128), (1, 2), (3, 900), (1, 100_000), (900, 1100)]
 )
 def test_lengths_have_ticks_however_little_they_differ(low: int, high: int) -> None:
-    ticks = plan_charts.lengths([low, high], [low, high]).layout.xaxis.tickvals
+    told = length_histogram([low, high])
+    ticks = plan_charts.lengths({"prompt": told, "output": told}).layout.xaxis.tickvals
     assert len(ticks) >= 2 and len(ticks) < 10
     assert all(low <= tick <= high + 1 and tick == int(tick) for tick in ticks)
 

@@ -17,7 +17,7 @@ from dashboard.lab.mixes import mixes
 from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
 from dashboard.library import find, stamp
 from dashboard.plan_request import RecordedTraffic
-from dashboard.uploads import MOST_MB, keep_trace, trace_path
+from dashboard.uploads import MOST_MB, keep_trace, missing, trace_path
 from dashboard.url import amount, choose, fresh_key, keep, named, number, pick, text
 from serving.config import SchedulerConfig, parse
 from serving.errors import UserError
@@ -78,7 +78,9 @@ def simulation_inputs(runs: Path) -> LabRequest | Incomplete:
         "bounds": bounds,
         "threshold": percent / 100,
     }
-    return parse(LabRequest, asked, where="lab")
+    request = parse(LabRequest, asked, where="lab")
+    request.check()
+    return request
 
 
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> RecordedRequest:
@@ -161,7 +163,7 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     keep("lab_trace", said)
     path = trace_path(runs, said)
     if path is None:
-        return Incomplete("Upload a trace." if not said else "The trace of this link is not here; upload it again.")
+        return Incomplete(missing("trace", "upload") if said else "Upload a trace.")
     window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
     scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
     return RecordedTraffic(path=path, window_s=window, rate_scale=scale)
@@ -279,11 +281,8 @@ def _pasted(runs: Path, side: str) -> Side | Incomplete:
     keep(parameter, said)
     data = kept_deployment(runs, said)
     if data is None:
-        return Incomplete(
-            f"Paste the deployment of {side.upper()}."
-            if not said
-            else f"The deployment of {side.upper()} in this link is not here; paste it again."
-        )
+        what = f"deployment of {side.upper()}"
+        return Incomplete(missing(what, "paste") if said else f"Paste the {what}.")
     return Side(deployment=data)
 
 
