@@ -84,7 +84,10 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
         st.subheader("Perhaps none: the first requests break the SLOs on any fleet", anchor=False)
     else:
         st.subheader(f"About {_fleet(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
-    st.caption(f"A first answer, on {coarse['requests']:,} requests only; all of them are being simulated.")
+    st.caption(
+        f"A first answer, on the first {coarse['requests']:,} requests only: while a fleet fills up, it looks better "
+        "than it is. More are being simulated."
+    )
 
 
 def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:

@@ -1,6 +1,7 @@
 """Plans and single fleets as jobs: what `tokentwin.jobs` runs for the pages.
 
-A plan is answered twice: on the first few hundred requests, within seconds, and then on all of them.
+A plan is answered several times: on its first hundred requests, within seconds, on four times as many, and so on up
+to all of them.
 """
 
 from __future__ import annotations
@@ -26,22 +27,20 @@ from tokentwin.planning.workers import Workers
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
 COARSE = "coarse.json"
-COARSE_REQUESTS = 400
-LEAST_REQUESTS = 100  # a first answer on fewer would say nothing
+FIRST_REQUESTS = (100, 400, 1600)  # fewer than the first would say nothing
 
 Tell = Callable[[str, float], None]
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The whole answer as `plan_document` has it; a first one, `COARSE`, is left in `out` on the way."""
+    """The whole answer as `plan_document` has it; first ones, each better, are left in `out` as `COARSE` on the way."""
     request = parse(PlanRequest, settings, where="plan")
     workload = request.workload()
     engines, ruled_out = request.candidates(workload)
     requests = list(workload.requests)
-    few = requests[: min(COARSE_REQUESTS, len(requests) // 2)]
-    if len(few) >= LEAST_REQUESTS:
-        tell(f"a first answer, on {len(few)} requests", 0.02)
-        write_json(out / COARSE, _coarse(request, replace(workload, requests=few), engines))
+    for at, few in enumerate(count for count in FIRST_REQUESTS if count <= len(requests) // 2):
+        tell(f"a first answer, on {few:,} requests", 0.01 + 0.03 * at)
+        write_json(out / COARSE, _coarse(request, replace(workload, requests=requests[:few]), engines))
     return _whole(request, workload, engines, ruled_out, tell)
 
 

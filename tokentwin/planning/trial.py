@@ -39,6 +39,9 @@ class PricedSteps(CostModel, Protocol):
         ...
 
 
+_LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
+
+
 @dataclass(frozen=True)
 class Question:
     """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router."""
@@ -153,6 +156,7 @@ def simulated(question: Question, engine: Engine, cost: PricedSteps, replicas: i
         fleet=engine.fleet(replicas, question.router),
         shares_prefixes=question.workload.shares_prefixes,
         steps=False,
+        block=_LOOK_EVERY,
     )
     try:
         cluster.run(question.workload)
