@@ -19,6 +19,7 @@ from dashboard.diagnosis_charts import what_it_buys
 from dashboard.job_view import follow, start
 from dashboard.library import stamp
 from dashboard.numbers import shown
+from dashboard.prose import literal
 from dashboard.standing import Standing, noted
 from dashboard.url import choose
 from serving.metrics import metric
@@ -28,7 +29,6 @@ from tokentwin.repricing import Source, fitting_sources, source_of
 from traces.recording import Recording
 
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
-_TWIN_ERROR = 0.25  # of the p99: beyond, counterfactuals are about another run
 _WORST = "worst"
 _BUYS = "The run simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
@@ -111,11 +111,8 @@ def _counterfactuals(found: Mapping[str, Any]) -> None:
             standing.mark, f"{standing.reason}; the simulated p99 is {100 * error:+.1f} % off the recorded"
         )
     figure(bars, "buys", "What would help", standing, _BUYS, menu=BARE)
-    if error is not None and abs(error) > _TWIN_ERROR:
-        st.warning(
-            f"The simulated p99 is {100 * error:+.0f} % off the recorded one: these are causes in the twin.",
-            icon=":material/warning:",
-        )
+    if found.get("warning"):
+        st.warning(literal(f"{found['warning'][:1].upper()}{found['warning'][1:]}."), icon=":material/warning:")
     with st.expander("All latencies, and what was not tried"):
         _table(found, tried)
         for c in found["counterfactuals"]:
