@@ -13,7 +13,7 @@ from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.shapes import Shape, shapes
 from dashboard.slo_rows import slo_rows
 from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, trace_path
-from dashboard.url import amount, choose, choose_many, keep, named, pick
+from dashboard.url import amount, choose, choose_many, keep, named, number, pick, quantity
 from serving.config import parse
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
@@ -26,6 +26,7 @@ SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
 RATE = 20.0
 _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
+_DEAREST = 1e6  # $/GPU-h
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -44,7 +45,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
     traffic = _traffic(runs)
     slos = slo_rows(SLOS)
-    spares = int(amount("Spare replicas", "spares", 0, 100, 0, 1, help="Paid for, and carry nothing.", show="%.0f"))
+    spares = number("Spare replicas", "spares", 0, 100, 0, help="Paid for, and carry nothing.")
     prices = _prices(chosen)
     for part in (model, traffic):
         if isinstance(part, Incomplete):
@@ -108,9 +109,7 @@ def _shape() -> Shape:
         help = "Standard deviation of the logarithm of the length: 0 is all alike, 1 a long tail."
         sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
         sigma_out = amount("Spread ", "output_sigma", 0, 3, 0.8, 0.1, help=help)
-    shared = int(
-        amount("Shared prefix (tokens)", "prefix", 0, 1e6, 0, 100, help="A system prompt before all.", show="%.0f")
-    )
+    shared = number("Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="A system prompt before all.")
     minutes = amount("Minutes to simulate", "minutes", 0.5, 60, 1, 1, help="Several times the longest answer.")
     return Shape(
         title="Shape",
@@ -171,8 +170,8 @@ def _prices(chosen: list[str]) -> dict[str, float]:
             value = st.number_input(
                 name,
                 0.0,
-                1e6,
-                float(said.get(name, usual)),
+                _DEAREST,
+                quantity(said.get(name), 0, _DEAREST, usual),
                 0.1,
                 key=f"url_price_{name}",
                 help=f"{gpus()[name].price_source}, {gpus()[name].price_as_of}",

@@ -6,8 +6,7 @@ to all of them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from dashboard.plan_request import PlanRequest
 from serving.config import Deployment, parse
 from serving.workload import Workload
 from tokentwin.jobs.files import write_json
-from tokentwin.planning.curves import fleet_curve, load_curve, mean_rate
+from tokentwin.planning.document import plan_document
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import point
-from tokentwin.planning.plan import Plan, make_plan
-from tokentwin.planning.report import as_json, why_not_fewer
+from tokentwin.planning.plan import make_plan
 from tokentwin.planning.search import search
 from tokentwin.planning.workers import Workers
 
@@ -74,31 +72,8 @@ def _whole(
             request.limits,
             lambda settled: tell(searching, 0.1 + 0.5 * settled / max(len(engines), 1)),
         )
-        document = plan_document(found, engines)
-        best = found.recommendation
-        if best is not None:
-            engine, replicas = best.offer.engine, best.offer.trial.replicas
-            tell("attainment with more and fewer replicas", 0.7)
-            document["by_replicas"] = [asdict(p) for p in fleet_curve(workers, engine, replicas, request.most)]
-            tell("latency with more and less traffic", 0.85)
-            curve = load_curve(workers, engine, replicas, best.knee.headroom_percent)
-            document["by_rate"] = [_finite(asdict(p)) for p in curve]
-    return document
-
-
-def plan_document(found: Plan, engines: list[Engine]) -> dict[str, Any]:
-    """`as_json`, why not one fewer, the traffic's mean rate, and the deployment of every candidate by its name."""
-    best = found.recommendation
-    rate = mean_rate(found.question)
-    return {
-        **as_json(found),
-        "why_not_fewer": why_not_fewer(found, best) if best else None,
-        "requests_per_s": rate if math.isfinite(rate) else None,
-        "candidates": {
-            engine.name: {"gpu": engine.gpu, "deployment": engine.deployment.model_dump(mode="json")}
-            for engine in engines
-        },
-    }
+        asked = request.model_dump(mode="json", exclude_none=True)
+        return plan_document(workers, found, engines, asked, lambda stage, share: tell(stage, 0.7 + 0.3 * share))
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -121,7 +96,3 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
         tell=tell,
     )
     return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.standing}
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in values.items()}
