@@ -77,11 +77,24 @@ def simulated_run(
             tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
             others.append(run_metrics(workload, own.deployment, own.cost, fleet=fleet, pools=end))
         around = bands(metrics, *others)
-    mark, reason = max(pool.cost.standing() for pool in pools)  # type: ignore[attr-defined]
-    notes: dict[str, Any] = {"standing": {"mark": mark.name.lower(), "reason": reason}}
+    notes: dict[str, Any] = {"standing": _standing(recording, [pool.cost for pool in pools])}
     if own.gpu:
         notes["gpu"] = own.gpu.name
     if around:
         notes["bands"] = around
     add_notes(out, notes)
     return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
+
+
+def _standing(recording: Recording, costs: Sequence[Any]) -> dict[str, str]:
+    """That of the least certain pool; of steps that lie beyond what was measured also how many, if they were kept."""
+    from calibration.kernel_times import Mark
+    from calibration.operation_cost import OperationCost
+    from calibration.step_marks import recorded_beyond
+
+    mark, reason = max(cost.standing() for cost in costs)
+    if mark == Mark.EXTRAPOLATED and len(costs) == 1 and isinstance(costs[0], OperationCost):
+        beyond = recorded_beyond(costs[0], recording)
+        if beyond is not None:
+            reason = f"{reason}, in {beyond}"
+    return {"mark": mark.name.lower(), "reason": reason}
