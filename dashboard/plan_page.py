@@ -22,6 +22,7 @@ from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
+from dashboard.published_error import published_error
 from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import metric
@@ -55,7 +56,7 @@ def _planned(runs: Path, request: PlanRequest) -> None:
     job = Job(runs / "jobs", PLAN, settings)
     answer = job.result or example_plan(settings)
     if answer:
-        _answer(answer)
+        _answer(answer, runs)
     else:
         _unanswered(job)
     _traffic(json.dumps(settings["traffic"], sort_keys=True), request)
@@ -87,7 +88,7 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     )
 
 
-def _answer(answer: Mapping[str, Any]) -> None:
+def _answer(answer: Mapping[str, Any], runs: Path) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
@@ -99,6 +100,7 @@ def _answer(answer: Mapping[str, Any]) -> None:
     st.title(_fleet(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
     badge(noted(best["standing"], _UNSAID))
+    published_error(runs, answer["candidates"][best["engine"]]["gpu"])
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
