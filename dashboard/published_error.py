@@ -33,11 +33,15 @@ def error_line(external: External, gpu: str) -> str:
     where = f"on {gpu}" if nearest else f"on other GPUs (none on {gpu})"
     kept = nearest or external
     medians = {name: kept.median_error_pct(name) for name in _FAMILIES}
-    told = [f"{metric(name).label} within {error:.1f} %" for name, error in medians.items() if error is not None]
+    told = [
+        f"{metric(name).label} within {error:.1f}\N{NO-BREAK SPACE}%"
+        for name, error in medians.items()
+        if error is not None
+    ]
     if not told:
         return ""
     runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
     return (
         f"Simulated against real: {runs:,} published runs {where}, {', '.join(told)} (median of blind predictions); "
-        f"the 90 % band holds {100 * kept.covered / kept.figures:.0f} % of their figures."
+        f"the 90 % band holds {100 * kept.covered / kept.figures:.0f}\N{NO-BREAK SPACE}% of their figures."
     )

@@ -80,7 +80,7 @@ def _bundled(runs: Path) -> None:
         f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
         icon=":material/inventory_2:",
     )
-    with st.expander("Make one of this machine, in a few minutes on a laptop"):
+    with st.expander("Make a report of your own, in a few minutes on a laptop"):
         st.markdown("The whole loop, real runs, calibration, simulation and the comparison:")
         st.code("tokentwin demo", language="bash")
         st.markdown("Or validate a trace of your own:")
