@@ -12,6 +12,7 @@ from dashboard.domain import Domain, domain
 from dashboard.domain_charts import domain_maps
 from dashboard.domain_source import timed_by
 from dashboard.library import stamp
+from dashboard.mistake import mistake
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.standing import Standing
 from dashboard.url import choose
@@ -53,7 +54,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
         found = _domain(str(recordings[name]), (stamp(recordings[name]), stamp(made)), source)
     except UserError as error:
         above.subheader(_TITLE, anchor=False)
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     standing = _in_words(found, name)
     clock = recording.run["clock"]

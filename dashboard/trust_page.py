@@ -17,6 +17,7 @@ from dashboard.external_results import External, newest_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
+from dashboard.mistake import mistake
 from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.report_standing import of_report
@@ -56,13 +57,13 @@ def show(runs: Path) -> None:
     try:
         report = load_report(reports[name])
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     _verdict(report)
     show_ladder(report, external)
     _distributions(reports[name], report)
     _errors(report)
-    _steps(reports[name], report)
+    _steps(reports[name], report, runs)
     simulated = report.recordings.simulated
     recordings = find(runs, RECORDING)
     if not own:
@@ -92,7 +93,7 @@ def _external(runs: Path) -> External | None:
     try:
         return newest_external(runs)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return None
 
 
@@ -190,11 +191,11 @@ def _errors(report: Report) -> None:
             )
 
 
-def _steps(directory: Path, report: Report) -> None:
+def _steps(directory: Path, report: Report, runs: Path) -> None:
     try:
         table = load_residuals(directory)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     if table is None:
         st.subheader(_STEPS, anchor=False)
