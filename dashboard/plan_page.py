@@ -24,6 +24,7 @@ from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
+from dashboard.published_error import published_error
 from dashboard.standing import ASSUMED, Standing, noted, together
 from dashboard.url import in_url
 from serving.errors import UserError
@@ -65,7 +66,7 @@ def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | No
     answer = found or example_plan(settings)
     if answer:
         st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
-        _answer(answer, frontier_page)
+        _answer(answer, runs, frontier_page)
     else:
         _unanswered(job)
     _traffic(offered, request)
@@ -97,7 +98,7 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     )
 
 
-def _answer(answer: Mapping[str, Any], frontier_page: StreamlitPage | None) -> None:
+def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage | None) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
@@ -113,6 +114,7 @@ def _answer(answer: Mapping[str, Any], frontier_page: StreamlitPage | None) -> N
         if frontier_page is not None:
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
+    published_error(runs, answer["candidates"][best["engine"]]["gpu"])
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:

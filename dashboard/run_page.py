@@ -20,6 +20,7 @@ from dashboard.library import RECORDING, find
 from dashboard.lifecycles import lifecycles
 from dashboard.loading import open_run
 from dashboard.metric_table import metric_table
+from dashboard.mistake import mistake
 from dashboard.request_table import request_table
 from dashboard.run_header import header, headline
 from dashboard.step_time import step_time
@@ -54,7 +55,7 @@ def show(runs: Path) -> None:
             _bundled(runs)
         _body(recording, metrics, runs)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
 
 
 def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
@@ -83,7 +84,7 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
         else:
             metric_table(recording, metrics)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:

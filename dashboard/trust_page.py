@@ -17,6 +17,7 @@ from dashboard.external_results import External, newest_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
+from dashboard.mistake import mistake
 from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.report_standing import of_report
@@ -57,13 +58,13 @@ def show(runs: Path) -> None:
     try:
         report = load_report(reports[name])
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     _verdict(report)
     show_ladder(report, external)
     _distributions(reports[name], report)
     _errors(report)
-    _steps(reports[name], report)
+    _steps(reports[name], report, runs)
     simulated = report.recordings.simulated
     recordings = find(runs, RECORDING, named("scenario"))
     if not own:
@@ -81,7 +82,7 @@ def _bundled(runs: Path) -> None:
         f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
         icon=":material/inventory_2:",
     )
-    with st.expander("Make one of this machine, in a few minutes on a laptop"):
+    with st.expander("Make a report of your own, in a few minutes on a laptop"):
         st.markdown("The whole loop, real runs, calibration, simulation and the comparison:")
         st.code("tokentwin demo", language="bash")
         st.markdown("Or validate a trace of your own:")
@@ -93,7 +94,7 @@ def _external(runs: Path) -> External | None:
     try:
         return newest_external(runs)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return None
 
 
@@ -191,11 +192,11 @@ def _errors(report: Report) -> None:
             )
 
 
-def _steps(directory: Path, report: Report) -> None:
+def _steps(directory: Path, report: Report, runs: Path) -> None:
     try:
         table = load_residuals(directory)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     if table is None:
         st.subheader(_STEPS, anchor=False)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -103,11 +104,19 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
     (found,) = badges(app)
-    assert found.mark == "extrapolated" and "Of 84 runs 20 extrapolated, 64 interpolated" in found.reason
+    assert found.mark == "interpolated" and "lies between measured shapes" in found.reason
 
 
 def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
-    (found,) = badges(sweeps(tmp_path / "nowhere", only_rate="1,2"))
+    shutil.copytree(SAMPLES / "sweep", tmp_path / "mine")
+    path = tmp_path / "mine" / "runs" / "runs.parquet"
+    runs = pq.read_table(path)
+    fast = pc.greater(runs["rate"], 2)
+    marks = pc.if_else(fast, "extrapolated", runs["standing"])
+    pq.write_table(runs.set_column(runs.schema.get_field_index("standing"), "standing", marks), path)
+    (found,) = badges(sweeps(tmp_path))
+    assert found.mark == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in found.reason
+    (found,) = badges(sweeps(tmp_path, only_rate="1,2"))
     assert found.mark == "interpolated"
 
 
