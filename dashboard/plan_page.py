@@ -81,10 +81,10 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
         return
     point = coarse["point"]
     if point is None:
-        st.subheader("Perhaps none: the first requests break the SLOs on any fleet", anchor=False)
+        st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
     else:
         st.subheader(f"About {_fleet(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
-    st.caption(f"A first answer, on {coarse['requests']:,} requests only; all of them are being simulated.")
+    st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
 
 def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
@@ -98,6 +98,8 @@ def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
     st.title(_fleet(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
     badge(noted(best["standing"], _UNSAID))
+    if answer["too_short"]:
+        st.warning(literal(answer["too_short"]) + ".", icon=":material/hourglass_bottom:")
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:

@@ -1,14 +1,15 @@
 """Plans and single fleets as jobs: what `tokentwin.jobs` runs for the pages.
 
-A plan is answered twice: on the first few hundred requests, within seconds, and then on all of them.
+A plan is answered twice: within seconds, by a part of each fleet on its part of the traffic, and then by whole fleets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from dashboard.plan_request import PlanRequest
@@ -20,14 +21,16 @@ from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import point
 from tokentwin.planning.plan import Plan, make_plan
 from tokentwin.planning.report import as_json, why_not_fewer
-from tokentwin.planning.search import search
+from tokentwin.planning.search import Progress, search
+from tokentwin.planning.share import try_share, try_some_alone
 from tokentwin.planning.workers import Workers
 
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
 COARSE = "coarse.json"
-COARSE_REQUESTS = 400
-LEAST_REQUESTS = 100  # a first answer on fewer would say nothing
+_FIRST = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
+_CURVES = 30  # simulations that the curves around an answer take, more or less
+_UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
 
 Tell = Callable[[str, float], None]
 
@@ -37,19 +40,37 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     request = parse(PlanRequest, settings, where="plan")
     workload = request.workload()
     engines, ruled_out = request.candidates(workload)
-    requests = list(workload.requests)
-    few = requests[: min(COARSE_REQUESTS, len(requests) // 2)]
-    if len(few) >= LEAST_REQUESTS:
-        tell(f"a first answer, on {len(few)} requests", 0.02)
-        write_json(out / COARSE, _coarse(request, replace(workload, requests=few), engines))
-    return _whole(request, workload, engines, ruled_out, tell)
+    pace = _Pace(tell)
+    tell("a first answer", 0.0)
+    write_json(out / COARSE, _coarse(request, workload, engines))
+    return _whole(request, workload, engines, ruled_out, pace)
+
+
+class _Pace:
+    """Tells the share of the work that is done, in time: simulations still to come take as long as those so far did.
+
+    Tells 0 until enough of them are done to go by.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._began, self._share = tell, perf_counter(), 0.0
+        self._simulating: float | None = None
+
+    def __call__(self, stage: str, done: int, left: int) -> None:
+        now = perf_counter()
+        if self._simulating is None:
+            self._simulating = now
+        if done > _UNTOLD * (done + left):
+            left_s = (now - self._simulating) / done * left
+            self._share = max(self._share, (now - self._began) / (now - self._began + left_s))
+        self._tell(stage, self._share)
 
 
 def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine]) -> dict[str, Any]:
-    """The cheapest fleet on a few requests, without anything around it; `point` is None if none will do."""
+    """The cheapest fleet by a part of each, without anything around it; `point` is None if none will do."""
     question, limits = request.question(workload), request.limits
     with Workers(question, jobs=1) as workers:
-        found = search(workers, engines, limits.most, limits.spares, keep=1)
+        found = search(workers, engines, limits.most, limits.spares, keep=1, trial=try_share, alone=try_some_alone)
     offers = [
         point(entry.engine, trial, limits.spares)
         for entry in found
@@ -57,32 +78,40 @@ def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine]) -> 
         if trial.replicas == entry.replicas
     ]
     best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
-    return {"requests": question.requests, "point": best and asdict(best)}
+    return {"point": best and {name: getattr(best, name) for name in _FIRST}}
 
 
 def _whole(
-    request: PlanRequest, workload: Workload, engines: list[Engine], ruled_out: list[RuledOut], tell: Tell
+    request: PlanRequest, workload: Workload, engines: list[Engine], ruled_out: list[RuledOut], pace: _Pace
 ) -> dict[str, Any]:
     question = request.question(workload)
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
-    tell(searching, 0.1)
+    so_far = Progress(0, 0, 1)
+
+    def told(progress: Progress) -> None:
+        nonlocal so_far
+        so_far = progress
+        pace(searching, progress.done, progress.left + _CURVES)
+
     with Workers(question) as workers:
-        found = make_plan(
-            workers,
-            engines,
-            ruled_out,
-            request.limits,
-            lambda settled: tell(searching, 0.1 + 0.5 * settled / max(len(engines), 1)),
-        )
+        found = make_plan(workers, engines, ruled_out, request.limits, told)
         document = plan_document(found, engines)
         best = found.recommendation
         if best is not None:
             engine, replicas = best.offer.engine, best.offer.trial.replicas
-            tell("attainment with more and fewer replicas", 0.7)
-            document["by_replicas"] = [asdict(p) for p in fleet_curve(workers, engine, replicas, request.most)]
-            tell("latency with more and less traffic", 0.85)
-            curve = load_curve(workers, engine, replicas, best.knee.headroom_percent)
+            stage, done = "attainment with more and fewer replicas", so_far.done
+            around = fleet_curve(
+                workers, engine, replicas, request.most, lambda at: pace(stage, done + 3 * (at + 1), _CURVES - 3 * (at + 1))
+            )
+            document["by_replicas"] = [asdict(p) for p in around]
+            curve = load_curve(
+                workers,
+                engine,
+                replicas,
+                best.knee.headroom_percent,
+                lambda at: pace("latency with more and less traffic", done + 22 + at, 9 - at),
+            )
             document["by_rate"] = [_finite(asdict(p)) for p in curve]
     return document
 

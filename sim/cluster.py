@@ -24,7 +24,7 @@ from sim.gateway import Gateway
 from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
 from sim.replica import Replica
 from sim.router import Router, find_router
-from sim.run_log import RunLog, RunSink
+from sim.run_log import BLOCK, RunLog, RunSink
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Cluster:
     """Replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
 
     The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
-    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own.
+    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens` and
+    `block` are those of the `RunLog`.
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class Cluster:
         shares_prefixes: bool = True,
         steps: bool = True,
         tokens: bool = False,
+        block: int = BLOCK,
     ) -> None:
         config = fleet or deployment.fleet or plain_fleet(replicas)
         pools = pools or alike_pools(config, deployment, cost)
         self._config = config
         self._clock = VirtualClock()
-        self._log = RunLog(sink, steps, tokens)
+        self._log = RunLog(sink, steps, tokens, block)
         self._gateway = gateway = Gateway(self._clock, self._log, config.admission, self._left)
 
         def routers() -> Router:

@@ -20,7 +20,7 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from traces.schema import REQUESTS, STEPS, arrow_schema
 
-_BLOCK = 4096  # rows handed to the sink at once
+BLOCK = 4096  # rows handed to the sink at once, unless it is told otherwise
 
 # Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (-1: none) and its end
 Observer = Callable[[bool, int, int, int, int], None]
@@ -115,9 +115,11 @@ class RunLog:
     tokens     also write when each output token came, and with `steps` each step's rows
     queued     requests that wait for a place in a step, on all replicas
     observers  called as each request ends
+    block      rows handed to the sink at once
     """
 
-    def __init__(self, sink: RunSink, steps: bool = True, tokens: bool = False) -> None:
+    def __init__(self, sink: RunSink, steps: bool = True, tokens: bool = False, block: int = BLOCK) -> None:
+        self._block = block
         self.keeps_steps = steps
         self.keeps_tokens = tokens
         self.finished = 0
@@ -229,7 +231,7 @@ class RunLog:
                     life.first_token_ns = now_ns
         if self.keeps_steps:
             self._step_rows.append(self._under_way[replica].popleft())
-            if len(self._step_rows) >= _BLOCK:
+            if len(self._step_rows) >= self._block:
                 self._flush_steps()
 
     def leapt(self, replica: int, ends_ns: list[int]) -> None:
@@ -336,7 +338,7 @@ class RunLog:
                 life.swapped_in_tokens if life.replica in self._tiered else None,
             )
         )
-        if len(self._request_rows) >= _BLOCK:
+        if len(self._request_rows) >= self._block:
             self._flush_requests()
         for observer in self.observers:
             observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)

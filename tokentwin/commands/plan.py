@@ -104,7 +104,8 @@ def plan(
     )
     question = Question(workload, requests, objectives, pricing, router)
     with Workers(question, jobs) as workers, counting("candidates", len(engines)) as progress:
-        found = make_plan(workers, engines, ruled_out, Limits(max_replicas, spares), progress)
+        limits = Limits(max_replicas, spares)
+        found = make_plan(workers, engines, ruled_out, limits, lambda so_far: progress(so_far.settled))
     if style == "json":
         click.echo(json.dumps(as_json(found)))
     else:
