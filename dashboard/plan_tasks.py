@@ -102,7 +102,11 @@ def _whole(
             engine, replicas = best.offer.engine, best.offer.trial.replicas
             stage, done = "attainment with more and fewer replicas", so_far.done
             around = fleet_curve(
-                workers, engine, replicas, request.most, lambda at: pace(stage, done + 3 * (at + 1), _CURVES - 3 * (at + 1))
+                workers,
+                engine,
+                replicas,
+                request.most,
+                lambda at: pace(stage, done + 3 * (at + 1), _CURVES - 3 * (at + 1)),
             )
             document["by_replicas"] = [asdict(p) for p in around]
             curve = load_curve(

@@ -48,7 +48,6 @@ class Shape(BaseModel):
         requests = min(max(requests, LEAST_REQUESTS), MOST_REQUESTS)
         return parse_spec({"name": self.title, "seed": SEED, "requests": requests, "arrivals": arrivals, **spec})
 
-
     def filling_minutes(self, tpot_ms: float) -> int:
         """Whole minutes that the answers that are longer than 99 of 100 fit into several times, at `tpot_ms` a token.
 

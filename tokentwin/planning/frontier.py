@@ -16,8 +16,8 @@ from tokentwin.planning.trial import Trial
 class Point:
     """One simulated fleet: output tokens per second of the median user and of a GPU, dollars per million of each kind.
 
-    Tokens of a GPU and for a dollar are those of steady operation (`steady`). Spares are paid for but carry nothing; dollars per million tokens of a kind are of all dollars. `mark` and `reason`
-    are those of its `Figures`.
+    Tokens of a GPU and for a dollar are those of steady operation (`steady`). Spares are paid for but carry nothing;
+    dollars per million tokens of a kind are of all dollars. `mark` and `reason` are those of its `Figures`.
     """
 
     engine: str

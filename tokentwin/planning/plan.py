@@ -142,7 +142,12 @@ def _offer(entry: Searched, spares: int) -> Offer:
 
 
 def _recommended(
-    workers: Workers, offers: Sequence[Offer], limits: Limits, known: Sequence[tuple[Engine, Trial]], settled: int, progress: Told
+    workers: Workers,
+    offers: Sequence[Offer],
+    limits: Limits,
+    known: Sequence[tuple[Engine, Trial]],
+    settled: int,
+    progress: Told,
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
     """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
 

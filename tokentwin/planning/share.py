@@ -22,9 +22,9 @@ def try_share(question: Question, engine: Engine, replicas: int) -> Trial:
     """Whether `replicas` would do, by as few of them as get `ENOUGH` requests. Figures are of that part."""
     requests = list(question.workload.requests)
     part = min(math.ceil(ENOUGH * replicas / len(requests)), replicas)
-    taken = [
-        request for at, request in enumerate(requests) if (at + 1) * part // replicas > at * part // replicas
-    ][:_MOST]
+    taken = [request for at, request in enumerate(requests) if (at + 1) * part // replicas > at * part // replicas][
+        :_MOST
+    ]
     return replace(try_fleet(_only(question, taken), engine, part), replicas=replicas)
 
 
