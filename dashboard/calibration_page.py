@@ -118,7 +118,7 @@ def _of_gpu(name: str, mark: Mark) -> Standing:
 def _of_map(known: charts.Known) -> Standing:
     beyond = float((known.mark >= Mark.EXTRAPOLATED).mean())
     if beyond:
-        return Standing(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lie beyond what was measured")
+        return Standing(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lies beyond what was measured")
     return Standing(INTERPOLATED, "all of the map lies between measured kernels")
 
 

@@ -33,6 +33,12 @@ def price(points: Points, best: Sequence[int], recommended: int | None) -> go.Fi
     return finish(figure, 440)
 
 
+def place(points: Points, point: Mapping[str, Any]) -> int:
+    """Which of the points is of the same fleet."""
+    same = ("engine", "replicas")
+    return next(at for at, other in enumerate(points) if all(other[name] == point[name] for name in same))
+
+
 def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> None:
     line = sorted(best, key=lambda at: points[at]["tok_s_user"])
     figure.add_scatter(

@@ -11,6 +11,7 @@ from streamlit.navigation.page import StreamlitPage
 
 from dashboard import frontier_charts
 from dashboard.badge import badge, figure
+from dashboard.downloads import downloads
 from dashboard.example import example
 from dashboard.job_view import follow, start
 from dashboard.plan_tasks import FLEET, PLAN
@@ -18,6 +19,7 @@ from dashboard.prose import literal, prose
 from dashboard.standing import Standing, noted, together
 from dashboard.url import choose, keep, named
 from serving.errors import UserError
+from tokentwin.exports.plan import PlanAnswer
 from tokentwin.jobs.job import Job, finished
 
 _EXAMPLE = "example"
@@ -46,8 +48,8 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     if not points:
         st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
         return
-    recommended = _index(points, best) if best else None
-    frontier, cheapest = ([_index(points, point) for point in answer[name]] for name in _FRONTIERS)
+    recommended = frontier_charts.place(points, best) if best else None
+    frontier, cheapest = ([frontier_charts.place(points, point) for point in answer[name]] for name in _FRONTIERS)
     left, right = st.columns(2, gap="medium")
     standing = together(map(_standing, points), "fleets")
     with left:
@@ -59,6 +61,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     at = _chosen(points, clicked, recommended)
     _fleet(runs, asked, points[at], run_page)
     st.dataframe(_rows(points, {*frontier, *cheapest}), hide_index=True, column_config=_COLUMNS)
+    downloads(PlanAnswer(answer), "plan")
 
 
 def _plans(runs: Path) -> dict[str, _Asked]:
@@ -124,10 +127,6 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
             start(job)
         with st.expander("Its deployment"):
             st.json(candidate["deployment"], expanded=1)
-
-
-def _index(points: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> int:
-    return next(at for at, other in enumerate(points) if _name(other) == _name(point))
 
 
 def _name(point: Mapping[str, Any]) -> str:

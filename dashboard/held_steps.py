@@ -67,7 +67,7 @@ class HeldSteps:
     def lows_and_highs(
         self, names: Sequence[str], window: Window | None = None, buckets: int = 700
     ) -> list[tuple[Array, Array]]:
-        """Of each name the series within the window as `envelope` reduces it, from what is held as the window begins."""
+        """Of each name the series within the window as `envelope` reduces it, from what is held at its beginning."""
         ends = self._ends(window)
         rows = np.searchsorted(self._start, ends, sorter=self._order)
         falls = np.searchsorted(self._fall_at, ends)
@@ -105,7 +105,7 @@ class HeldSteps:
         rows = np.searchsorted(self._start, edges, sorter=self._order)
         falls = np.searchsorted(self._fall_at, edges)
         held = [
-            np.sum([self._change[name][self._order[: rows[0]]].sum(), -self._fall[name][: falls[0]].sum()], keepdims=True)
+            np.array([self._change[name][self._order[: rows[0]]].sum() - self._fall[name][: falls[0]].sum()])
             for name in names
         ]
         for (first, last), (fall, until) in zip(pairwise(rows), pairwise(falls), strict=True):
@@ -131,9 +131,10 @@ class HeldSteps:
 
     def _span(self, rows: Sequence[int], falls: Sequence[int]) -> tuple[float, float]:
         """First and last time among those of some steps in order, and of some falls; there must be one."""
-        steps = self._order[[rows[0], rows[1] - 1]] if rows[1] > rows[0] else []
-        times = np.concatenate([self._start[steps], self._fall_at[falls[0] : falls[1]][[0, -1] if falls[1] > falls[0] else []]])
-        return times.min(), times.max()
+        steps = self._order[[rows[0], rows[1] - 1] if rows[1] > rows[0] else []]
+        ends = [falls[0], falls[1] - 1] if falls[1] > falls[0] else []
+        times = [*self._start[steps].tolist(), *self._fall_at[ends].tolist()]
+        return min(times), max(times)
 
 
 def _successors(order: Array, replica: Array) -> Iterator[tuple[Array, Array]]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import streamlit as st
 
+from serving.errors import reason
 from tokentwin.jobs.job import Job, Status
 
 POLL_S = 1.0
@@ -12,11 +16,12 @@ POLL_S = 1.0
 def follow(job: Job, watched: str = "") -> Status:
     """Show where the job stands. While it is active the page is drawn anew when it ends, or leaves `watched`.
 
-    `watched` names a document that the task leaves on its way. A job that is absent or done shows nothing.
+    `watched` names a document that the task leaves on its way, and may leave anew. A job that is absent or done shows
+    nothing.
     """
     status = job.status
     if status.active:
-        _progress(job, watched, bool(watched) and job.document(watched) is not None)
+        _progress(job, watched, job.document(watched) if watched else None)
     elif status.state == "failed":
         st.error(status.error, icon=":material/error:")
     elif status.state == "cancelled":
@@ -26,24 +31,27 @@ def follow(job: Job, watched: str = "") -> Status:
 
 def start(job: Job) -> None:
     """Start it and draw the page anew, or say in a line why that cannot be."""
+    _do(job.start, job)
+
+
+def _do(what: Callable[[], None], job: Job) -> None:
     try:
-        job.start()
+        what()
     except OSError as error:
-        st.error(f"runs: {str(job.directory)!r}: cannot be written: {error.strerror}", icon=":material/error:")
+        st.error(f"runs: {str(job.directory)!r}: cannot be written: {reason(error)}", icon=":material/error:")
     else:
         st.rerun()
 
 
 @st.fragment(run_every=POLL_S)
-def _progress(job: Job, watched: str, there: bool) -> None:
+def _progress(job: Job, watched: str, seen: Any) -> None:
     status = job.status
-    if not status.active or (watched and not there and job.document(watched) is not None):
+    if not status.active or (watched and job.document(watched) != seen):
         st.rerun()
     bar, button = st.columns([5, 1], vertical_alignment="center")
     bar.progress(status.share, text=_words(status))
     if button.button("Cancel", key=f"cancel_{job.id}", width="stretch"):
-        job.cancel()
-        st.rerun()
+        _do(job.cancel, job)
 
 
 def _words(status: Status) -> str:

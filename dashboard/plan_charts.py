@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols,
 from serving.metrics import metric
 
 HEIGHT = 300
+_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
+_TALL = 390  # as what stands beside it
 Bound = tuple[str, float]  # a percentile and its bound in milliseconds
 
 
@@ -46,7 +49,7 @@ def attainment(points: Sequence[Mapping[str, float]], chosen: int) -> go.Figure:
     figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
     figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
-    return finish(figure, HEIGHT)
+    return finish(figure, _TALL)
 
 
 def latency(
@@ -91,6 +94,20 @@ def latency(
     return finish(figure, HEIGHT, legend=False)
 
 
+def latencies(answer: Mapping[str, Any]) -> dict[str, go.Figure]:
+    """`latency` of TTFT and TPOT, by metric, as a plan's answer has them; none if its requests arrive all at once."""
+    planned = answer["requests_per_s"]
+    if planned is None or not answer["by_rate"]:
+        return {}
+    knee = planned * (1 + answer["recommendation"]["headroom_percent"] / 100)
+    bounds: dict[str, list[Bound]] = {"ttft_ms": [], "tpot_ms": []}
+    for text in answer["objectives"]:
+        match = _BOUND.fullmatch(text)
+        if match and match[1] in bounds:
+            bounds[match[1]].append((match[2], float(match[3])))
+    return {name: latency(answer["by_rate"], name, planned, knee, mine) for name, mine in bounds.items()}
+
+
 def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
     ordered = list(reversed(points))
@@ -111,16 +128,17 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 
-def lengths(prompts: Sequence[int], outputs: Sequence[int]) -> go.Figure:
-    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis."""
+def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figure:
+    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis.
+
+    `histograms` as `tokentwin.planning.document.workload_lengths` has them.
+    """
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
-    for at, (values, name) in enumerate(((prompts, "prompt"), (outputs, "output")), start=1):
-        edges = np.geomspace(min(values), max(values) + 1, 31)
-        counts, _ = np.histogram(values, edges)
-        centres = np.sqrt(edges[1:] * edges[:-1])
+    for at, name in enumerate(("prompt", "output"), start=1):
+        edges = np.asarray(histograms[name]["edges"])
         figure.add_bar(
-            x=centres,
-            y=100 * counts / len(values),
+            x=np.sqrt(edges[1:] * edges[:-1]),
+            y=histograms[name]["percent"],
             width=np.diff(edges),
             marker_color=SIMULATED,
             hovertemplate="about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>",

@@ -6,10 +6,7 @@ takes long.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,20 +15,20 @@ import streamlit as st
 
 from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
+from dashboard.downloads import downloads
 from dashboard.example import example_plan
 from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
-from dashboard.slo_rows import METRICS
 from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import metric
+from tokentwin.exports.plan import PlanAnswer
 from tokentwin.jobs.job import Job
+from tokentwin.planning.document import length_histogram
 from tokentwin.planning.objectives import parse_objectives
-
-_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
 
 
 def show(runs: Path) -> None:
@@ -58,7 +55,7 @@ def _planned(runs: Path, request: PlanRequest) -> None:
     job = Job(runs / "jobs", PLAN, settings)
     answer = job.result or example_plan(settings)
     if answer:
-        _answer(answer, request)
+        _answer(answer)
     else:
         _unanswered(job)
     _traffic(json.dumps(settings["traffic"], sort_keys=True), request)
@@ -87,12 +84,13 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
 
-def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
+def _answer(answer: Mapping[str, Any]) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
         st.error(literal(answer["answer"]), icon=":material/block:")
         _rest(answer)
+        downloads(PlanAnswer(answer), "plan")
         return
     spares = answer["spares"]
     st.title(_fleet(best, spares), anchor=False)
@@ -117,12 +115,12 @@ def _answer(answer: Mapping[str, Any], request: PlanRequest) -> None:
             )
         offers = [best, *answer["runners_up"]]
         figure(plan_charts.prices(offers), "prices", "What each fleet costs", _standing(offers, "fleets"), small=True)
-    _latencies(answer, request)
+    _latencies(answer)
     if best["vllm_serve"]:
         st.subheader("To serve it", anchor=False, help="Every setting that the answer depends on, for one replica.")
         st.code(best["vllm_serve"], language="bash", wrap_lines=True)
     _rest(answer)
-    _downloads(answer)
+    downloads(PlanAnswer(answer), "plan")
 
 
 def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:
@@ -140,21 +138,17 @@ def _headline(best: Mapping[str, Any]) -> None:
         ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="medium"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
 
 
-def _latencies(answer: Mapping[str, Any], request: PlanRequest) -> None:
-    best, planned = answer["recommendation"], answer["requests_per_s"]
-    if planned is None:
+def _latencies(answer: Mapping[str, Any]) -> None:
+    figures = plan_charts.latencies(answer)
+    if not figures:
         return
     standing = _standing(answer["by_rate"], "rates")
-    knee = planned * (1 + best["headroom_percent"] / 100)
-    said = [match.groups() for text in request.slos if (match := _BOUND.fullmatch(text))]
-    for place, name in zip(st.columns(2, gap="medium"), METRICS[:2], strict=True):
-        bounds = [(percentile, float(bound)) for of, percentile, bound in said if of == name]
-        curve = plan_charts.latency(answer["by_rate"], name, planned, knee, bounds)
+    for place, (name, curve) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
         with place:
             figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", standing, _HELP["latency"])
 
@@ -187,31 +181,12 @@ def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     }
 
 
-def _downloads(answer: Mapping[str, Any]) -> None:
-    icon = ":material/download:"
-    whole = json.dumps(answer, indent=1)
-    with st.container(horizontal=True):
-        st.download_button(
-            "Fleets as CSV", _as_csv(answer["points"]), "fleets.csv", "text/csv", icon=icon, on_click="ignore"
-        )
-        st.download_button("The plan as JSON", whole, "plan.json", "application/json", icon=icon, on_click="ignore")
-
-
-def _as_csv(points: list[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    if points:
-        writer = csv.DictWriter(out, list(points[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(points)
-    return out.getvalue()
-
-
 def _traffic(key: str, request: PlanRequest) -> None:
     count, seconds, prompts, outputs = _sizes(key, request)
     with st.container():
         above = st.container()
         st.caption(_told(count, seconds, prompts, outputs))
-        plot = plan_charts.lengths(prompts, outputs)
+        plot = plan_charts.lengths({"prompt": length_histogram(prompts), "output": length_histogram(outputs)})
         figure(plot, "lengths", "The traffic", _of_traffic(request), place=above, menu=BARE)
 
 

@@ -5,9 +5,7 @@ A plan is answered twice: within seconds, by a part of each fleet on its part of
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,11 +14,10 @@ from dashboard.plan_request import PlanRequest
 from serving.config import Deployment, parse
 from serving.workload import Workload
 from tokentwin.jobs.files import write_json
-from tokentwin.planning.curves import fleet_curve, load_curve, mean_rate
+from tokentwin.planning.document import plan_document
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import point
-from tokentwin.planning.plan import Plan, make_plan
-from tokentwin.planning.report import as_json, why_not_fewer
+from tokentwin.planning.plan import make_plan
 from tokentwin.planning.search import Progress, search
 from tokentwin.planning.share import try_share, try_some_alone
 from tokentwin.planning.workers import Workers
@@ -36,7 +33,7 @@ Tell = Callable[[str, float], None]
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The whole answer as `plan_document` has it; a first one, `COARSE`, is left in `out` on the way."""
+    """The whole answer as `plan_document` has it; first ones, each better, are left in `out` as `COARSE` on the way."""
     request = parse(PlanRequest, settings, where="plan")
     workload = request.workload()
     engines, ruled_out = request.candidates(workload)
@@ -56,7 +53,7 @@ class _Pace:
         self._tell, self._began, self._share = tell, perf_counter(), 0.0
         self._simulating: float | None = None
 
-    def __call__(self, stage: str, done: int, left: int) -> None:
+    def __call__(self, stage: str, done: float, left: float) -> None:
         now = perf_counter()
         if self._simulating is None:
             self._simulating = now
@@ -96,43 +93,15 @@ def _whole(
 
     with Workers(question) as workers:
         found = make_plan(workers, engines, ruled_out, request.limits, told)
-        document = plan_document(found, engines)
-        best = found.recommendation
-        if best is not None:
-            engine, replicas = best.offer.engine, best.offer.trial.replicas
-            stage, done = "attainment with more and fewer replicas", so_far.done
-            around = fleet_curve(
-                workers,
-                engine,
-                replicas,
-                request.most,
-                lambda at: pace(stage, done + 3 * (at + 1), _CURVES - 3 * (at + 1)),
-            )
-            document["by_replicas"] = [asdict(p) for p in around]
-            curve = load_curve(
-                workers,
-                engine,
-                replicas,
-                best.knee.headroom_percent,
-                lambda at: pace("latency with more and less traffic", done + 22 + at, 9 - at),
-            )
-            document["by_rate"] = [_finite(asdict(p)) for p in curve]
-    return document
-
-
-def plan_document(found: Plan, engines: list[Engine]) -> dict[str, Any]:
-    """`as_json`, why not one fewer, the traffic's mean rate, and the deployment of every candidate by its name."""
-    best = found.recommendation
-    rate = mean_rate(found.question)
-    return {
-        **as_json(found),
-        "why_not_fewer": why_not_fewer(found, best) if best else None,
-        "requests_per_s": rate if math.isfinite(rate) else None,
-        "candidates": {
-            engine.name: {"gpu": engine.gpu, "deployment": engine.deployment.model_dump(mode="json")}
-            for engine in engines
-        },
-    }
+        searched = so_far.done
+        asked = request.model_dump(mode="json", exclude_none=True)
+        return plan_document(
+            workers,
+            found,
+            engines,
+            asked,
+            lambda stage, share: pace(stage, searched + _CURVES * share, _CURVES * (1 - share)),
+        )
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -160,7 +129,3 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     standing = {"mark": mark.name.lower(), "reason": reason}
     add_notes(out / "run", {"gpu": settings["gpu"], "standing": standing})
     return {"duration_s": done.duration_ns / 1e9, **standing}
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in values.items()}

@@ -6,9 +6,6 @@ again.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,18 +16,21 @@ import streamlit as st
 from calibration.decision_replay import recorded_deployment
 from dashboard import lab_charts
 from dashboard.badge import badge, figure
+from dashboard.downloads import downloads
 from dashboard.job_view import follow, start
 from dashboard.lab.example import example_answer
 from dashboard.lab.inputs import Incomplete, recording_inputs, settings_of, simulation_inputs
-from dashboard.lab.request import LabRequest, Timing
+from dashboard.lab.request import Timing
 from dashboard.lab.side_names import side_names
 from dashboard.lab.tasks import RECORDED, SIMULATED
+from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.standing import Standing, noted, together
 from dashboard.url import keep, named, switch
 from serving.errors import UserError
 from serving.metrics import metric
+from tokentwin.exports.comparison import ComparisonAnswer
 from tokentwin.jobs.job import Job
 from tokentwin.sides import recordings
 
@@ -78,7 +78,7 @@ def _simulated(runs: Path) -> None:
         return
     _answer(answer)
     _on_engine(runs, answer, request.timing)
-    _rest(answer, request)
+    _rest(answer)
 
 
 def _recorded(runs: Path) -> None:
@@ -140,12 +140,9 @@ def _answer(answer: Mapping[str, Any]) -> None:
     st.subheader(f"{icon} {_plain(verdict[:1].upper() + verdict[1:])}", anchor=False)
     standing = _standing(answer)
     badge(standing)
-    st.caption(_basis(answer))
+    st.caption(basis(answer))
     if answer["units"]["carry_over"]:
-        st.warning(
-            "Queues outlast the blocks: intervals may be too narrow. Compare longer runs, or more seeds.",
-            icon=":material/warning:",
-        )
+        st.warning(CARRIED_OVER, icon=":material/warning:")
     with st.container():
         above, toggle = st.columns([3, 1], vertical_alignment="bottom")
         with toggle, st.container(horizontal_alignment="right"):
@@ -162,50 +159,26 @@ def _answer(answer: Mapping[str, Any]) -> None:
         _fairness(answer, names, colours)
 
 
-def _basis(answer: Mapping[str, Any]) -> str:
-    units, runs = answer["units"], answer["runs"]
-    of = "runs of other arrivals" if units["of"] == "runs" else "blocks of consecutive arrivals"
-    return (
-        f"{answer['requests']:,} requests in {runs} run{'' if runs == 1 else 's'} of each side, resampled by "
-        f"{units['count']} {of}. The 95 % intervals hold for all rows together.{_lost(answer)}"
-    )
-
-
-def _lost(answer: Mapping[str, Any]) -> str:
-    """How many requests finish, where some do not."""
-    row = next((row for row in answer["rows"] if row["metric"] == "finished"), None)
-    return "" if row is None else f" {100 * row['a']:.1f} % of them finish on A, {100 * row['b']:.1f} % on B."
-
-
 def _fairness(answer: Mapping[str, Any], names: Sides, colours: Sides) -> None:
     tenants = answer["tenants"]
     if not tenants:
         return
     served = lab_charts.shares(tenants, names, colours)
     figure(served, "shares", "Who is served", _standing(answer), metric("jain_fairness").help)
-    jain = next((row for row in answer["rows"] if row["metric"] == "jain_fairness"), None)
-    if jain is None or jain["a"] is None or jain["b"] is None:
-        return
-    told = f"Jain's index of A is **{jain['a']:.3f}**, of B **{jain['b']:.3f}**"
-    if jain["low"] is None:
-        st.markdown(f"{told}; the difference has no interval.")
-    else:
-        fairer = f"{jain['better']} is fairer" if jain["better"] else "no difference can be claimed"
-        st.markdown(f"{told}; B - A lies within {jain['low']:+.3f} to {jain['high']:+.3f}: {fairer}.")
+    st.markdown(fairness(answer))
 
 
 def _ranking(answer: Mapping[str, Any]) -> None:
     """Whether what the simulator ranks the two by holds in the recordings."""
     simulated, rows = answer["simulated"], answer["ranking"]
-    counts = {name: sum(row["outcome"] == name for row in rows) for name in _OUTCOMES}
-    told = ", ".join(f"{count} {_OUTCOMES[name]}" for name, count in counts.items() if count)
     figure(lab_charts.ranking(rows), "ranking", "Did the simulator see it?", _standing(simulated), _HELP["ranking"])
-    if counts["reversed"]:
-        st.error(f"The ranking does not hold on the engine: {told}.", icon=":material/swap_vert:")
-    elif counts["holds"]:
-        st.success(f"The ranking holds on the engine: {told}.", icon=":material/check_circle:")
+    outcome, told = ranking(rows)
+    if outcome == "reversed":
+        st.error(told, icon=":material/swap_vert:")
+    elif outcome == "holds":
+        st.success(told, icon=":material/check_circle:")
     else:
-        st.info(f"The engine does not contradict the simulator: {told or 'neither claims anything'}.")
+        st.info(told)
     st.markdown(f"Simulated: {_plain(simulated['verdict'])}.")
 
 
@@ -239,7 +212,7 @@ def _go_to(name: str, beside: str) -> None:
         st.query_params[parameter] = value
 
 
-def _rest(answer: Mapping[str, Any], request: LabRequest | None = None) -> None:
+def _rest(answer: Mapping[str, Any]) -> None:
     """The numbers, the two deployments, and downloads."""
     rows = [
         {
@@ -262,21 +235,7 @@ def _rest(answer: Mapping[str, Any], request: LabRequest | None = None) -> None:
             ran = answer[side]
             place.markdown(f"**{side.upper()}**" + (f": {ran['replicas']} × " if ran.get("replicas", 1) > 1 else ""))
             place.json(ran["deployment"], expanded=1)
-    icon = ":material/download:"
-    whole = json.dumps({**answer, "asked": settings_of(request)} if request else answer, indent=1)
-    with st.container(horizontal=True):
-        st.download_button("Rows as CSV", _as_csv(answer["rows"]), "rows.csv", "text/csv", icon=icon, on_click="ignore")
-        st.download_button(
-            "The comparison as JSON", whole, "comparison.json", "application/json", icon=icon, on_click="ignore"
-        )
-
-
-def _as_csv(rows: list[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    downloads(ComparisonAnswer(answer), "comparison")
 
 
 def _plain(text: str) -> str:
@@ -284,12 +243,6 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
-_OUTCOMES = {
-    "holds": "held",
-    "reversed": "reversed",
-    "open": "open (the engine claims nothing)",
-    "missed": "missed (only the engine claims it)",
-}
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
     "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "

@@ -128,13 +128,16 @@ def load_report(directory: Path) -> Report:
     return parse(Report, data, where=name)
 
 
-def load_residuals(directory: Path) -> pa.Table | None:
-    """Measured and predicted time of each held-out step; None when the report has none."""
+def load_residuals(directory: Path, whole: bool = False) -> pa.Table | None:
+    """Regime, measured and predicted time of each held-out step, or the `whole` of what is known of it.
+
+    None when the report has none.
+    """
     path = directory / RESIDUALS
     if not path.is_file():
         return None
     try:
-        return pq.read_table(path, columns=_RESIDUAL_COLUMNS)
+        return pq.read_table(path, columns=None if whole else _RESIDUAL_COLUMNS)
     except (pa.ArrowException, OSError) as error:
         name = f"{directory.name}/{RESIDUALS}"
         raise UserError("report", name, f"is damaged ({error}); run tokentwin validate again") from None

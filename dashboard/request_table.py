@@ -56,7 +56,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     inside = np.ones(table.num_rows, dtype=bool)
     if window is not None:
         inside = (arrival <= window[1]) & ~(finish < window[0])
-    rows = _slowest(metrics.values(by), np.flatnonzero(inside))
+    rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
     with heading:
         st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
         count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
@@ -95,13 +95,13 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     _waterfall(recording, metrics, int(rows[at]))
 
 
-def _slowest(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first `ROWS` of `rows`, highest value first; those without a value come last, ties in their order."""
+def slowest(values: NDArray[Any], rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """At most `most` of `rows`, highest value first; those without a value come last, ties in their order."""
     order = -np.where(np.isnan(values[rows]), -1.0, values[rows])
-    if len(rows) > ROWS:
-        near = order <= np.partition(order, ROWS - 1)[ROWS - 1]
+    if len(rows) > most:
+        near = order <= np.partition(order, most - 1)[most - 1]
         rows, order = rows[near], order[near]
-    return rows[np.argsort(order, kind="stable")][:ROWS]
+    return rows[np.argsort(order, kind="stable")][:most]
 
 
 def _heading(name: str) -> str:

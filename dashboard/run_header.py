@@ -13,6 +13,7 @@ from dashboard.numbers import shown
 from dashboard.palette import CLOCK_NAME
 from dashboard.standing import of_run
 from serving.metrics import metric
+from tokentwin.exports.recorded_run import RecordedRun
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
@@ -41,7 +42,7 @@ def header(recording: Recording, metrics: RunMetrics) -> None:
     facts = f"{badges} {statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
-        downloads(recording)
+        downloads(RecordedRun(recording=recording), recording.path.resolve().name)
 
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:

@@ -5,7 +5,6 @@ Everything is numpy on whole columns; a million points come down to a few thousa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -80,4 +79,4 @@ def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) 
 
 def _from(edges: Floats, times: NDArray[Any]) -> NDArray[Any]:
     """Edges as numbers like `times`: what is at or after one stays so, and numpy need not make all of `times` float."""
-    return np.ceil(edges).astype(times.dtype)  if np.issubdtype(times.dtype, np.integer) else edges
+    return np.ceil(edges).astype(times.dtype) if np.issubdtype(times.dtype, np.integer) else edges

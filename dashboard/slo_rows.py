@@ -13,6 +13,7 @@ from serving.metrics import metric
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
 MOST = 8
+_LEAST, _LARGEST = 0.1, 1e7  # ms
 _BOUNDED = tuple(f"{name} {percentile}" for name in METRICS for percentile in PERCENTILES)
 _ROW = re.compile(r"(?P<bounded>\w+ p[\d.]+)<=(?P<bound>\d+(?:\.\d+)?)")
 _ids = count()
@@ -45,7 +46,7 @@ def _row(text: str) -> Row | None:
     if said is None or said["bounded"] not in _BOUNDED:
         st.info(f"{text[:60]!r} in the link is no SLO that this page knows.")
         return None
-    return next(_ids), said["bounded"], float(said["bound"])
+    return next(_ids), said["bounded"], min(max(float(said["bound"]), _LEAST), _LARGEST)
 
 
 def _draw(row: Row) -> Row:
@@ -60,7 +61,7 @@ def _draw(row: Row) -> Row:
         label_visibility="collapsed",
     )
     bound = limit.number_input(
-        "Bound (ms)", 0.1, 1e7, bound, 10.0, "%.6g", key=f"slo_bound_{id}", label_visibility="collapsed"
+        "Bound (ms)", _LEAST, _LARGEST, bound, 10.0, "%.6g", key=f"slo_bound_{id}", label_visibility="collapsed"
     )
     if drop.button("", icon=":material/close:", key=f"slo_drop_{id}", type="tertiary", help="Take it away"):
         st.session_state["slo_rows"] = [kept for kept in st.session_state["slo_rows"] if kept[0] != id]

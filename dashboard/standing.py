@@ -70,9 +70,8 @@ def together(standings: Iterable[Standing], things: str) -> Standing:
     if not found:
         return Standing(UNKNOWN, f"there are no {things}")
     worst = max(found, key=lambda standing: standing.rank)
+    if len(set(found)) == 1:
+        return worst
     counts = Counter(standing.mark for standing in found)
-    if len(counts) == 1:
-        same = len({standing.reason for standing in found}) == 1
-        return worst if same else Standing(worst.mark, f"all {len(found):,} {things}, for example: {worst.reason}")
     told = ", ".join(f"{counts[mark]:,} {mark}" for mark in reversed(MARKS) if counts[mark])
     return Standing(worst.mark, f"of {len(found):,} {things} {told}; for example: {worst.reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,30 @@ import streamlit as st
 
 from dashboard import sweep_charts
 from dashboard.badge import figure
-from dashboard.downloads import table_downloads
+from dashboard.downloads import downloads
 from dashboard.library import find, stamp
 from dashboard.query import ROWS, SECONDS, query
-from dashboard.standing import Standing, noted, together
 from dashboard.sweep_charts import shown
+from dashboard.sweep_view import (
+    FIRST,
+    SERIES,
+    SweepView,
+    drawn,
+    metrics_in_order,
+    numeric,
+    others_in_order,
+    parameters_in_order,
+    some,
+    standing,
+)
 from dashboard.url import choose, choose_many, interval, keep, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS
+from tokentwin.exports.sweep import Sweep
 from tokentwin.sweeps.results import ABOUT, SweepResults
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).with_name("samples")
-_FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
-_SERIES = 4  # shown unasked
 _MOST = len(sweep_charts.SERIES)
 _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
@@ -52,12 +63,12 @@ def show(runs: Path) -> None:
         return
     left, right = st.columns([2, 5], gap="medium")
     with left:
-        y, x, by, values, log_y = _axes(found)
-        chosen = _filtered(found, by, values)
+        view = _axes(found)
+        chosen = _filtered(found, view.by, view.values)
     with right:
-        _plot(found, chosen, y, x, by, values, log_y)
-    _table(found, chosen, y, name)
-    _sql(sweeps[name], found, y)
+        _plot(found, chosen, view)
+    _table(found, chosen, view.y, name, Sweep(sweeps[name], replace(found, table=chosen), view))
+    _sql(sweeps[name], found, view.y)
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the sweep")
@@ -72,21 +83,15 @@ def _summary(found: SweepResults) -> None:
     st.caption(f"{runs} · varied: {varied or 'nothing'}")
 
 
-def _axes(found: SweepResults) -> tuple[str, str, str | None, list[Any], bool]:
-    titles = found.metrics
-    metrics = sorted(titles, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    y = choose("Metric", metrics, "y", show=titles.__getitem__)
-    parameters = list(found.parameters) or ["run_id"]
-    likely = sorted(parameters, key=lambda name: (not _numeric(found, name), name.endswith("seed")))
-    likely.sort(key=lambda name: -len(found.values(name)) if _numeric(found, name) else 0)
+def _axes(found: SweepResults) -> SweepView:
+    y = choose("Metric", metrics_in_order(found), "y", show=found.metrics.__getitem__)
+    likely = parameters_in_order(found)
     x = choose("Against", likely, "x", help="Other parameters and seeds that are not filtered: median and whole range.")
-    others = [name for name in parameters if name != x]
-    others.sort(key=lambda name: (_numeric(found, name), len(found.values(name))))
-    by = choose("A colour for each", [*others, _NONE], "by")
+    by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
     if by == _NONE:
-        return y, x, None, [None], switch("Log metric", "log")
-    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=_SERIES)
-    return y, x, by, values[:_MOST], switch("Log metric", "log")
+        return SweepView(y, x, None, [None], switch("Log metric", "log"))
+    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=SERIES)
+    return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
 
 
 def _several(
@@ -94,9 +99,7 @@ def _several(
 ) -> list[Any]:
     """Some values of a parameter; without the query parameter all, or `most` of them from the first to the last."""
     options = {shown(value): value for value in found.values(name)}
-    otherwise = list(options)
-    if most and len(otherwise) > most:
-        otherwise = [otherwise[round(at * (len(otherwise) - 1) / (most - 1))] for at in range(most)]
+    otherwise = some(list(options), most) if most else list(options)
     return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
 
 
@@ -110,7 +113,7 @@ def _filtered(found: SweepResults, by: str | None, values: list[Any]) -> pa.Tabl
             options = [value for value in found.values(name) if value is not None]
             if name == by or len(options) < 2:
                 continue
-            if len(options) > _LISTED and _numeric(found, name):
+            if len(options) > _LISTED and numeric(found, name):
                 low, high = interval(name, float(options[0]), float(options[-1]), f"only_{name}")
                 table = table.filter(pc.and_(pc.greater_equal(table[name], low), pc.less_equal(table[name], high)))
             else:
@@ -119,35 +122,27 @@ def _filtered(found: SweepResults, by: str | None, values: list[Any]) -> pa.Tabl
     return table
 
 
-def _plot(
-    found: SweepResults, chosen: pa.Table, y: str, x: str, by: str | None, values: list[Any], log_y: bool
-) -> None:
+def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     if not chosen.num_rows:
         st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
         return
-    ends = [end for end in (f"{y}_low", f"{y}_high") if end in chosen.column_names]
-    columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
-    titles = {**found.metrics, x: sweep_charts.parameter_title(x)}
-    runs = chosen.select(list(columns)).to_pandas()
-    plot = sweep_charts.metric_over(runs, x, y, by, titles, values, log_y)
-    figure(plot, "metric", f"{found.metrics[y]} against {x}", _standing(chosen), _help(y))
+    figure(
+        drawn(found, chosen, view),
+        "metric",
+        f"{found.metrics[view.y]} against {view.x}",
+        standing(chosen),
+        _help(view.y),
+    )
 
 
-def _standing(chosen: pa.Table) -> Standing:
-    """Of the runs shown together."""
-    columns = (chosen[name].to_pylist() for name in ("standing", "standing_reason"))
-    each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
-    return together((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")
-
-
-def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
+def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Sweep) -> None:
     heading, save = st.columns([4, 1], vertical_alignment="bottom")
     with heading:
         st.subheader("Runs", anchor=False)
         st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
     with save, st.container(horizontal_alignment="right"):
-        table_downloads(chosen, name.partition(":")[0].replace("/", "-"))
-    metrics = [column for column in dict.fromkeys((y, *_FIRST)) if column in found.metrics]
+        downloads(source, name.partition(":")[0].replace("/", "-"))
+    metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     event = st.dataframe(
         rows.to_pandas(),
@@ -161,11 +156,13 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
             for column in metrics
         },
     )
-    picked = [row for row in event.selection.rows if row < rows.num_rows]
+    ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
+    said = named("of_run") or ""
+    picked = [ids[row] for row in event.selection.rows if row < rows.num_rows] or [id for id in ids if id == said]
     if picked:
-        config = chosen["config"][picked[0]].as_py()
-        st.caption(f"run {chosen['run_id'][picked[0]].as_py()}")
-        st.json(json.loads(config), expanded=2)
+        keep("of_run", picked[0])
+        st.caption(f"run {picked[0]}")
+        st.json(json.loads(chosen["config"][ids.index(picked[0])].as_py()), expanded=2)
 
 
 def _sql(directory: Path, found: SweepResults, y: str) -> None:
@@ -206,11 +203,6 @@ def _plain(answer: pa.Table) -> pd.DataFrame:
         if pa.types.is_decimal(field.type):
             answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))
     return answer.to_pandas()
-
-
-def _numeric(found: SweepResults, name: str) -> bool:
-    kind = found.table.schema.field(name).type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _help(column: str) -> str | None:

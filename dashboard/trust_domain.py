@@ -6,18 +6,16 @@ from pathlib import Path
 
 import streamlit as st
 
-from calibration.decision_replay import recorded_deployment
-from calibration.engine_calibration import FILE
 from dashboard.badge import figure
-from dashboard.bundled import DEMO
 from dashboard.domain import Domain, domain
 from dashboard.domain_charts import domain_maps
-from dashboard.library import find, stamp
+from dashboard.domain_source import timed_by
+from dashboard.library import stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.standing import Standing
 from dashboard.url import choose
 from serving.errors import UserError
-from tokentwin.repricing import Source, fitting_sources, source_of
+from tokentwin.repricing import Source
 from traces.recording import Recording
 
 _TITLE = "What was measured, and where this run goes"
@@ -45,7 +43,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
         name = choose("Run in question", names, "scenario")
     try:
         recording = Recording.load(recordings[name])
-        source = _source(recording, runs, calibration)
+        source = timed_by(recording, runs, calibration)
         if source is None:
             above.subheader(_TITLE, anchor=False)
             st.caption(_unknown(recording, name, runs))
@@ -70,16 +68,6 @@ def _forget_another_reports(report: str) -> None:
             st.session_state.pop(key, None)
         st.query_params.pop("scenario", None)
     st.session_state["scenario_of"] = report
-
-
-def _source(recording: Recording, runs: Path, calibration: str) -> Source | None:
-    """What timed a simulated run; for a real one `calibration`, or any of its engine."""
-    calibrations = [*find(runs, "calibration.json").values(), *find(runs, FILE).values(), DEMO / "calibration"]
-    if recording.run["clock"] == "virtual":
-        return source_of(recording.run, calibrations)
-    fitting = fitting_sources(recorded_deployment(recording), calibrations)
-    reports = source_of({**recording.run, "calibration": calibration}, calibrations)
-    return reports if reports in fitting else next(iter(fitting), None)
 
 
 def _unknown(recording: Recording, name: str, runs: Path) -> str:

@@ -11,20 +11,22 @@ import streamlit as st
 
 from dashboard import trust_charts
 from dashboard.badge import badge, figure
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_recordings
-from dashboard.domain import NEGLIGIBLE
-from dashboard.external_results import EXTERNAL, External, load_external
+from dashboard.bundled import DEMO, bundled_recordings
+from dashboard.downloads import downloads
+from dashboard.external_results import External, newest_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
-from dashboard.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
+from dashboard.report_standing import of_report
+from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
 from dashboard.url import choose, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
+from tokentwin.exports.validation import Validation
 
 BUNDLED = "bundled: tokentwin demo"
 _REQUESTS = "Real and simulated, request by request"
@@ -70,6 +72,7 @@ def show(runs: Path) -> None:
     if external is not None:
         show_external(external)
     _provenance(report)
+    downloads(Validation(reports[name], runs if own else None), name.partition(":")[0].replace("/", "-"))
 
 
 def _bundled(runs: Path) -> None:
@@ -86,9 +89,8 @@ def _bundled(runs: Path) -> None:
 
 def _external(runs: Path) -> External | None:
     """The newest results of rung 4 under `runs`, or the bundled ones; None, and why in a line, if they are damaged."""
-    places = [*find(runs, EXTERNAL).values(), EXTERNAL_SAMPLE]
     try:
-        return load_external(places[0])
+        return newest_external(runs)
     except UserError as error:
         st.error(str(error), icon=":material/error:")
         return None
@@ -101,7 +103,7 @@ def _verdict(report: Report) -> None:
         report.calibration and f"calibration {report.calibration}",
         when(report.created),
     ]
-    badge(_standing(report))
+    badge(of_report(report))
     st.caption(" · ".join(fact for fact in facts if fact))
     if report.disturbed:
         text = report.disturbance or "its canary steps drifted"
@@ -110,19 +112,6 @@ def _verdict(report: Report) -> None:
             "ran, so part of the error below is the machine's. Run it again on a quiet one.",
             icon=":material/warning:",
         )
-
-
-def _standing(report: Report) -> Standing:
-    """How far to trust the simulated run, and why."""
-    if report.rungs.run is None or not report.rungs.run.rows:
-        return Standing(UNKNOWN, "the report holds no real run against the simulated one")
-    share, held = report.extrapolated_share, "held against real runs of the same workload"
-    if report.disturbed:
-        held += ", on a machine that was disturbed"
-    if share is None:
-        return Standing(VALIDATED, f"{held}; the report does not say how many steps lie outside what was measured")
-    outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
-    return Standing(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Standing(VALIDATED, f"{held}; {outside}")
 
 
 def _distributions(directory: Path, report: Report) -> None:
@@ -167,12 +156,12 @@ def _of_both(report: Report, real: bool, simulated: bool) -> Standing:
     """Of a figure of what could be read of both."""
     if not simulated:
         return Standing(VALIDATED, "measured on the real engine; there is no simulated run beside it")
-    return _standing(report) if real else Standing(UNKNOWN, "there is no real run beside the simulated one")
+    return of_report(report) if real else Standing(UNKNOWN, "there is no real run beside the simulated one")
 
 
 def _errors(report: Report) -> None:
     rows = report.rungs.run.rows if report.rungs.run else []
-    figure(trust_charts.errors(rows), "errors", "Error against the noise floor", _standing(report), _ERRORS)
+    figure(trust_charts.errors(rows), "errors", "Error against the noise floor", of_report(report), _ERRORS)
     if rows:
         with st.expander("The figures"):
             st.dataframe(

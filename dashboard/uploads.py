@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import tempfile
 import zlib
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +29,8 @@ from traces.writer import write_workload
 
 MOST_MB = 50
 MOST_UNPACKED_MB = 500
+MOST_LAYERS = 1000
+_LARGEST = 10**12
 _MB = 1_000_000
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
@@ -61,9 +65,10 @@ def keep_model(runs: Path, text: str) -> str:
             "config.json", f"{len(text) / _MB:.1f} MB", "is larger than any config.json; paste the text of one"
         )
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
         raise UserError("config.json", "the text", f"is not JSON: {error}") from None
+    _check_numbers(data)
     ModelSpec.from_hf_config(data, "pasted")
     digest = _digest(json.dumps(data, sort_keys=True).encode())
     path = _model(runs, digest) / "config.json"
@@ -76,6 +81,23 @@ def model_path(runs: Path, digest: str) -> Path | None:
     """The folder of a pasted config.json; None for what is no digest, or none that is here."""
     folder = _model(runs, digest) if _DIGEST.fullmatch(digest) else None
     return folder if folder is not None and (folder / "config.json").is_file() else None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no finite number")
+
+
+def _check_numbers(data: Any) -> None:
+    """No size of a model is so large: what is counted up to one would never end."""
+    for name, value in data.items() if isinstance(data, dict) else ():
+        most = MOST_LAYERS if "layers" in name else _LARGEST
+        if isinstance(value, int | float) and abs(value) > most:
+            raise UserError(f"config.json: {name}", value, f"is too large; {most:,} is allowed")
 
 
 def _trace(runs: Path, digest: str) -> Path:

@@ -1,10 +1,19 @@
-"""Inputs live in the URL: share the link, get the same page."""
+"""Inputs live in the URL: share the link, get the same page.
+
+What a link says is not to be trusted: names are looked up among the options, numbers held against their ends, and
+anything else is as if it were not there.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections.abc import Callable, Sequence
 
 import streamlit as st
+
+_ENDS = re.compile(r"(-?[\d.]+(?:e[+-]?\d+)?)-(-?[\d.]+(?:e[+-]?\d+)?)")
 
 
 def choose(
@@ -32,24 +41,28 @@ def choose(
 
 def switch(label: str, parameter: str, help: str | None = None) -> bool:
     """A toggle that is on while the query parameter is `1`."""
-    on = st.toggle(label, value=st.query_params.get(parameter) == "1", help=help, key=f"url_{parameter}")
-    if on:
-        st.query_params[parameter] = "1"
-    elif parameter in st.query_params:
-        del st.query_params[parameter]
+    on = st.toggle(label, value=named(parameter) == "1", help=help, key=f"url_{parameter}")
+    keep(parameter, "1" if on else "")
     return on
 
 
-def number(label: str, parameter: str, low: int, high: int, otherwise: int, help: str | None = None) -> int:
+def number(
+    label: str, parameter: str, low: int, high: int, otherwise: int, step: int = 1, help: str | None = None
+) -> int:
     """A whole number that is the query parameter `parameter`; `otherwise` when that is absent or no such number."""
-    named = st.query_params.get(parameter, "")
-    value = min(max(int(named), low), high) if named.isascii() and named.isdigit() else otherwise
-    chosen = int(st.number_input(label, low, high, value, help=help, key=f"url_{parameter}"))
-    if chosen != otherwise:
-        st.query_params[parameter] = str(chosen)
-    elif parameter in st.query_params:
-        del st.query_params[parameter]
+    value = int(quantity(named(parameter), low, high, otherwise))
+    chosen = int(st.number_input(label, low, high, value, step, help=help, key=f"url_{parameter}"))
+    keep(parameter, str(chosen), str(otherwise))
     return chosen
+
+
+def quantity(text: str | None, low: float, high: float, otherwise: float) -> float:
+    """The number that a link gives; `otherwise` where it gives none from `low` to `high`."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return otherwise
+    return value if low <= value <= high else otherwise
 
 
 def named(parameter: str) -> str | None:
@@ -70,12 +83,27 @@ def keep(parameter: str, text: str, otherwise: str = "") -> None:
 def choose_many(
     label: str, options: Sequence[str], parameter: str, otherwise: Sequence[str], help: str | None = None
 ) -> list[str]:
-    """A choice of any number of options, separated by commas in the URL; names of no option are passed over."""
+    """A choice of any number of options, in the URL as a line of CSV; names of no option are passed over."""
     said = named(parameter)
-    wanted = [name for name in (otherwise if said is None else said.split(",")) if name in options]
+    names = otherwise if said is None else _listed(said)
+    wanted = list(dict.fromkeys(name for name in names if name in options))
     chosen: list[str] = st.multiselect(label, options, wanted, help=help, key=f"url_{parameter}")
-    keep(parameter, ",".join(chosen), ",".join(otherwise))
+    keep(parameter, _line(chosen), _line(otherwise))
     return chosen
+
+
+def _line(names: Sequence[str]) -> str:
+    """`H100,H200`; a name with a comma in it is quoted."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(names)
+    return out.getvalue()
+
+
+def _listed(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
 
 
 def amount(
@@ -89,11 +117,7 @@ def amount(
     show: str = "%.6g",
 ) -> float:
     """A number that is the query parameter; `otherwise` when that is absent or no such number."""
-    try:
-        said = float(named(parameter) or "nan")
-    except ValueError:
-        said = otherwise
-    value = said if low <= said <= high else otherwise
+    value = quantity(named(parameter), low, high, otherwise)
     ends = float(low), float(high), float(value), float(step)
     chosen = float(st.number_input(label, *ends, format=show, help=help, key=f"url_{parameter}"))
     keep(parameter, f"{chosen:.10g}", f"{otherwise:.10g}")
@@ -124,7 +148,7 @@ def interval(label: str, low: float, high: float, parameter: str, help: str | No
         if parameter in st.query_params:
             del st.query_params[parameter]
     else:
-        st.query_params[parameter] = f"{chosen[0]:g}-{chosen[1]:g}"
+        st.query_params[parameter] = f"{chosen[0]:.10g}-{chosen[1]:.10g}"
     return chosen
 
 
@@ -140,9 +164,9 @@ def _interval_key(low: float, high: float, parameter: str) -> str:
 
 
 def _ends(text: str, low: float, high: float) -> tuple[float, float]:
-    first, _, second = text.partition("-")
+    said = _ENDS.fullmatch(text)
     try:
-        begin, end = max(low, float(first)), min(high, float(second))
-    except ValueError:
+        begin, end = (low, high) if said is None else map(float, said.groups())
+    except ValueError:  # 1.2.3
         return low, high
-    return (begin, end) if begin < end else (low, high)
+    return (max(low, begin), min(high, end)) if max(low, begin) <= min(high, end) else (low, high)

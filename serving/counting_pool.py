@@ -52,13 +52,15 @@ class CountingPool:
         request.held = request.hashed = hit.blocks
 
     def extend(self, request: Request, tokens: int) -> None:
-        need = blocks_for(tokens, self.block_size)
-        if need > request.held:
-            self._take(need - request.held)
-            request.held = need
+        need = blocks_for(tokens, self.block_size) - request.held
+        if need > 0:
+            self._take(need)
+            request.held += need
 
     def register(self, request: Request, tokens: int) -> None:
-        request.hashed = max(request.hashed, tokens // self.block_size)
+        full = tokens // self.block_size
+        if full > request.hashed:
+            request.hashed = full
 
     def forget(self, request: Request, tokens: int) -> None:
         request.hashed = min(request.hashed, tokens // self.block_size)
@@ -101,6 +103,10 @@ class CountingPool:
 
     def _take(self, count: int) -> None:
         self.free -= count
+        head = self._queue[0]
+        if count < head.count:  # nearly always
+            head.count -= count
+            return
         while count:
             head = self._queue[0]
             taken = min(count, head.count)

@@ -70,19 +70,21 @@ class DecodeSet:
 
     def tick(self) -> list[Request]:
         """One step for every member; those whose last token this schedules, in order of admission."""
-        self.clock += 1
-        self.squares += 2 * self.context + len(self.members)
-        self.context += len(self.members)
-        if not self._exits or self._exits[0][0] > self.clock:  # nearly always
+        rows = len(self.members)
+        self.clock = clock = self.clock + 1
+        self.squares += 2 * self.context + rows
+        self.context += rows
+        if not rows or self._exits[0][0] > clock:  # nearly always
             return []
         return [self.members[id] for id in self._pop_exits()]
 
     def skip(self, steps: int) -> None:
         """`steps` ticks, planned and returned, none of which is anybody's last."""
+        grown = steps * len(self.members)
         self.clock += steps
         self.committed = self.clock
-        self.squares += steps * (2 * self.context + steps * len(self.members))
-        self.context += steps * len(self.members)
+        self.squares += steps * (2 * self.context + grown)
+        self.context += grown
 
     def crossing(self, after: int = 0) -> dict[int, Request]:
         """Members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
@@ -92,9 +94,9 @@ class DecodeSet:
         """How many times a member will cross into a new block in `steps` more ticks."""
         rounds, rest = divmod(steps, self.block_size)
         last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards
-        over = max(last + rest - self.block_size, 0)
-        phases = self._phases[last : last + rest] + self._phases[:over]
-        return rounds * len(self.members) + sum(map(len, phases))
+        crossings = rounds * len(self.members) + sum(map(len, self._phases[last : last + rest]))
+        over = last + rest - self.block_size
+        return crossings + sum(map(len, self._phases[:over])) if over > 0 else crossings
 
     def steps_to_exit(self) -> int:
         """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""
@@ -114,7 +116,7 @@ class DecodeSet:
     def _is_live(self, entry: tuple[int, int, int]) -> bool:
         """Entries of members that left early stay in the heap until they surface."""
         member = self.members.get(entry[2])
-        return member is not None and (member.exit_clock, member.admitted) == entry[:2]
+        return member is not None and member.exit_clock == entry[0] and member.admitted == entry[1]
 
     def check(self) -> None:
         """Raise AssertionError unless the running sums equal a recount."""

@@ -32,6 +32,6 @@ class PrefillFirstScheduler(VllmScheduler):
             wanted = self._wanted(request, threshold)
             tokens = min(wanted, budget)
             decoding = request.pending == 1 and request.computed >= request.prompt_len
-            if tokens and not decoding and not self._lacks_blocks(request, tokens):
+            if tokens and not decoding and self._lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self._take(plan, request, tokens)
         return budget

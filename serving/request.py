@@ -82,12 +82,12 @@ class Request:
         self.arrived = arrived
         self.id = arrived.id
         self.priority = arrived.priority
-        self.prompt_len = arrived.prompt_len
-        self.max_len = arrived.prompt_len + arrived.output_len
+        self.prompt_len = prompt_len = arrived.prompt_len
+        self.max_len = prompt_len + arrived.output_len
         self.status = Status.WAITING
         self.reason = ""
         self._computed = 0
-        self._known = arrived.prompt_len + outputs
+        self._known = prompt_len + outputs
         self._placeholders = 0
         self._in_flight = 0
         self.stale = 0
@@ -125,6 +125,8 @@ class Request:
 
     @property
     def placeholders(self) -> int:
+        if self.decodes is None:
+            return self._placeholders
         return self._placeholders + self._decodes_in_flight
 
     @property
@@ -140,12 +142,14 @@ class Request:
     @property
     def pending(self) -> int:
         """Tokens to compute until the next one is sampled: 1 while it decodes."""
-        return self.known + self.placeholders - self.computed
+        return self._known + self._placeholders - self._computed if self.decodes is None else 1
 
     @property
     def unscheduled(self) -> int:
         """Output tokens that no step has been planned for yet."""
-        return self.max_len - self.known - self.placeholders
+        if self.decodes is None:
+            return self.max_len - self._known - self._placeholders
+        return self.exit_clock - self.decodes.clock
 
     @property
     def outputs(self) -> int:

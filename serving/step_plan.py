@@ -36,6 +36,7 @@ class StepPlan:
     seq              number of the plan, from 0
     lag              steps in flight when it was planned
     listed           rows outside the decode set
+    strays           rows of requests that have left the decode set since
     preempted        requests preempted while planning, in order
     admitted         requests admitted, first or again
     prefill_rows, prefill_tokens, prefill_context, prefill_pairs    rows of several tokens: count, sum of n,
@@ -75,7 +76,7 @@ class StepPlan:
         self.lag = lag
         self.clock = 0  # the decode set's, after this plan
         self.listed: list[Row] = []
-        self.strays: list[Request] = []  # had their row in the decode set and have left it since
+        self.strays: list[Row] = []
         self.preempted: list[Request] = []
         self.admitted: list[Request] = []
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
@@ -112,6 +113,11 @@ class StepPlan:
         self.decode_squares += squares
         self.sampled_rows += rows
 
+    def name(self, request: Request) -> None:
+        """`request`, which had its row in the decode set, has left that now."""
+        start = request.computed - (self.decodes.clock - self.clock) - 1
+        self.strays.append(Row(request, start, 1, True))
+
     def _count(self, row: Row, sign: int) -> None:
         _, start, tokens, samples, drafts = row
         self.sampled_rows += sign * samples
@@ -129,18 +135,15 @@ class StepPlan:
             self.prefill_context += sign * start
             self.prefill_pairs += sign * (tokens * (2 * start + tokens + 1) // 2)
 
-    def named_rows(self) -> list[tuple[Request, int, bool, int]]:
-        """`(request, tokens, samples, drafts)` of every row that the decode set does not hold by now."""
-        rows = [(request, tokens, samples, drafts) for request, _, tokens, samples, drafts in self.listed]
-        if self.strays:
-            rows += [(request, 1, True, 0) for request in self.strays]
-        return rows
+    def named_rows(self) -> list[Row]:
+        """Every row that the decode set does not hold by now."""
+        return self.listed + self.strays if self.strays else self.listed
 
     def rows(self) -> list[Row]:
         """Every row, in running order. Only valid until the next plan is made or this one committed."""
         steady = [m for m in self.decodes.members.values() if m.joined < self.clock]
-        decodes = [Row(request, request.computed - 1, 1, True) for request in (*steady, *self.strays)]
-        return sorted(self.listed + decodes, key=_admission)
+        decodes = [Row(request, request.computed - 1, 1, True) for request in steady]
+        return sorted(self.named_rows() + decodes, key=_admission)
 
 
 def _admission(row: Row) -> int:

@@ -57,7 +57,13 @@ class VllmScheduler:
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
         self._in_vain = 0  # preemptions since a step last sampled
-        self._budget = config.max_num_batched_tokens  # a pydantic attribute costs three plain ones
+        # A pydantic attribute costs three plain ones.
+        self._budget = config.max_num_batched_tokens
+        self._most_running = config.max_num_seqs
+        self._max_len = config.max_model_len
+        self._long_prefill = config.long_prefill_token_threshold
+        self._reserves_all = config.scheduler_reserve_full_isl
+        self._chunks = config.enable_chunked_prefill
         self._forgets_withdrawn = config.forget_withdrawn
         self._block_size = config.block_size
         self._watermark = int(config.watermark * config.num_blocks)
@@ -112,17 +118,16 @@ class VllmScheduler:
 
     def _never_fits(self, request: Request) -> str:
         """Why the request could never finish, or an empty string."""
-        config = self.config
         if request.prompt_len < 1 or request.max_len == request.prompt_len:
             return "a request needs at least one prompt token and one output token"
-        if request.max_len > config.max_model_len:
+        if request.max_len > self._max_len:
             return (
                 f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
-                f"exceed max_model_len {config.max_model_len}"
+                f"exceed max_model_len {self._max_len}"
             )
-        need = blocks_for(request.max_len - 1, config.block_size)  # the last token is never computed
+        need = blocks_for(request.max_len - 1, self._block_size)  # the last token is never computed
         if need > self.pool.total:
-            return f"needs {need} KV blocks of {config.block_size} tokens; there are {self.pool.total}"
+            return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
         return ""
 
     def _end(self, request: Request, status: Status) -> None:
@@ -155,7 +160,7 @@ class VllmScheduler:
 
     def _threshold(self) -> int:
         """Most tokens of one request in this step. Alone, a request is not held back."""
-        threshold = self.config.long_prefill_token_threshold
+        threshold = self._long_prefill
         if not threshold or len(self.running) + len(self.waiting) <= 1:
             return self._budget
         return threshold
@@ -176,8 +181,9 @@ class VllmScheduler:
         """Rows outside the decode set if the whole set can be granted too; None if order matters."""
         decodes = self.decodes
         left = budget - len(decodes.members)
+        need = len(decodes.crossing())
         if not self._others:
-            return [] if left >= 0 and len(decodes.crossing()) <= self.pool.free else None
+            return [] if left >= 0 and need <= self.pool.free else None
         wanting = [
             (request, tokens)
             for request in self._turns(self._others.values())
@@ -189,14 +195,15 @@ class VllmScheduler:
         if not decodes_first and (not self.pool.counts_only or sum(tokens for _, tokens in wanting) > left):
             return None
         rows = []
-        need = len(decodes.crossing())
         for request, tokens in wanting:
             if left <= 0:
                 break
-            tokens = min(tokens, left)
+            if tokens > left:
+                tokens = left
             left -= tokens
-            more = blocks_for(self._slots(request, tokens), self._block_size) - request.held
-            need += max(more, 0)  # what was loaded holds its blocks already
+            more = self._lacking_blocks(request, tokens)
+            if more > 0:  # what was loaded holds its blocks already
+                need += more
             rows.append((request, tokens))
         return rows if need <= self.pool.free else None
 
@@ -209,7 +216,7 @@ class VllmScheduler:
             tokens = min(self._wanted(request, threshold), budget)
             if not tokens:
                 continue
-            while self._lacks_blocks(request, tokens):
+            while self._lacking_blocks(request, tokens) > self.pool.free:
                 victim = self._victim()
                 budget += self._preempt(plan, victim)
                 if victim is request:
@@ -222,18 +229,23 @@ class VllmScheduler:
         """Tokens this running request could use in a step, drafts among them."""
         if request.placeholders and (not self._overlaps or request.unscheduled < 1):
             return 0  # its token is under way: the last one, or one that must be known first
-        drafts = min(request.proposed, request.unscheduled - 1) if request.proposed else 0
-        return min(request.pending + drafts, threshold)
+        wanted = request.pending
+        if request.proposed:
+            wanted += min(request.proposed, request.unscheduled - 1)
+        return wanted if wanted < threshold else threshold
 
-    def _slots(self, request: Request, tokens: int) -> int:
-        """Tokens that `request` holds KV blocks for in a step with `tokens` of it."""
-        end = request.computed + tokens
+    def _slots(self, request: Request, end: int) -> int:
+        """Tokens that `request` holds KV blocks for in a step that computes its tokens up to `end`."""
         if self._lookahead and request.computed > request.cached:  # at admission nothing has been drafted
             return min(end + self._lookahead, request.max_len - 1)
         return end
 
-    def _lacks_blocks(self, request: Request, tokens: int) -> bool:
-        return blocks_for(self._slots(request, tokens), self._block_size) - request.held > self.pool.free
+    def _lacking_blocks(self, request: Request, tokens: int) -> int:
+        """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
+        end = request.computed + tokens
+        if self._lookahead:
+            end = self._slots(request, end)
+        return -(-end // self._block_size) - request.held
 
     def _preempt(self, plan: StepPlan, request: Request) -> int:
         """Back to waiting with nothing computed; the tokens it had been given in this step return."""
@@ -254,7 +266,7 @@ class VllmScheduler:
         return row.tokens if row else 0
 
     def _schedule_waiting(self, plan: StepPlan, budget: int, threshold: int) -> None:
-        while budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while budget > 0 and len(self.running) < self._most_running:
             request = self._head()
             if request is None:
                 break
@@ -280,22 +292,21 @@ class VllmScheduler:
 
     def _admit(self, plan: StepPlan, request: Request, budget: int, threshold: int) -> int:
         """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait, or load."""
-        config = self.config
         if request.held:  # loaded: all its blocks are there
             hit, found = None, request.computed
         else:
             hit = self.pool.lookup(request)
-            found = hit.blocks * config.block_size
+            found = hit.blocks * self._block_size
             if self._external is not None and (loadable := self._external.matched(request, found)):
                 if self._fits(request, request.known, hit):
                     self._load(self._external, request, hit, loadable)
                 return 0
         tokens = min(request.known - found, threshold)
-        if not config.enable_chunked_prefill and tokens > budget:
+        if not self._chunks and tokens > budget:
             return 0
         tokens = min(tokens, budget)
         if hit is not None:
-            if not self._fits(request, request.known if config.scheduler_reserve_full_isl else found + tokens, hit):
+            if not self._fits(request, request.known if self._reserves_all else found + tokens, hit):
                 return 0
             self.pool.admit(request, hit)
             request.found(found)
@@ -323,10 +334,11 @@ class VllmScheduler:
     def _take(self, plan: StepPlan, request: Request, tokens: int) -> int:
         """Give `request` its `tokens` in this step."""
         start = request.computed
+        end = start + tokens
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
-        self.pool.extend(request, self._slots(request, tokens))
+        self.pool.extend(request, self._slots(request, end) if self._lookahead else end)
         samples = request.scheduled(tokens, drafts)
-        self.pool.register(request, min(start + tokens, request.known))
+        self.pool.register(request, min(end, request.known))
         if samples:
             request.sampled_in.append((plan.seq, 1))
             request.proposed = self._drafts
@@ -391,7 +403,7 @@ class VllmScheduler:
         plan.clock = decodes.clock
         for request in leaving:
             self._leave_decodes(request, plan.seq)
-            plan.strays.append(request)
+            plan.name(request)
         return rows
 
     def _close(self, plan: StepPlan) -> None:
@@ -403,7 +415,7 @@ class VllmScheduler:
                 self.config.num_blocks,
                 "is so few that requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl",
             )
-        if not plan.tokens:
+        if not (plan.decode_rows or plan.listed):
             return
         plan.clock = self.decodes.clock
         self._plans += 1
@@ -425,7 +437,7 @@ class VllmScheduler:
         self._others[request.id] = request
         for plan in self._in_flight:
             if plan.clock > joined:
-                plan.strays.append(request)
+                plan.name(request)
         if ticks:
             request.sampled_in.append((last - ticks + 1, ticks))
 
@@ -436,15 +448,17 @@ class VllmScheduler:
     # When a step has ended
 
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
-        if not self._in_flight or self._in_flight.popleft() is not plan:
+        in_flight, decodes = self._in_flight, self.decodes
+        if not in_flight or in_flight.popleft() is not plan:
             raise ValueError(f"plan {plan.seq} is not the oldest in flight")
-        self.decodes.committed = plan.clock
-        if self.decodes.members and len(self._in_flight) < self.decodes.lag:
-            self.pool.register_decodes(self.decodes, lag=len(self._in_flight))
-        if not (plan.listed or plan.strays or stopped):
+        decodes.committed = plan.clock
+        if decodes.lag > len(in_flight) and decodes.members:
+            self.pool.register_decodes(decodes, lag=len(in_flight))
+        rows = plan.named_rows()
+        if not (rows or stopped):
             return []
         ended = []
-        for request, tokens, samples, drafts in plan.named_rows():
+        for request, _, tokens, samples, drafts in rows:
             if request.ended:
                 continue
             fresh = not request.stale
@@ -455,9 +469,10 @@ class VllmScheduler:
             if samples and (request.known == request.max_len or request.id in stopped):
                 ended.append(request)
         if stopped:
-            members = self.decodes.members
+            members = decodes.members
             ended += [members[id] for id in stopped if id in members and members[id].joined < plan.clock]
-        ended.sort(key=by_admission)
+        if len(ended) > 1:
+            ended.sort(key=by_admission)
         for request in ended:
             self._end(request, Status.FINISHED)
         return ended
@@ -494,7 +509,7 @@ class VllmScheduler:
 
         Where blocks have identities, every block that fills up may be one that the head could share.
         """
-        if len(self.running) >= self.config.max_num_seqs:
+        if len(self.running) >= self._most_running:
             return True
         budget = self._budget_of_waiting()
         head = self._head()

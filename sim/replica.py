@@ -222,35 +222,39 @@ class Replica:
             self._launch_steps(self._clock.now_ns)
 
     def _launch_steps(self, now: int) -> None:
-        while len(self._launched) < self._depth:
-            if self._leaps and (steps := self.scheduler.steady_steps()) > 1:
+        scheduler, launched = self.scheduler, self._launched
+        while len(launched) < self._depth:
+            if self._leaps and (steps := scheduler.steady_steps()) > 1:
                 self._leap(steps, now)
                 return
-            plan = self.scheduler.schedule()
+            plan = scheduler.schedule()
             if plan.preempted:
                 self._log.preempted(self.index, plan.preempted, now)
             if not plan.tokens:
-                if plan.preempted and not self._launched:
+                if plan.preempted and not launched:
                     continue  # a plan that only preempted: the blocks are free now
                 break
             cpu_ns = self._cost.cpu_ns(plan)
-            if self._pipeline:
-                start, self._last_end_ns, stages_ns = self._pipeline.enter(plan, now + cpu_ns)
+            start, stages_ns = now + cpu_ns, None
+            if self._pipeline is not None:
+                start, end, stages_ns = self._pipeline.enter(plan, start)
             else:
-                start = max(now + cpu_ns, self._last_end_ns)
-                self._last_end_ns = start + self._cost.step_ns(plan)
-                stages_ns = None
-            self._launched.append((plan, self._last_end_ns))
-            self._log.planned(self.index, self.scheduler, plan, now, start, self._last_end_ns, stages_ns)
+                if start < self._last_end_ns:
+                    start = self._last_end_ns
+                end = start + self._cost.step_ns(plan)
+            self._last_end_ns = end
+            launched.append((plan, end))
+            self._log.planned(self.index, scheduler, plan, now, start, end, stages_ns)
             if self.on_planned is not None:
-                self.on_planned(plan, self._last_end_ns)
+                self.on_planned(plan, end)
             if cpu_ns:
-                if len(self._launched) < self._depth:
+                if len(launched) < self._depth:
                     self._set(now + cpu_ns, PLANNING, self._plan)
                     return
                 now += cpu_ns
-        if self._launched:
-            self._set(max(self._launched[0][1], now), STEP_ENDS + self.index, self._commit)
+        if launched:
+            end = launched[0][1]
+            self._set(end if end > now else now, STEP_ENDS + self.index, self._commit)
         else:
             self._alarm = None
 
@@ -300,8 +304,9 @@ class Replica:
     def _leap(self, steps: int, now: int) -> None:
         decodes = self.scheduler.decodes
         durations = self._cost.decode_run_ns(len(decodes.members), decodes.context, decodes.squares, steps)
-        self._leap_ends = list(accumulate(durations, initial=now))[1:]
-        self._set(self._leap_ends[-1], STEP_ENDS + self.index, self._land)
+        self._leap_ends = ends = list(accumulate(durations, initial=now))
+        del ends[0]
+        self._set(ends[-1], STEP_ENDS + self.index, self._land)
 
     def _land(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
@@ -320,9 +325,10 @@ class Replica:
         ends, self._leap_ends = self._leap_ends, []
         now = self._clock.now_ns
         ended = bisect_right(ends, now)
-        self._known_tokens += ended * len(self.scheduler.decodes.members)
-        self.scheduler.skip(ended)
-        self._log.leapt(self.index, ends[:ended])
+        if ended:
+            self._known_tokens += ended * len(self.scheduler.decodes.members)
+            self.scheduler.skip(ended)
+            self._log.leapt(self.index, ends[:ended])
         if ended and ends[ended - 1] == now:
             self._last_end_ns = now
             self._set(now, PLANNING, self._plan)
@@ -336,4 +342,4 @@ class Replica:
 
 def _in_vain(plan: StepPlan) -> int:
     """Rows of the plan that sample for requests withdrawn since."""
-    return sum(samples and request.status is Status.ABORTED for request, _, samples, _ in plan.named_rows())
+    return sum(row.samples and row.request.status is Status.ABORTED for row in plan.named_rows())

@@ -20,10 +20,12 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from traces.schema import REQUESTS, STEPS, arrow_schema
 
-BLOCK = 4096  # rows handed to the sink at once, unless it is told otherwise
+BLOCK = 4096  # rows handed to the sink at once, if not told otherwise
+_NOWHERE = -1  # the replica of a request that is on none
+_FINISHED = Status.FINISHED.value
 
-# Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (-1: none) and its end
-Observer = Callable[[bool, int, int, int, int], None]
+# Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (None: none) and its end
+Observer = Callable[[bool, int, int, int | None, int], None]
 
 
 class RunSink(Protocol):
@@ -65,7 +67,7 @@ class TableSink:
 
 
 class _Life:
-    """When things happened to one attempt of a request; -1 is never."""
+    """When things happened to one attempt of a request; None is never."""
 
     __slots__ = (
         "arrival_ns",
@@ -87,20 +89,26 @@ class _Life:
         "waits",
     )
 
-    def __init__(self, replica: int, arrival_ns: int, queued_ns: int, demand: int, attempts: int) -> None:
+    def __init__(
+        self, replica: int, arrival_ns: int, queued_ns: int | None, demand: int, attempts: int, tiered: bool
+    ) -> None:
         self.replica = replica
         self.arrival_ns = arrival_ns
         self.queued_ns = queued_ns
         self.demand = demand  # blocks counted while it waits
         self.attempts = attempts
         self.waits = False
-        self.scheduled_ns = self.first_token_ns = self.preempted_at_ns = -1
-        self.preempted_ns = self.swapped_in_tokens = 0
-        self.tier_hits: list[tuple[str, int]] = []
+        self.scheduled_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.preempted_at_ns: int | None = None
+        self.preempted_ns = 0
+        self.tier_hits: list[tuple[str, int]] | None = [] if tiered else None
+        self.swapped_in_tokens = 0 if tiered else None
         self.prefilled: Request | None = None  # what a prefill replica did of it, and which
-        self.prefill_replica = -1
+        self.prefill_replica: int | None = None
         self.sampled_before = 0  # tokens that `prefilled` sampled and its user got
-        self.transfer_since_ns = self.transfer_ns = -1
+        self.transfer_since_ns = 0
+        self.transfer_ns: int | None = None
 
 
 _MEASURED_ONLY = ("schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns")
@@ -114,12 +122,11 @@ class RunLog:
     steps      also write a row for every step that ended (then decode runs are not leapt over)
     tokens     also write when each output token came, and with `steps` each step's rows
     queued     requests that wait for a place in a step, on all replicas
-    observers  called as each request ends
     block      rows handed to the sink at once
+    observers  called as each request ends
     """
 
     def __init__(self, sink: RunSink, steps: bool = True, tokens: bool = False, block: int = BLOCK) -> None:
-        self._block = block
         self.keeps_steps = steps
         self.keeps_tokens = tokens
         self.finished = 0
@@ -128,6 +135,7 @@ class RunLog:
         self.queued = 0
         self.observers: list[Observer] = []
         self._sink = sink
+        self._block = block
         self._lives: dict[int, _Life] = {}
         self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
         self._waiting_blocks: dict[int, int] = {}
@@ -175,7 +183,7 @@ class RunLog:
         for request in plan.admitted:
             life = self._lives[request.id]
             self._unqueue(life, start_ns)
-            if life.scheduled_ns < 0:
+            if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).append(end_ns)
@@ -227,7 +235,7 @@ class RunLog:
         for request, _, _, samples, _ in plan.listed:
             if samples and request.outputs == 1 and request.status is not Status.ABORTED:
                 life = self._lives[request.id]
-                if life.first_token_ns < 0:
+                if life.first_token_ns is None:
                     life.first_token_ns = now_ns
         if self.keeps_steps:
             self._step_rows.append(self._under_way[replica].popleft())
@@ -243,7 +251,7 @@ class RunLog:
 
     def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int) -> None:
         demand = blocks_for(request.known, self._block_size[replica])
-        life = self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand, attempts)
+        life = self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand, attempts, replica in self._tiered)
         if request.status is not Status.REJECTED:
             self._queue(life)
 
@@ -257,7 +265,7 @@ class RunLog:
         life.prefilled, life.prefill_replica, life.replica = prefilled, life.replica, replica
         life.sampled_before = request.outputs
         if not request.outputs:
-            life.first_token_ns = -1
+            life.first_token_ns = None
         life.demand = blocks_for(request.known, self._block_size[replica])
         if request.status is not Status.REJECTED:
             self._queue(life)
@@ -277,6 +285,7 @@ class RunLog:
         """It has its blocks, and loads `tokens` tokens from a KV tier."""
         life = self._lives[request.id]
         self._has_blocks(life)
+        assert life.tier_hits is not None and life.swapped_in_tokens is not None
         if request.preemptions:
             life.swapped_in_tokens += tokens
         else:
@@ -288,7 +297,7 @@ class RunLog:
 
     def refused(self, arrived: WorkloadRequest, arrival_ns: int, now_ns: int, status: str, reason: str, n: int) -> None:
         """It left after `n` attempts, and is on no replica."""
-        self._add_request(Request(arrived), _Life(-1, arrival_ns, -1, 0, n), now_ns, status, reason)
+        self._add_request(Request(arrived), _Life(_NOWHERE, arrival_ns, None, 0, n, False), now_ns, status, reason)
 
     def ended(self, request: Request, now_ns: int, status: str = "", reason: str = "") -> None:
         """It left its replica for good: finished or rejected, unless `status` says otherwise."""
@@ -297,16 +306,20 @@ class RunLog:
         self._add_request(request, life, now_ns, status or request.status.value, reason or request.reason)
 
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
-        finished = status == Status.FINISHED.value
+        finished = status == _FINISHED
         outputs = request.outputs
-        before = life.prefilled
+        first_hit, preemptions, recomputed = request.first_hit, request.preemptions, max(request.recomputed, 0)
+        if (before := life.prefilled) is not None:
+            first_hit = before.first_hit
+            preemptions += before.preemptions
+            recomputed += max(before.recomputed, 0)
         self.finished += finished
         self.output_tokens += outputs
         arrived = request.arrived
         self._request_rows.append(
             (
                 request.id,
-                _or_null(life.replica),
+                life.replica if life.replica != _NOWHERE else None,
                 arrived.tenant,
                 arrived.slo_class,
                 request.priority,
@@ -316,14 +329,14 @@ class RunLog:
                 outputs,
                 life.arrival_ns,
                 life.arrival_ns,
-                _or_null(life.queued_ns),
-                _or_null(life.scheduled_ns),
-                _or_null(life.first_token_ns),
+                life.queued_ns,
+                life.scheduled_ns,
+                life.first_token_ns,
                 now_ns if finished else None,
-                (before or request).first_hit or 0,
-                request.preemptions + (before.preemptions if before else 0),
+                first_hit or 0,
+                preemptions,
                 life.preempted_ns,
-                max(request.recomputed, 0) + (max(before.recomputed, 0) if before else 0),
+                recomputed,
                 self._token_times(request, life) if self.keeps_tokens and finished else None,
                 life.attempts,
                 now_ns,
@@ -332,10 +345,10 @@ class RunLog:
                 request.drafts,
                 request.draft_tokens,
                 request.accepted_tokens,
-                _or_null(life.prefill_replica),
-                _or_null(life.transfer_ns),
-                life.tier_hits if life.replica in self._tiered else None,
-                life.swapped_in_tokens if life.replica in self._tiered else None,
+                life.prefill_replica,
+                life.transfer_ns,
+                life.tier_hits,
+                life.swapped_in_tokens,
             )
         )
         if len(self._request_rows) >= self._block:
@@ -358,11 +371,12 @@ class RunLog:
             life.waits = False
             self.queued -= 1
             self._waiting_blocks[life.replica] -= life.demand
-            if life.preempted_at_ns >= 0:
+            if life.preempted_at_ns is not None:
                 life.preempted_ns += now_ns - life.preempted_at_ns
-                life.preempted_at_ns = -1
+                life.preempted_at_ns = None
 
     def _token_times(self, request: Request, life: _Life) -> list[int]:
+        assert life.first_token_ns is not None
         ends = self._ends[life.replica]
         times = [life.first_token_ns] * life.sampled_before
         for first, count in request.sampled_in:
@@ -386,7 +400,3 @@ class RunLog:
 
 def _columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
     return dict(zip(names, zip(*rows, strict=True), strict=True))
-
-
-def _or_null(time_ns: int) -> int | None:
-    return time_ns if time_ns >= 0 else None

@@ -38,8 +38,8 @@ def server_runs(tmp_path_factory):
 
 
 @contextmanager
-def dashboard(runs, elsewhere):
-    """The dashboard over `runs`, started from `elsewhere` through its command; its address."""
+def dashboard(runs, elsewhere, end=subprocess.Popen.terminate):
+    """The dashboard over `runs`, started from `elsewhere` through its command, and ended by `end`; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -68,7 +68,7 @@ def dashboard(runs, elsewhere):
         yield address
         assert not FAULTS.search((elsewhere / "server.log").read_text())
     finally:
-        process.terminate()
+        end(process)
         process.wait(timeout=20)
 
 

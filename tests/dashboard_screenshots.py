@@ -15,9 +15,9 @@ from tests.dashboard_browser import chromium, dashboard, settle
 OUT = Path(__file__).parents[1] / "docs" / "images"
 WIDTH = 1280
 SHOTS = {  # how many plots there are to wait for, and the height in pixels
-    "plan": ("", 5, 1115),
-    "policy-lab": ("policy-lab", 4, 1590),
-    "trust": ("trust", 3, 1800),
+    "plan": ("", 5, 1140),
+    "policy-lab": ("policy-lab", 4, 1575),
+    "trust": ("trust", 3, 1755),
 }
 
 

@@ -20,8 +20,8 @@ from dashboard.lab_charts import side_colours
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import _standing
 from dashboard.report import Report
+from dashboard.report_standing import of_report
 from dashboard.standing import Standing, noted, of_run, together
-from dashboard.trust_page import _standing as of_report
 from serving.gpu_spec import find_gpu
 from tests.badges import badges
 from tests.dashboard_samples import report, toy_run

@@ -149,7 +149,7 @@ def test_it_opens_on_bundled_tables(tmp_path):
     times, gpus, domain = charts(app)
     assert times["layout"]["yaxis"]["title"]["text"] == "time (µs)"
     assert {trace["name"] for trace in gpus["data"]} == {"H100", "A100-80G", "H200", "B200"}
-    assert domain["layout"]["xaxis"]["title"]["text"] == "n"
+    assert domain["layout"]["xaxis"]["title"]["text"] == "n (columns)"
 
 
 def test_the_url_chooses_gpu_kernel_shape_and_size(tmp_path):

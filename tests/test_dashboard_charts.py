@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("plotly")
 
-from dashboard import run_charts, trust_charts
+from dashboard import held_steps, run_charts, trust_charts
+from dashboard.held_steps import HeldSteps
 from dashboard.library import RECORDING, find
 from dashboard.palette import REAL, SIMULATED
 from dashboard.report import RunRow
-from dashboard.held_steps import HeldSteps
 from dashboard.series import bucket_means, ecdf, envelope
 
 MS = 1_000_000
@@ -96,6 +96,7 @@ def value_at(rows, time):
     ),
     st.randoms(use_true_random=False),
 )
+@settings(deadline=None)
 def test_held_is_what_every_replica_holds(replicas, random):
     rows = []
     for replica, made in enumerate(replicas):
@@ -108,6 +109,30 @@ def test_held_is_what_every_replica_holds(replicas, random):
     times, (values,) = HeldSteps(steps(rows), ["waiting"]).over_time(["waiting"])
     assert list(times) == sorted(set(times))
     assert [value_at(rows, time) for time in times] == list(values)
+
+
+@pytest.mark.parametrize("window", [None, (0.0, 0.1), (0.02, 0.09), (0.0333333335, 1.0), (0.5, 0.6)])
+@pytest.mark.parametrize("replicas", [1, 7])
+def test_piece_by_piece_is_what_the_whole_reduces_to(monkeypatch, window, replicas):
+    rng = np.random.default_rng(replicas)
+    start = np.sort(rng.integers(0, 100_000_000, 5000) // 1000 * 1000)
+    table = pa.table(
+        {
+            "replica": np.arange(5000) % replicas,
+            "start_ns": start,
+            "end_ns": start + rng.integers(1, 40_000, 5000),
+            "waiting": rng.integers(0, 9, 5000).astype(np.int32),
+        }
+    ).take(pa.array(rng.permutation(5000)))
+    times, (values,) = HeldSteps(table, ["waiting"]).over_time(["waiting"])
+    low, high = (times[0], times[-1]) if window is None else (window[0] * 1e9, window[1] * 1e9)
+    inside = (times >= low) & (times <= high)
+    before = values[times < low][-1:]
+    x, y = np.append([low] * len(before), times[inside]), np.append(before, values[inside])
+    monkeypatch.setattr(held_steps, "_PIECE", 300)
+    ((found_x, found_y),) = HeldSteps(table, ["waiting"]).lows_and_highs(["waiting"], window, 60)
+    expected_x, expected_y = envelope(x, y, 60)
+    assert found_x.tolist() == expected_x.tolist() and found_y.tolist() == expected_y.tolist()
 
 
 def test_a_name_is_only_ever_looked_up_in_what_was_found(tmp_path):

@@ -2,7 +2,10 @@
 
 import pytest
 
+from dashboard.example import example
 from tests.dashboard_browser import CHROMIUM, settle
+from tokentwin.exports.export import export
+from tokentwin.exports.plan import PlanAnswer
 
 pytestmark = [
     pytest.mark.browser,
@@ -41,4 +44,20 @@ def test_a_glossary_link_leads_to_its_metric(server, browser):
     page.goto(f"{server}/glossary#jain_fairness")
     page.locator("#jain_fairness").wait_for()
     page.wait_for_function("document.querySelector('#jain_fairness').getBoundingClientRect().top < innerHeight")
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path, scheme):
+    export(PlanAnswer(example()["answer"]), "html", tmp_path / "plan.html")
+    page = browser.new_page(viewport={"width": 800, "height": 900}, color_scheme=scheme)
+    asked, faults = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(f"file://{tmp_path}/plan.html")
+    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 14")
+    assert asked == [f"file://{tmp_path}/plan.html"] and not faults
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 28)"
+    assert dark == (scheme == "dark")
     page.close()

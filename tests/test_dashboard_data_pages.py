@@ -235,10 +235,12 @@ def test_many_values_are_a_point_each_and_none_is_said():
 
 def test_a_run_has_a_download_of_every_format(tmp_path):
     def script(path):
-        from dashboard.downloads import downloads
-        from traces.recording import Recording
+        from pathlib import Path
 
-        downloads(Recording.load(path))
+        from dashboard.downloads import downloads
+        from tokentwin.exports.exportable import open_exportable
+
+        downloads(open_exportable(Path(path)), "toy")
 
     toy_run(tmp_path / "toy", "virtual", seed=0, count=5)
     app = AppTest.from_function(script, args=(str(tmp_path / "toy"),), default_timeout=30).run()
@@ -247,6 +249,22 @@ def test_a_run_has_a_download_of_every_format(tmp_path):
         *("Parquet of requests", "Parquet of steps", "CSV of requests", "CSV of steps"),
         *("Report", "Perfetto trace", "OpenMetrics"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("page", "labels"),
+    [
+        ("sweeps", ["Parquet", "CSV", "Report"]),
+        ("frontier", ["Parquet", "CSV", "Report", "JSON"]),
+        ("trust", ["Parquet of rows", "Parquet of steps", "CSV of rows", "CSV of steps", "Report"]),
+    ],
+)
+def test_every_page_of_answers_has_the_same_menu(tmp_path, page, labels):
+    app = open_page(f"dashboard.{page}_page", tmp_path)
+    assert not app.exception
+    assert [button.label for button in app.get("download_button")] == labels
+    (menu,) = [block for block in app.get("popover") if block.proto.popover.label == "Download"]
+    assert menu.proto.popover.icon == ":material/download:"
 
 
 # Glossary

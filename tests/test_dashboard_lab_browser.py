@@ -26,8 +26,9 @@ def test_from_two_policies_to_an_answer(server, page):
     page.get_by_text("Winners and losers").wait_for(timeout=LONG)
     settle(page, plots=4)
     drawn(page, least=30)
+    page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
-        page.get_by_role("button", name="The comparison as JSON").click()
+        page.get_by_role("button", name="JSON", exact=True).click()
     answer = json.loads(download.value.path().read_text())
     assert answer["asked"]["b"]["settings"] == {"policy": "sjf"} and answer["runs"] == 2
     assert page.get_by_text(answer["verdict"][1:]).count()

@@ -120,7 +120,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['standing']['mark']}]" in text
     assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
-    assert {button.label for button in app.get("download_button")} == {"Fleets as CSV", "The plan as JSON"}
+    assert {button.label for button in app.get("download_button")} == {"Parquet", "CSV", "Report", "JSON"}
     assert not app.query_params.get("rate"), "what is as usual is not in the link"
 
 
@@ -225,7 +225,7 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     assert "A first answer" not in shown(app)
     write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
-    assert "About " in shown(app) and "A first answer, on 250 requests only" in shown(app)
+    assert "About " in shown(app) and "A first answer, on the first 250 requests only" in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
     sleeper.wait(10)
     app.run()

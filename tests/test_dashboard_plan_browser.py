@@ -40,13 +40,14 @@ def test_from_a_question_to_a_run(server, page, tmp_path):
     assert "GPU" in title
     shoot(page, tmp_path / "answer.png")
 
+    page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
-        page.get_by_role("button", name="The plan as JSON").click()
+        page.get_by_role("button", name="JSON", exact=True).click()
     answer = json.loads(download.value.path().read_text())
     best = answer["recommendation"]
     assert title == f"{best['replicas']} \u00d7 {best['engine']} = {best['gpus']} GPU" + "s" * (best["gpus"] > 1)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Fleets as CSV").click()
+        page.get_by_role("button", name="CSV", exact=True).click()
     assert len(download.value.path().read_text().splitlines()) == 1 + len(answer["points"])
 
     page.reload()

@@ -71,7 +71,7 @@ def test_it_is_plain_json_and_says_how_far_it_is(answer: dict[str, Any], told: l
 
 def test_a_first_answer_is_left_on_the_way(answer: dict[str, Any], out: Path) -> None:
     first = read_json(out / COARSE)
-    assert first["requests"] == 120
+    assert first["requests"] == 100
     assert first["point"]["met"] and first["point"]["engine"] in answer["candidates"]
 
 

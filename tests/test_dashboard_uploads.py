@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,8 +68,23 @@ def test_a_kept_trace_can_be_uploaded_again(tmp_path: Path) -> None:
         (b"PAR1" + b"junk" * 50, "the upload"),
         (gzip.compress(CSV)[:-9], "the upload"),
         (b"/etc/passwd", "the upload"),
+        (b"a,b\n1,2\n", "no such field"),
+        (b"arrival_s,prompt_tokens,output_tokens\n=1+1,10,5\n", "must be a number"),
+        (gzip.compress(gzip.compress(CSV)), "in no known format"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "in no known format"),
     ],
-    ids=["empty", "bytes", "a bad line", "broken parquet", "broken gzip", "a path"],
+    ids=[
+        "empty",
+        "bytes",
+        "a bad line",
+        "broken parquet",
+        "broken gzip",
+        "a path",
+        "columns",
+        "a formula",
+        "gzipped twice",
+        "a picture",
+    ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
     message = refused(keep_trace, tmp_path, content)
@@ -95,7 +111,20 @@ def test_a_pasted_model_is_found_again(tmp_path: Path) -> None:
     assert keep_model(tmp_path, json.dumps(CONFIG, indent=3)) == digest
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3", '"x"', '{"model_type": "bert"}', "x" * 1_000_001])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "3",
+        '"x"',
+        '{"model_type": "bert"}',
+        "x" * 1_000_001,
+        "[" * 90_000,
+        '{"hidden_size": ' + "9" * 5000 + "}",
+    ]
+    + [json.dumps({**CONFIG, name: odd}) for name in ("rope_theta", "num_hidden_layers") for odd in (1e300, math.inf)],
+)
 def test_what_is_no_model_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     assert refused(keep_model, tmp_path, text)
     assert not list(tmp_path.rglob("config.json"))

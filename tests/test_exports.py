@@ -18,20 +18,24 @@ from serving.metrics import METRICS
 from tests.dashboard_samples import MS, toy_run
 from tokentwin.cli import cli
 from tokentwin.commands.export import export as command
-from tokentwin.exports.formats import FORMATS, export, write_export
+from tokentwin.exports.export import export, formats_of, write_export
+from tokentwin.exports.formats import FORMATS
 from tokentwin.exports.openmetrics import one_two_five
 from tokentwin.exports.perfetto import events
+from tokentwin.exports.recorded_run import RecordedRun
 from traces.measured.prometheus import Prometheus
 from traces.measured.prometheus_text import Window
-from traces.recording import Recording, RecordingWriter
+from traces.recording import RecordingWriter
 from traces.run_metrics import REQUEST_METRICS, RunMetrics
+
+OF_A_RUN = ("parquet", "csv", "html", "perfetto", "openmetrics")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "toy"
     toy_run(path, "virtual", seed=0)
-    return Recording.load(path)
+    return RecordedRun(path)
 
 
 @pytest.fixture
@@ -55,12 +59,12 @@ def fleet(tmp_path):
         writer.add_request(request_id=4, replica=0, status="unfinished", **times, **{**common, "output_tokens": 1})
         writer.add_request(request_id=5, replica=0, status="cancelled", arrival_ns=7, end_ns=3 * MS, prompt_tokens=9)
         writer.add_request(request_id=6, status="rejected", reason="</script><b>&", arrival_ns=5, prompt_tokens=10**6)
-    return Recording.load(tmp_path / "fleet")
+    return RecordedRun(tmp_path / "fleet")
 
 
-def written(recording, name, table=None):
+def written(source, name, table=None):
     out = io.BytesIO()
-    write_export(recording, name, out, table)
+    write_export(source, name, out, table)
     return out.getvalue()
 
 
@@ -70,14 +74,14 @@ def written(recording, name, table=None):
 @pytest.mark.parametrize("table", ["requests", "steps"])
 def test_parquet_holds_the_recording_and_its_metrics(run, table):
     read = pq.read_table(io.BytesIO(written(run, "parquet", table)))
-    recorded = run.table(table)
+    recorded = run.recording.table(table)
     assert read.select(recorded.column_names).equals(recorded)
     more = set(read.column_names) - set(recorded.column_names)
     assert more == (
         set(REQUEST_METRICS) if table == "requests" else {"step_ms", "batch_tokens", "kv_usage", "kv_pressure"}
     )
     for name in more:
-        np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.of(run).values(name))
+        np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.of(run.recording).values(name))
         assert read.schema.field(name).metadata[b"unit"].decode() == METRICS[name].unit
 
 
@@ -98,10 +102,10 @@ def test_csv_reads_back_with_lists_as_words(fleet, table):
 def test_a_trace_keeps_every_nanosecond_of_steps_and_requests(run):
     trace = json.loads(written(run, "perfetto"))["traceEvents"]
     steps = [e for e in trace if e["ph"] == "X"]
-    recorded = run.table("steps", ["start_ns", "end_ns"]).to_pydict()
+    recorded = run.recording.table("steps", ["start_ns", "end_ns"]).to_pydict()
     assert [round(1000 * e["ts"]) for e in steps] == recorded["start_ns"]
     assert [round(1000 * (e["ts"] + e["dur"])) for e in steps] == recorded["end_ns"]
-    requests = {r["request_id"]: r for r in run.requests.to_pylist() if r["status"] == "finished"}
+    requests = {r["request_id"]: r for r in run.recording.requests.to_pylist() if r["status"] == "finished"}
     spans = {}
     for e in trace:
         if e["ph"] in "be":
@@ -115,7 +119,7 @@ def test_a_trace_keeps_every_nanosecond_of_steps_and_requests(run):
 
 def test_slices_of_a_thread_nest_and_asynchronous_ones_are_balanced(fleet):
     threads, open_ = {}, []
-    for e in events(fleet):
+    for e in events(fleet.recording):
         if e["ph"] == "X":
             ends = threads.setdefault((e["pid"], e["tid"]), [0.0])
             assert e["ts"] >= ends[-1]
@@ -125,7 +129,7 @@ def test_slices_of_a_thread_nest_and_asynchronous_ones_are_balanced(fleet):
         elif e["ph"] == "e":
             assert open_.pop() == (e["pid"], e["id"], e["name"])
     assert not open_ and len(threads) == 3  # the overlapped step has a thread of its own
-    names = [e["args"]["name"] for e in events(fleet) if e["ph"] == "M"]
+    names = [e["args"]["name"] for e in events(fleet.recording) if e["ph"] == "M"]
     assert names == ["replica 0", "replica 1", "no replica"]
 
 
@@ -175,7 +179,7 @@ def test_what_an_engine_does_not_do_it_has_no_metrics_of(run):
 def test_our_own_reader_of_prometheus_finds_the_run_again(run, tmp_path):
     export(run, "openmetrics", tmp_path / "after")
     (tmp_path / "before").write_text("")
-    metrics = RunMetrics.of(run)
+    metrics = RunMetrics.of(run.recording)
     settings = Prometheus(before="before", after="after", window_s=metrics.window_s)
     (measured,) = settings.read(tmp_path)
     assert len(measured.workload.requests) == metrics.finished.sum()
@@ -192,7 +196,7 @@ def test_what_was_not_kept_is_left_out(tmp_path):
     with RecordingWriter(tmp_path / "bare", {"run_id": "", "clock": "wall"}) as writer:
         writer.add_request(request_id=0, replica=0, status="finished", arrival_ns=0, scheduled_ns=0,
                            first_token_ns=5, finish_ns=9, prompt_tokens=1, output_tokens=2)  # fmt: skip
-    found = families(written(Recording.load(tmp_path / "bare"), "openmetrics").decode())
+    found = families(written(RecordedRun(tmp_path / "bare"), "openmetrics").decode())
     assert "vllm:time_to_first_token_seconds" in found
     assert not {"vllm:inter_token_latency_seconds", "vllm:iteration_tokens_total", "vllm:num_requests_running"} & set(
         found
@@ -203,7 +207,7 @@ def test_what_was_not_kept_is_left_out(tmp_path):
 def test_an_empty_run_is_an_empty_exposition(tmp_path):
     with RecordingWriter(tmp_path / "empty", {"run_id": ""}):
         pass
-    empty = Recording.load(tmp_path / "empty")
+    empty = RecordedRun(tmp_path / "empty")
     assert written(empty, "openmetrics") == b"# EOF\n"
     assert json.loads(written(empty, "perfetto"))["traceEvents"] == []
     assert written(empty, "html").endswith(b"</html>\n")
@@ -243,33 +247,34 @@ def test_the_report_stands_alone_and_holds_its_figures(run):
 def test_what_a_recording_says_is_text_in_the_report(fleet):
     pytest.importorskip("plotly")
     text = written(fleet, "html").decode()
-    assert "a &quot;b" not in text.split("<details>")[0] and "<b>" not in text
+    assert "a &quot;b" not in text.split("<details>")[0] and "<b>&" not in text
 
 
 # The command
 
 
 def test_the_same_run_gives_the_same_bytes(run):
-    for name in FORMATS:
+    for name in OF_A_RUN:
         assert written(run, name) == written(run, name), name
 
 
 def test_every_format_is_written_whole_and_never_over_a_file_unasked(run, tmp_path):
-    for name, format in FORMATS.items():
-        target = tmp_path / f"out{format.suffix}"
-        done = CliRunner().invoke(command, [str(run.path), "--to", name, "-o", str(target)])
+    assert tuple(formats_of(run)) == OF_A_RUN
+    for name in OF_A_RUN:
+        target, path = tmp_path / f"out{FORMATS[name].suffix}", str(run.recording.path)
+        done = CliRunner().invoke(command, [path, "--to", name, "-o", str(target)])
         assert done.exit_code == 0, done.output
         assert target.stat().st_size > 1000
-        again = CliRunner().invoke(command, [str(run.path), "--to", name, "-o", str(target)])
+        again = CliRunner().invoke(command, [path, "--to", name, "-o", str(target)])
         assert isinstance(again.exception, UserError) and again.exception.field == "output"
-        assert CliRunner().invoke(command, [str(run.path), "--to", name, "-o", str(target), "--force"]).exit_code == 0
+        assert CliRunner().invoke(command, [path, "--to", name, "-o", str(target), "--force"]).exit_code == 0
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_failure_leaves_what_was_there(run, tmp_path, monkeypatch):
     target = tmp_path / "out.csv"
     target.write_text("before")
-    monkeypatch.setattr("tokentwin.exports.tables.exported_table", lambda *_: 1 / 0)
+    monkeypatch.setattr(RecordedRun, "table", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(run, "csv", target, overwrite=True)
     assert target.read_text() == "before" and not list(tmp_path.glob(".*"))
@@ -277,7 +282,13 @@ def test_a_failure_leaves_what_was_there(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "table", "field"),
-    [("xlsx", None, "format"), ("csv", "rows", "table"), ("html", "steps", "table"), ("perfetto", "requests", "table")],
+    [
+        ("xlsx", None, "format"),
+        ("json", None, "format"),
+        ("csv", "rows", "table"),
+        ("html", "steps", "table"),
+        ("perfetto", "requests", "table"),
+    ],
 )
 def test_what_cannot_be_is_refused(run, tmp_path, name, table, field):
     with pytest.raises(UserError) as caught:
@@ -289,7 +300,7 @@ def test_steps_that_were_not_kept_are_refused(tmp_path):
     with RecordingWriter(tmp_path / "run", {"run_id": "x", "clock": "virtual"}):
         pass
     command = ["export", str(tmp_path / "run"), "--to", "csv", "--table", "steps", "-o", str(tmp_path / "x.csv")]
-    with pytest.raises(UserError, match="holds no steps; simulate without --summary-only"):
+    with pytest.raises(UserError, match="table: 'steps': is none that this has; choose requests"):
         cli.main(command, standalone_mode=False)
     assert not (tmp_path / "x.csv").exists()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 
 from serving.errors import UserError
 from tokentwin.jobs.files import read_json, write_json
-from tokentwin.jobs.job import DIED, Job, finished
+from tokentwin.jobs.job import DIED, Job, Status, finished
 from tokentwin.jobs.process import ProcessMark, mark_of
 
 TASK = "tests.test_jobs:tiny"
@@ -36,6 +39,10 @@ def tiny(settings: dict[str, Any], out: Path, tell: Callable[[str, float], None]
         raise UserError("rate", settings["mistake"], "is no rate")
     if settings.get("bug"):
         raise ZeroDivisionError("two\nlines")
+    if settings.get("nan"):
+        return {"answer": float("nan")}
+    if settings.get("fill"):
+        (out / "large").write_bytes(bytes(1 << 30))
     return {"answer": settings["number"] * 2}
 
 
@@ -171,14 +178,78 @@ def test_a_process_that_got_the_number_of_ours_is_not_taken_for_it(root: Path) -
 
 
 def test_a_mistake_is_one_line_and_a_bug_says_where_to_look(root: Path) -> None:
-    mistaken, broken = Job(root, TASK, {"mistake": "-1"}), Job(root, TASK, {"bug": True})
-    mistaken.start()
-    broken.start()
-    until(lambda: not mistaken.status.active and not broken.status.active)
-    assert mistaken.status.state == broken.status.state == "failed"
+    mistaken, broken, odd = (
+        Job(root, TASK, settings) for settings in ({"mistake": "-1"}, {"bug": True}, {"nan": True})
+    )
+    for job in (mistaken, broken, odd):
+        job.start()
+    until(lambda: not any(job.status.active for job in (mistaken, broken, odd)))
+    assert mistaken.status.state == broken.status.state == odd.status.state == "failed"
+    assert odd.status.error.startswith("a bug: ValueError")
     assert mistaken.status.error == str(UserError("rate", "-1", "is no rate"))
     assert broken.status.error.startswith("a bug: ZeroDivisionError: two lines") and "log.txt" in broken.status.error
     assert "Traceback" in (broken.directory / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("damage", ["", '{"state', "null", "7", "[]", "{}", '["a", "b"]', '{"state": "?", "error": 1}'])
+def test_damaged_files_are_as_good_as_none(root: Path, damage: str) -> None:
+    job = waiting(root)
+    for name in ("progress.json", "outcome.json", "result.json.partial"):
+        (job.directory / name).write_text(damage)
+    assert job.status.active
+    process = job.directory / "process.json"
+    ProcessMark(*read_json(process)).kill_group()
+    until(lambda: not job.status.active)
+    assert job.status == Status("failed", error=DIED)
+    process.write_text(damage)
+    assert job.status.state == "absent"
+    (job.directory / "request.json").write_text(damage)
+    assert finished(root, TASK) == []
+    process.unlink()
+
+
+def test_a_damaged_result_is_made_anew(root: Path) -> None:
+    job = Job(root, TASK, {"number": 8})
+    job.start()
+    until(lambda: job.status.state == "done")
+    (job.directory / "result.json").write_text('{"answer": 1')
+    until(lambda: job.status.state == "failed")
+    assert finished(root, TASK) == []
+    job.start()
+    until(lambda: job.status.state == "done")
+    assert job.result == {"answer": 16} and starts(job) == 2
+
+
+def test_a_job_is_found_though_its_starter_was_killed_before_it_could_say(root: Path) -> None:
+    job = Job(root, TASK, {"number": 1, "wait": True})
+    job.start()
+    (job.directory / "process.json").unlink(missing_ok=True)
+    until(lambda: job.status.stage == "waiting")
+
+
+def test_a_full_disk_is_a_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with limited_files(1 << 20):
+        job = Job(root, TASK, {"number": 1, "fill": True})
+        job.start()
+    until(lambda: not job.status.active)
+    assert job.status.error.endswith("cannot be read or written: File too large")
+    monkeypatch.setattr("tokentwin.jobs.files.Path.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        Job(root, TASK, {"number": 2}).start()
+    assert not list(root.rglob("*.partial"))
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def limited_files(size: int):
+    """No file of this process and of those that it starts grows beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_documents_are_whole_or_not_there(tmp_path: Path) -> None:

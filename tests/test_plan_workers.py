@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from serving.step_plan import StepPlan
 from tests.plan_samples import question, traffic
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.pricing import KernelPricing
-from tokentwin.planning.trial import Question, try_fleet
+from tokentwin.planning.trial import Question, _Watch, try_fleet
 
 ROOT = Path(__file__).parents[1]
 SCHEDULER = SchedulerConfig(max_num_seqs=200, max_num_batched_tokens=1024, max_model_len=131072, num_blocks=4000)
@@ -66,10 +68,61 @@ def test_a_trial_that_was_stopped_says_what_broke() -> None:
     assert not try_fleet(only, of, 1, to_the_end=True).met
 
 
+def test_a_trial_of_few_requests_stops_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    look = _Watch.add_requests
+
+    def counted(watch: _Watch, columns: dict[str, list[object]]) -> None:
+        seen.append(len(columns["status"]))
+        look(watch, columns)
+
+    monkeypatch.setattr(_Watch, "add_requests", counted)
+    asked = question("ttft_ms p99<=400", workload=traffic(900, 60.0))
+    of = Engine("slow", 1.0, Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": 8})))
+    assert try_fleet(asked, of, 1).figures is None
+    assert 9 < sum(seen) < 300  # nine of 900 may be late
+
+
 def sleep(asked: Question) -> None:
     """A task that no one waits for to end."""
     Path(asked.router).touch()
     time.sleep(600)
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    code = f"""
+from dataclasses import replace
+from functools import partial
+from tests.plan_samples import question
+from tests.test_plan_workers import sleep
+from tokentwin.planning.workers import Workers
+with Workers(replace(question("ttft_ms p99<=1"), router={str(begun)!r}), jobs=2) as workers:
+    workers.run([sleep, sleep])
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
+    until(begun.exists)
+    parent.kill()
+    parent.wait()
+    until(lambda: not group(parent.pid))
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a group that are alive."""
+    alive = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, of, *_ = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(of) == leader and state not in "ZX":
+                alive.append(int(path.name))
+    return alive
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.05)
 
 
 def test_ctrl_c_ends_a_plan_and_its_workers_with_one_line(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ class Recording:
         try:
             # Row groups are small: on one thread, past the machinery for many files, they are read three times as fast,
             # and column by column twice as fast again, since a column that grows alone is moved less.
-            file = pq.ParquetFile(self._file(dataset))
+            file = pq.ParquetFile(self._file(dataset), pre_buffer=False)
             kept = range(file.num_row_groups) if groups is None else groups
             read = [name for name in wanted if name in present]
             table = file.read_row_groups(kept, read[:1], use_threads=False)
@@ -292,7 +292,7 @@ class Recording:
         """The first `rows` rows of some row groups: what follows in them is not decoded."""
         self._check(dataset)
         try:
-            file = pq.ParquetFile(self._file(dataset))
+            file = pq.ParquetFile(self._file(dataset), pre_buffer=False)
             heads = [next(file.iter_batches(rows, [at], columns, use_threads=False)) for at in groups]
         except (pa.ArrowException, OSError) as error:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {error}") from None

@@ -269,9 +269,7 @@ class RunMetrics:
                 return of(name).astype(np.float64, copy=False)
 
     def _step(self, name: str) -> NDArray[Any]:
-        """As it is stored: steps are many, and a copy of each column as float64 takes longer than all else."""
-        column = self._steps.column(name)
-        return _column(self._steps, name) if column.null_count else column.to_numpy()
+        return _stored(self._steps, name)
 
     def step_mean(self, name: str) -> float | None:
         """A step metric's mean, each step weighing as long as it took."""
@@ -573,6 +571,12 @@ def _column(table: pa.Table, name: str) -> Floats:
     column = table.column(name)
     values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy()
     return values
+
+
+def _stored(table: pa.Table, name: str) -> NDArray[Any]:
+    """A numeric column as it is stored, as float64 if it has nulls: of millions of steps, a copy takes longer."""
+    column = table.column(name)
+    return _column(table, name) if column.null_count else column.to_numpy()
 
 
 def known(values: Floats) -> Floats:

@@ -46,7 +46,7 @@ def read_text(text: str) -> Deployment:
     try:
         _check_shape(text)
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # the latter of values of a wrong kind
         raise UserError(WHERE, "the text", f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise UserError(WHERE, "the text", "is no mapping of settings, such as `policy: fair`")

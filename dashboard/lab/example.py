@@ -48,9 +48,9 @@ def example_answer(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((known["answer"] for known in _examples() if known["settings"] == asked), None)
 
 
-def _portable(settings: Mapping[str, Any]) -> Any:
-    """The settings with what is bundled named alike wherever tokentwin is installed."""
-    return json.loads(json.dumps(settings).replace(json.dumps(str(SAMPLES.resolve()))[:-1], '"samples'))
+def _portable(document: Mapping[str, Any]) -> Any:
+    """The document with what is bundled named alike wherever tokentwin is installed."""
+    return json.loads(json.dumps(document).replace(json.dumps(str(SAMPLES.resolve()))[:-1], '"samples'))
 
 
 @cache
@@ -65,7 +65,7 @@ def _make() -> None:
         asked = settings_of(request)
         with tempfile.TemporaryDirectory() as folder:
             answer = task(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
-        made.append({"settings": _portable(asked), "answer": answer})
+        made.append({"settings": _portable(asked), "answer": _portable(answer)})
     write_json(_FILE, made)
 
 

@@ -6,9 +6,8 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +15,7 @@ from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
     from calibration.comparison import Comparison, Ranked
+    from calibration.paired_runs import PairedRuns
     from calibration.scenario import Scenario
     from tokentwin.sides import Overrides
 
@@ -39,7 +39,8 @@ REVERSED = 4
 @click.option("--engine", is_flag=True, help="Run both sides on the real engine, too.")
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="Real runs of each side.")
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="Directory of the real recordings.")
-@click.option("--force", is_flag=True, help="Replace recordings in OUT.")
+@click.option("--save", type=click.Path(path_type=Path), help="File to keep the whole answer in, as JSON.")
+@click.option("--force", is_flag=True, help="Replace recordings in OUT, or the file of --save.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def compare(
     sides: tuple[str, ...],
@@ -57,6 +58,7 @@ def compare(
     engine: bool,
     repeats: int,
     out: Path | None,
+    save: Path | None,
     force: bool,
     style: str,
 ) -> None:
@@ -69,9 +71,12 @@ def compare(
     Exit status: 0 a difference can be claimed, 3 none can, 4 the real engine (--engine) reverses what was claimed.
     """
     from serving.errors import UserError
+    from tokentwin.exports.file import check_free
     from tokentwin.sides import Overrides, is_recording
     from traces.run_metrics import parse_slo
 
+    if save is not None:
+        check_free(save, force)
     bounds = parse_slo(slo) if slo else {}
     if len(sides) not in (0, 2):
         raise UserError("A B", list(sides), "give both, or neither and --a, --b")
@@ -83,8 +88,8 @@ def compare(
         simulation_only = (trace, deployment, calibration, gpu, own_a, own_b, limit, rate_scale, engine, out)
         if not all(recorded) or any(simulation_only) or seeds > 1:
             raise UserError("A B", list(sides), "a recording is compared with a recording, with nothing to simulate")
-        comparison = _of_recordings(sides, bounds, threshold / 100)
-        _finish(comparison, [], {"a": sides[0], "b": sides[1]}, style)
+        told = _of_recordings(sides, bounds, threshold / 100)
+        _finish(told, None, {"a": sides[0], "b": sides[1]}, style, save, force)
         return
     if trace is None:
         raise UserError("trace", "none", "give --trace, which both sides are offered")
@@ -99,21 +104,30 @@ def compare(
     scenarios, calibrations = _scenarios(own, trace, seeds, limit, rate_scale, calibration, gpu)
     if not (sides or engine) and sorted(own_a) == sorted(own_b):
         raise UserError("a/b", list(own_a) or "none", "A and B are the same; say what differs, e.g. --b policy=fair")
-    comparison = _of_scenarios(scenarios, bounds, threshold / 100)
+    told = _of_scenarios(scenarios, calibrations, bounds, threshold / 100)
     real = None
     if engine and out is not None:
         real = _on_engine([side[0] for side in scenarios], out, repeats, force, bounds, threshold / 100)
-    about = {"a": str(own[0]), "b": str(own[1]), "calibrations": calibrations}
-    _finish(comparison, [] if real is None else [real], about, style)
+    _finish(told, real, {"a": str(own[0]), "b": str(own[1])}, style, save, force)
 
 
-def _of_recordings(sides: Sequence[str], bounds: dict[str, float], threshold: float) -> Comparison:
+class Told(NamedTuple):
+    """A comparison, what it is of, and what ran on both sides as `tokentwin.comparison_document` has it."""
+
+    pairs: PairedRuns
+    comparison: Comparison
+    sides: list[dict[str, Any]]
+
+
+def _of_recordings(paths: Sequence[str], bounds: dict[str, float], threshold: float) -> Told:
     from calibration.comparison import compare
     from tokentwin.comparing import recorded_pairs
+    from tokentwin.comparison_document import recorded_side
     from tokentwin.sides import recordings
 
-    a, b = (recordings(name, path) for name, path in zip("AB", sides, strict=True))
-    return compare(recorded_pairs(a, b, bounds), threshold)
+    a, b = (recordings(name, path) for name, path in zip("AB", paths, strict=True))
+    pairs = recorded_pairs(a, b, bounds)
+    return Told(pairs, compare(pairs, threshold), [recorded_side(a), recorded_side(b)])
 
 
 def _scenarios(
@@ -124,36 +138,41 @@ def _scenarios(
     rate_scale: float | None,
     calibration: str | None,
     gpu: str | None,
-) -> tuple[list[list[Scenario]], dict[str, Any]]:
-    """The scenarios of each side, one a seed; and the id of what times its steps, by side."""
+) -> tuple[list[list[Scenario]], list[str]]:
+    """The scenarios of each side, one a seed; and the id of what times its steps."""
     from tokentwin.comparing import side_scenarios
     from tokentwin.scenarios import offered_workloads
 
     workloads = offered_workloads(trace, seeds, limit, rate_scale)
-    sides, ids = [], {}
-    for name, side in zip("ab", own, strict=True):
+    sides, ids = [], []
+    for side in own:
         timed = {"calibration": calibration, "gpu": gpu}
         if "gpu" in side.run or "calibration" in side.run:
             timed |= {key: side.run.get(key, timed[key]) for key in timed}
         fleet = side.run.get("replicas"), side.run.get("router", "")
         scenarios, price = side_scenarios(workloads, timed["calibration"], timed["gpu"], side.settle, *fleet)
         sides.append(scenarios)
-        ids[name] = price.calibration
+        ids.append(price.calibration)
     return sides, ids
 
 
-def _of_scenarios(sides: Sequence[Sequence[Scenario]], bounds: dict[str, float], threshold: float) -> Comparison:
+def _of_scenarios(
+    sides: Sequence[Sequence[Scenario]], calibrations: Sequence[str], bounds: dict[str, float], threshold: float
+) -> Told:
     from calibration.comparison import compare
     from tokentwin.comparing import simulated_pairs
+    from tokentwin.comparison_document import simulated_side
     from tokentwin.progress import counting
 
     with counting("simulating", sum(map(len, sides))) as advance:
-        return compare(simulated_pairs(sides, bounds, advance), threshold)
+        pairs = simulated_pairs(sides, bounds, advance)
+    ran = [simulated_side(made[0], id) for made, id in zip(sides, calibrations, strict=True)]
+    return Told(pairs, compare(pairs, threshold), ran)
 
 
 def _on_engine(
     sides: Sequence[Scenario], out: Path, repeats: int, force: bool, bounds: dict[str, float], threshold: float
-) -> Comparison:
+) -> Told:
     """Both sides on the real engine, in turns (A B, B A, ...), so that a drift of the machine hits both."""
     from serving.errors import UserError
     from tokentwin.engines import load_engine
@@ -170,27 +189,43 @@ def _on_engine(
     return _of_recordings([str(out / name) for name in "ab"], bounds, threshold)
 
 
-def _finish(comparison: Comparison, real: Sequence[Comparison], about: dict[str, Any], style: str) -> None:
-    """Print it, and leave with its exit status."""
+def _finish(told: Told, real: Told | None, about: dict[str, str], style: str, out: Path | None, force: bool) -> None:
+    """Print it, save it, and leave with its exit status."""
     from calibration.comparison import ranking
+    from tokentwin.exports.file import write_whole
 
-    ranked = ranking(comparison, real[0]) if real else []
+    ranked = ranking(told.comparison, real.comparison) if real else []
+    document = json.dumps(_document(told, real, ranked, about), allow_nan=False)
+    if out is not None:
+        write_whole(out, lambda file: file.write(document.encode()), force)
     if style == "json":
-        told: dict[str, Any] = {**about, **comparison.as_dict()}
-        if real:
-            told["engine"] = {**real[0].as_dict(), "ranking": [asdict(row) for row in ranked]}
-        click.echo(json.dumps(told))
+        click.echo(document)
     else:
         click.echo(f"A: {about['a']}\nB: {about['b']}")
-        print_comparison(comparison)
+        print_comparison(told.comparison)
         if real:
             click.echo("\non the real engine")
-            print_comparison(real[0])
+            print_comparison(real.comparison)
             print_ranking(ranked)
     if any(row.outcome == "reversed" for row in ranked):
         raise SystemExit(REVERSED)
-    if not comparison.claims:
+    if not told.comparison.claims:
         raise SystemExit(NO_DIFFERENCE)
+
+
+def _document(told: Told, real: Told | None, ranked: Sequence[Ranked], about: dict[str, str]) -> dict[str, Any]:
+    """Of the simulated runs or, where there are real ones, of those, with the simulated ones beside them."""
+    from tokentwin import __version__
+    from tokentwin.commands.command_line import command_line
+    from tokentwin.comparison_document import beside, comparison_document
+
+    asked = command_line(click.get_current_context(), leave_out=("style", "save", "force"))
+    whole = comparison_document(told.pairs, told.comparison, told.sides)
+    if real is not None:
+        whole = {**comparison_document(real.pairs, real.comparison, real.sides), **beside(whole, ranked)}
+    for side in "ab":
+        whole[side]["name"] = about[side]
+    return {**whole, "version": __version__, "asked": {"command": asked}}
 
 
 def print_comparison(comparison: Comparison) -> None:

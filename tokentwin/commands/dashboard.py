@@ -30,11 +30,14 @@ def dashboard(runs_dir: Path | None, port: int, host: str) -> None:
 
 def _arguments(runs_dir: Path, host: str, port: int) -> list[str]:
     """Streamlit's command line. The themes lie beside app.py, where Streamlit finds them itself."""
+    from dashboard.uploads import MOST_MB
+
     app = Path(__file__).parents[2] / "dashboard" / "app.py"
     options = {
         "server.address": host,
         "server.port": str(port),
         "server.headless": "true",
+        "server.maxUploadSize": str(MOST_MB),
         "browser.gatherUsageStats": "false",
     }
     return ["run", str(app), *(f"--{name}={value}" for name, value in options.items()), "--", str(runs_dir.resolve())]

@@ -51,6 +51,8 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 @click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="All other settings, in YAML.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Simulations at once; by default one for each CPU.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--save", type=click.Path(path_type=Path), help="File to keep the whole answer in, as JSON.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
 def plan(
     traffic: str,
     slos: tuple[str, ...],
@@ -71,21 +73,31 @@ def plan(
     deployment_file: str | None,
     jobs: int | None,
     style: str,
+    save: Path | None,
+    force: bool,
 ) -> None:
     """The cheapest fleet that meets every SLO on TRAFFIC: a trace, or a YAML specification for `trace synth`.
+
+    --save and --format json also say what more and less traffic, and more and fewer replicas, would do; `tokentwin
+    export` makes a report of it.
 
     Every fleet gets the same arrivals. The exit status is 4 if no fleet meets the SLOs.
     """
     from sim.router import find_router
+    from tokentwin.commands.command_line import command_line
     from tokentwin.costs import named_prices
+    from tokentwin.exports.file import check_free, write_whole
+    from tokentwin.planning.document import plan_document
     from tokentwin.planning.objectives import parse_objectives
     from tokentwin.planning.plan import Limits, make_plan
-    from tokentwin.planning.report import as_json, print_plan
+    from tokentwin.planning.report import print_plan
     from tokentwin.planning.traffic import planned_traffic
     from tokentwin.planning.trial import Question
     from tokentwin.planning.workers import Workers
     from tokentwin.progress import counting
 
+    if save is not None:
+        check_free(save, force)
     objectives = parse_objectives(slos)
     find_router(router)
     workload = planned_traffic(_read(traffic, limit), window_s, rate_scale)
@@ -103,11 +115,18 @@ def plan(
         named_prices(prices),
     )
     question = Question(workload, requests, objectives, pricing, router)
-    with Workers(question, jobs) as workers, counting("candidates", len(engines)) as progress:
-        limits = Limits(max_replicas, spares)
-        found = make_plan(workers, engines, ruled_out, limits, lambda so_far: progress(so_far.settled))
+    document = ""
+    with Workers(question, jobs) as workers:
+        with counting("candidates", len(engines)) as progress:
+            limits = Limits(max_replicas, spares)
+            found = make_plan(workers, engines, ruled_out, limits, lambda so_far: progress(so_far.settled))
+        if style == "json" or save is not None:
+            asked = command_line(click.get_current_context(), leave_out=("style", "save", "force", "jobs"))
+            document = json.dumps(plan_document(workers, found, engines, {"command": asked}), allow_nan=False)
+    if save is not None:
+        write_whole(save, lambda file: file.write(document.encode()), force)
     if style == "json":
-        click.echo(json.dumps(as_json(found)))
+        click.echo(document)
     else:
         print_plan(found)
     if found.recommendation is None:

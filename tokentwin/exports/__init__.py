@@ -1,5 +1,5 @@
-"""A recorded run in other tools' formats: tables, a report, a Perfetto trace, Prometheus metrics.
+"""Runs and answers in other tools' formats: tables, a report, a Perfetto trace, Prometheus metrics.
 
-A format is a function that writes a recording to a binary file, listed in `formats`. The command line and every
-download of the dashboard call the same ones.
+What can be exported is an `Exportable`, a small class in a file of its own, which says what it can be written as.
+`tokentwin export` and every download of the dashboard write it by the one function of `export`.
 """

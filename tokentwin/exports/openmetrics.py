@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from tokentwin.exports.recorded_run import RecordedRun
     from traces.recording import Recording
     from traces.run_metrics import RunMetrics
 
@@ -74,8 +75,9 @@ _STEP_COLUMNS = [
 # fmt: on
 
 
-def write_openmetrics(recording: Recording, out: IO[bytes]) -> None:
+def write_openmetrics(source: RecordedRun, out: IO[bytes]) -> None:
     """The metrics of every replica, and `# EOF`."""
+    recording = source.recording
     deployment = _deployment(recording)
     engines = _engines(recording, str(deployment.get("model") or "unknown"))
     longest = (deployment.get("scheduler") or {}).get("max_model_len") or 131_072

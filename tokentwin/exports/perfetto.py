@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tokentwin.exports.recorded_run import RecordedRun
     from traces.recording import Recording
 
 Event = dict[str, Any]
@@ -32,8 +33,9 @@ _PIECE = 20_000
 _NOBODY = 1  # the process of requests that no replica ever had; 0 is the idle process of a kernel trace
 
 
-def write_perfetto(recording: Recording, out: IO[bytes]) -> None:
+def write_perfetto(source: RecordedRun, out: IO[bytes]) -> None:
     """All events, one a line."""
+    recording = source.recording
     run = recording.run
     other = {name: run[name] for name in ("run_id", "clock", "workload", "version", "seed")}
     out.write(b'{"displayTimeUnit":"ms","otherData":' + _json(other) + b',"traceEvents":[\n')

@@ -1,47 +1,19 @@
-"""The requests or the steps of a recording as one table, with the metrics that have a value for each row beside them.
-
-Every column carries its unit and definition. CSV has neither types nor lists: a list becomes its values with spaces in
-between, a map JSON, and null an empty field.
-"""
+"""Tables as files. CSV has neither types nor lists: a list becomes its values with spaces in between, a map JSON."""
 
 from __future__ import annotations
 
 import json
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from serving.metrics import metric
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from traces.recording import Recording
 
-_RECORDED = {"running", "waiting"}  # metrics that are columns of `steps` already
-
-
-def exported_table(recording: Recording, name: str) -> pa.Table:
-    """The dataset `name`, `requests` or `steps`, and its metrics as further columns (float64, null for none)."""
-    import pyarrow as pa
-
-    from traces.run_metrics import REQUEST_METRICS, STEP_METRICS, RunMetrics
-
-    table, metrics = recording.table(name), RunMetrics.of(recording)
-    for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
-        if of_row not in _RECORDED:
-            known = metric(of_row)
-            field = pa.field(of_row, pa.float64(), metadata={"unit": known.unit, "definition": known.definition})
-            table = table.append_column(field, pa.array(metrics.values(of_row), from_pandas=True))
-    return table
-
-
-def write_parquet(recording: Recording, out: IO[bytes], name: str) -> None:
-    """`exported_table` as a Parquet file."""
-    as_parquet(exported_table(recording, name), out)
-
-
-def write_csv(recording: Recording, out: IO[bytes], name: str) -> None:
-    """`exported_table` as CSV."""
-    as_csv(exported_table(recording, name), out)
+def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
+    """Any table in the tabular format `name`."""
+    {"parquet": as_parquet, "csv": as_csv}[name](table, out)
 
 
 def as_parquet(table: pa.Table, out: IO[bytes]) -> None:
@@ -52,7 +24,7 @@ def as_parquet(table: pa.Table, out: IO[bytes]) -> None:
 
 
 def as_csv(table: pa.Table, out: IO[bytes]) -> None:
-    """Any table as CSV, with a header."""
+    """Any table as CSV, with a header; null is an empty field."""
     import pyarrow as pa
     import pyarrow.csv as csv
 
@@ -63,7 +35,34 @@ def as_csv(table: pa.Table, out: IO[bytes]) -> None:
     csv.write_csv(table, out)
 
 
-def _text(value: list[int] | list[tuple[str, int]] | None) -> str | None:
+def text_field(name: str, definition: str) -> pa.Field:
+    """A column of names."""
+    import pyarrow as pa
+
+    return pa.field(name, pa.string(), metadata={"definition": definition})
+
+
+def number_field(name: str, unit: str, definition: str, whole: bool = False) -> pa.Field:
+    """A column of numbers, int64 if they are `whole`."""
+    import pyarrow as pa
+
+    return pa.field(name, pa.int64() if whole else pa.float64(), metadata={"unit": unit, "definition": definition})
+
+
+def flag_field(name: str, definition: str) -> pa.Field:
+    """A column of yes and no."""
+    import pyarrow as pa
+
+    return pa.field(name, pa.bool_(), metadata={"definition": definition})
+
+
+def metric_field(name: str) -> pa.Field:
+    """A column of a metric of the glossary."""
+    known = metric(name)
+    return number_field(name, known.unit, known.definition)
+
+
+def _text(value: Any) -> str | None:
     if value is None:
         return None
     if value and isinstance(value[0], tuple):

@@ -10,9 +10,14 @@ from typing import Any
 
 def write_json(path: Path, document: Any) -> None:
     """Write beside its place, then move it there. NaN and infinities are refused (ValueError): JSON has none."""
+    text = json.dumps(document, allow_nan=False)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # on a full disk it would keep what little there is
+        raise
 
 
 def read_json(path: Path) -> Any:

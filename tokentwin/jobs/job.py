@@ -17,18 +17,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tokentwin import __version__
 from tokentwin.jobs.files import read_json, write_json
 from tokentwin.jobs.process import ProcessMark, mark_of
 
+Seen = TypeVar("Seen")
 State = Literal["absent", "queued", "running", "done", "failed", "cancelled"]
 DIED = "its process died before it was done; start it again"
+_EARLIEST = 0.1  # share done, before which time left would be a guess
 
 
 @dataclass(frozen=True)
@@ -71,26 +73,16 @@ class Job:
 
     @property
     def status(self) -> Status:
-        """From its files, and from whether its process is alive."""
-        if (self.directory / "result.json").is_file():
-            return Status("done", share=1.0)
-        outcome = read_json(self.directory / "outcome.json")
-        if outcome is not None:
-            return Status(outcome["state"], error=outcome["error"])
+        """From its files, and from whether its process is alive. A damaged file is as good as none."""
+        ended = self._ended
+        if ended is not None:
+            return ended
         process = self._process
         if process is None:
             return Status("absent")
         if not process.alive:
-            # It may have ended well between the two looks.
-            done = (self.directory / "result.json").is_file()
-            ended = done or (self.directory / "outcome.json").is_file()
-            return self.status if ended else Status("failed", error=DIED)
-        progress = read_json(self.directory / "progress.json")
-        if progress is None:
-            return Status("queued")
-        share = progress["share"]
-        passed = time.time() - progress["began"]
-        return Status("running", progress["stage"], share, passed * (1 - share) / share if share > 0 else None)
+            return self._ended or Status("failed", error=DIED)  # it may have ended well between the two looks
+        return self._read("progress.json", _under_way) or Status("queued")
 
     def start(self) -> None:
         """Have it done, unless it is done or being done. Of several starters at once one starts it."""
@@ -112,8 +104,12 @@ class Job:
                 )
             # Waited for, so that it does not stay behind as a zombie of a server that runs for months.
             threading.Thread(target=process.wait, daemon=True).start()
-            mark = mark_of(process.pid)
-            write_json(self.directory / "process.json", mark or ProcessMark(process.pid, 0))
+            mark = mark_of(process.pid) or ProcessMark(process.pid, 0)
+            try:
+                write_json(self.directory / "process.json", mark)
+            except OSError:
+                mark.kill_group()  # nobody would find it
+                raise
 
     def cancel(self) -> None:
         """End its process and all its children; a result that is there by then stays."""
@@ -127,9 +123,20 @@ class Job:
             write_json(self.directory / "outcome.json", {"state": "cancelled", "error": "cancelled"})
 
     @property
+    def _ended(self) -> Status | None:
+        return self._read("result.json", _done) or self._read("outcome.json", _outcome)
+
+    @property
     def _process(self) -> ProcessMark | None:
-        mark = read_json(self.directory / "process.json")
-        return None if mark is None else ProcessMark(*mark)
+        return self._read("process.json", lambda mark: ProcessMark(*map(int, mark)))
+
+    def _read(self, name: str, seen: Callable[[Any], Seen]) -> Seen | None:
+        """What a file says; None if there is none, or it says something else."""
+        document = read_json(self.directory / name)
+        try:
+            return None if document is None else seen(document)
+        except (KeyError, TypeError, ValueError):
+            return None
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -144,8 +151,26 @@ def finished(root: Path, task: str) -> list[Job]:
     jobs = []
     for path in found:
         request = read_json(path)
-        if request is not None and request["task"] == task and (path.parent / "result.json").is_file():
-            job = Job(root, task, request["settings"])
-            if job.directory == path.parent:  # else of another version, with other results
-                jobs.append(job)
+        if not isinstance(request, dict) or request.get("task") != task:
+            continue
+        job = Job(root, task, request.get("settings", {}))
+        # Else of another version, with other results
+        if job.directory == path.parent and job.status.state == "done":
+            jobs.append(job)
     return jobs
+
+
+def _done(result: Any) -> Status:
+    return Status("done", share=1.0)
+
+
+def _outcome(outcome: Any) -> Status:
+    if outcome["state"] not in ("failed", "cancelled"):
+        raise ValueError(outcome["state"])
+    return Status(outcome["state"], error=str(outcome["error"]))
+
+
+def _under_way(progress: Any) -> Status:
+    share, passed = float(progress["share"]), time.time() - float(progress["began"])
+    eta_s = passed * (1 - share) / share if share >= _EARLIEST else None
+    return Status("running", str(progress["stage"]), share, eta_s)

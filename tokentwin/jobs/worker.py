@@ -16,8 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from tokentwin.jobs.files import read_json, write_json
+from tokentwin.jobs.process import mark_of
 
 Task = Callable[[dict[str, Any], Path, "Tell"], Any]
 
@@ -37,17 +38,22 @@ class Tell:
 def main(directory: Path) -> int:
     """Do what the directory's request asks."""
     os.nice(5)  # whoever watches comes first
+    # Also written by who started it, who may be gone by now.
+    write_json(directory / "process.json", mark_of(os.getpid()))
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
     try:
         result = _task(request["task"])(request["settings"], directory, Tell(directory))
+        write_json(directory / "result.json", result)
     except UserError as error:
         return _failed(directory, str(error))
+    except OSError as error:
+        traceback.print_exc()
+        return _failed(directory, f"runs: {str(directory)!r}: cannot be read or written: {reason(error)}")
     except Exception as error:
         traceback.print_exc()
         return _failed(directory, f"a bug: {type(error).__name__}: {_line(error)}; {directory / 'log.txt'} has more")
     else:
-        write_json(directory / "result.json", result)
         return 0
     finally:
         slot.close()

@@ -40,6 +40,9 @@ class PricedSteps(CostModel, Protocol):
         ...
 
 
+_LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
+
+
 @dataclass(frozen=True)
 class Question:
     """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router."""
@@ -84,9 +87,6 @@ class Trial:
     met: bool
     figures: Figures | None
     broken: Objective | None = None
-
-
-_LOOK = 128  # requests that end between two looks at the objectives
 
 
 class _Broken(Exception):
@@ -159,7 +159,7 @@ def simulated(question: Question, engine: Engine, cost: PricedSteps, replicas: i
         fleet=engine.fleet(replicas, question.router),
         shares_prefixes=question.workload.shares_prefixes,
         steps=False,
-        block=_LOOK,
+        block=_LOOK_EVERY,
     )
     try:
         cluster.run(question.workload)

@@ -1,7 +1,7 @@
 """Trials on several processors: each worker is given the question once, and then one task after another.
 
 Answers come in the order of the tasks, whatever the number of workers: a search does not depend on the machine.
-Workers are deaf to Ctrl-C, which is for their parent to answer.
+Workers are deaf to Ctrl-C, which is for their parent to answer, and end with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context, resource_tracker
+from multiprocessing import active_children, get_context, parent_process, resource_tracker
+from threading import Thread
 from types import TracebackType
 from typing import TypeVar
 
@@ -79,6 +80,15 @@ def _children_deaf_to_interrupts() -> Iterator[None]:
 
 def _ask(question: Question) -> None:
     _asked[:] = [question]
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for an answer any more when the parent was killed; a pool's worker would not notice."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _answer(task: Task[Answer]) -> Answer:

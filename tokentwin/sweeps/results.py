@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ class SweepResults:
     parameters  columns that were varied, in the order of the sweep
     paths       the setting behind each parameter
     metrics     columns of numbers that came out and that some run has, with the title of their axis
+    base        the settings that all runs began from
     """
 
     table: pa.Table
     parameters: tuple[str, ...]
     paths: Mapping[str, str]
     metrics: Mapping[str, str]
+    base: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> SweepResults:
@@ -48,12 +50,14 @@ class SweepResults:
             raise UserError("sweep", directory.name, f"is damaged: its runs have no {min(missing)}")
         order = [name for name in table.column_names if name in paths]
         metrics = {
-            field.name: title
-            for field in table.schema
-            if (title := axis_title(field.name)) and pa.types.is_floating(field.type) | pa.types.is_integer(field.type)
-            if table[field.name].null_count < table.num_rows
+            column.name: title
+            for column in table.schema
+            if (title := axis_title(column.name))
+            if pa.types.is_floating(column.type) | pa.types.is_integer(column.type)
+            if table[column.name].null_count < table.num_rows
         }
-        return cls(table, tuple(order), paths, metrics)
+        base = about.get("base")
+        return cls(table, tuple(order), paths, metrics, base if isinstance(base, dict) else {})
 
     @property
     def complete(self) -> pa.Table:

@@ -1,0 +1,191 @@
+"""One HTML file, made of blocks: text, tables and figures. Light or dark follows the browser; print is light.
+
+Every function takes text and escapes it; what it returns is HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import IO, Any
+
+import plotly.graph_objects as go
+import yaml
+from plotly.offline import get_plotlyjs
+
+from dashboard.standing import Standing
+
+_OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
+
+_NUMBER = re.compile(r"[-+]?[\d.,]+( %| to [-+]?[\d.,]+)?")
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1b2330; --back: #ffffff; --line: #dde2ea; --soft: #5c6778; --code: #f3f5f8;
+        --validated: #18804f; --interpolated: #2f6fd0; --extrapolated: #c2620b; --warn: #fff4e5 }
+@media (prefers-color-scheme: dark) { :root { --text: #e6eaf1; --back: #11151c; --line: #2c3544; --soft: #9aa5b5;
+        --code: #1a202a; --validated: #4fc38a; --interpolated: #6fa3f0; --extrapolated: #f09a4a; --warn: #33270f } }
+@media print { :root { color-scheme: light; --text: #000000; --back: #ffffff; --line: #c8cdd5; --soft: #444444;
+        --code: #f3f5f8; --validated: #18804f; --interpolated: #2f6fd0; --extrapolated: #c2620b; --warn: #fff4e5 }
+  figure, tr, pre, .badge { break-inside: avoid } h2 { break-after: avoid } .wide { overflow: visible }
+  th, td { white-space: normal } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 1180px;
+       margin: 0 auto; padding: 1.5rem }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem }
+p { margin: .3rem 0 } .soft, figcaption { color: var(--soft) } figure { margin: 0; min-width: 0 }
+figcaption { font-weight: 600 } .warning { background: var(--warn); padding: .5rem .8rem; border-radius: 6px }
+.badge b { border: 1px solid; border-radius: 6px; padding: 0 .45rem; margin-right: .4rem }
+.validated b { color: var(--validated) } .interpolated b { color: var(--interpolated) }
+.extrapolated b { color: var(--extrapolated) }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(var(--least), 1fr)); gap: 1rem }
+.facts { display: flex; flex-wrap: wrap; gap: .3rem 2rem; margin: .8rem 0 } .facts div { min-width: 6rem }
+.facts span { color: var(--soft); font-size: .85rem; display: block } .facts b { font-size: 1.35rem; font-weight: 500 }
+.wide { overflow-x: auto; margin-top: .8rem } table { border-collapse: collapse; width: 100% }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
+th:first-child, td:first-child, .text, .long { text-align: left }
+.long { white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
+th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--code); padding: .6rem .8rem; border-radius: 6px;
+      font-size: 13px }
+"""
+_DRAW = """
+const dark = matchMedia('(prefers-color-scheme: dark)');
+function draw(night) {
+  const ink = night ? '#c3ccd9' : '#3b4657', grid = night ? '#2c3544' : '#e4e8ee';
+  for (const node of document.querySelectorAll('script.figure')) {
+    const figure = JSON.parse(node.textContent), layout = figure.layout;
+    const clear = 'rgba(0,0,0,0)';
+    Object.assign(layout, {paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink, size: 12}});
+    for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) Object.assign(layout[name], {
+      gridcolor: grid, linecolor: grid, zerolinecolor: grid});
+    Plotly.react(node.previousElementSibling, figure.data, layout, {displaylogo: false, responsive: true});
+  }
+}
+draw(dark.matches);
+dark.addEventListener('change', () => draw(dark.matches));
+addEventListener('beforeprint', () => draw(false));
+addEventListener('afterprint', () => draw(dark.matches));
+"""
+_LINE = 24  # characters of a name that stays on a line
+_PAIR, _CARDS = "420px", "260px"
+
+
+def write_document(out: IO[bytes], title: str, blocks: Iterable[str]) -> None:
+    """The file: `title` as its heading, then the blocks."""
+    parts = [
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}: tokentwin</title>',
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>',
+        f"<script>{get_plotlyjs()}</script></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        *filter(None, blocks),
+        f"<script>{_DRAW}</script></body></html>\n",
+    ]
+    out.write("\n".join(parts).encode())
+
+
+def heading(text: str) -> str:
+    return f"<h2>{escape(text)}</h2>"
+
+
+def paragraph(text: str, soft: bool = False) -> str:
+    return f'<p class="soft">{escape(text)}</p>' if soft else f"<p>{escape(text)}</p>"
+
+
+def warning(text: str) -> str:
+    return f'<p class="warning">{escape(text)}</p>'
+
+
+def badge(standing: Standing) -> str:
+    """How far a figure can be trusted, and why: the page's badge, with what is there on hover beside it."""
+    mark, reason = standing
+    said = f"{reason[:1].upper()}{reason[1:]}."
+    return f'<p class="badge {mark}"><b>{escape(mark)}</b>{escape(said)}</p>'
+
+
+def facts(values: Mapping[str, str]) -> str:
+    """Headline numbers over what they are."""
+    cells = "".join(f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>" for name, value in values.items())
+    return f'<div class="facts">{cells}</div>'
+
+
+def figure(drawn: go.Figure, standing: Standing, caption: str = "") -> str:
+    """A figure with its badge: a place for it, and its JSON, in which nothing can end the script."""
+    drawn.update_layout(template="none", autosize=True)
+    content = json.dumps(_plain(json.loads(drawn.to_json()))).replace("<", "\\u003c")
+    height = drawn.layout.height
+    place = f'<div style="height:{height}px"></div><script type="application/json" class="figure">{content}</script>'
+    title = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{title}{badge(standing)}{place}</figure>"
+
+
+def beside(blocks: Sequence[str]) -> str:
+    """Two blocks, or a few small ones, next to each other where there is room."""
+    least = _PAIR if len(blocks) == 2 else _CARDS
+    return f'<div class="grid" style="--least:{least}">{"".join(f"<div>{block}</div>" for block in blocks)}</div>'
+
+
+def table(rows: Sequence[Mapping[str, Any]], help: Mapping[str, str] | None = None) -> str:
+    """Rows under the names of their fields; numbers with four digits. `help` is what a name means, on hover."""
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    kinds = {name: _kind([row.get(name) for row in rows]) for name in names}
+    heads = "".join(f"<th{kinds[name]}{_title(help, name)}>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td{kinds[name]}>{escape(number(row.get(name)))}</td>" for name in names) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def named_rows(rows: Iterable[tuple[str, Any, str]]) -> str:
+    """A table without a head: a name, its value, and what the name means on hover."""
+    body = "".join(
+        f'<tr><td title="{escape(help)}">{escape(name)}</td><td>{escape(number(value))}</td></tr>'
+        for name, value, help in rows
+    )
+    return f'<div class="wide"><table>{body}</table></div>'
+
+
+def code(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def details(summary: str, values: Any) -> str:
+    """Settings as YAML, folded away; text is text."""
+    text = values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def number(value: Any) -> str:
+    """A number as people read it; a dash for none."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 or isinstance(value, int) else f"{value:.4g}"
+
+
+def _plain(value: Any) -> Any:
+    """A figure's JSON in which Plotly, which reads tags and entities in any text, finds only those of our charts."""
+    if isinstance(value, str):
+        return _OF_OURS.sub("&lt;", value.replace("&", "&amp;"))
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
+
+
+def _kind(values: Sequence[Any]) -> str:
+    """The class of a column: numbers, names that stay on a line, or sentences."""
+    texts = [value for value in values if isinstance(value, str) and not _NUMBER.fullmatch(value)]
+    return (' class="long"' if max(map(len, texts)) > _LINE else ' class="text"') if texts else ""
+
+
+def _title(help: Mapping[str, str] | None, name: str) -> str:
+    return f' title="{escape(help[name])}"' if help and name in help else ""

@@ -1,0 +1,119 @@
+"""A recorded run as one HTML file: the figures of the Run page, the metrics and where they come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import IO, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard import run_charts
+from dashboard.html_reports.document import (
+    beside,
+    details,
+    figure,
+    heading,
+    named_rows,
+    paragraph,
+    table,
+    write_document,
+)
+from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.series import STEP_SERIES, column
+from dashboard.standing import of_run
+from serving.metrics import STATISTICS, metric
+from tokentwin.exports.recorded_run import RecordedRun
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+_STEP_COLUMNS = ["replica", "start_ns", "end_ns", *STEP_SERIES, "prefill_tokens", "decode_rows"]
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+_PROVENANCE = ("run_id", "version", "seed", "calibration", "replicas", "num_blocks", "block_size")
+
+
+def write_html(source: RecordedRun, out: IO[bytes]) -> None:
+    """The report. Raises UserError when the recording is damaged."""
+    recording = source.recording
+    metrics, run = RunMetrics.of(recording), recording.run
+    clock = CLOCK_NAME.get(run["clock"], "unknown clock")
+    statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
+    blocks = [
+        paragraph(f"{clock} · {statuses} · {(run['duration_ns'] or 0) / 1e9:,.1f} s", soft=True),
+        *(paragraph(line, soft=True) for line in _verdict(metrics)),
+        heading("Over time"),
+        figure(_timeline(recording), of_run(run)),
+        heading("Four lifecycles"),
+        beside([figure(drawn, of_run(run), name) for name, drawn in _cards(recording, metrics).items()]),
+        heading("Distributions"),
+        _distributions(metrics),
+        heading("The run"),
+        _scalars(metrics),
+        heading("Where it comes from"),
+        _provenance(run),
+    ]
+    write_document(out, run["workload"] or "A run", blocks)
+
+
+def _verdict(metrics: RunMetrics) -> list[str]:
+    found = metrics.saturation
+    if found is None:
+        return []
+    return [
+        f"{found.verdict.lower()}: the backlog changes by {found.slope:+.3g} requests/s "
+        f"(95 %: {found.low:+.3g} to {found.high:+.3g}) while {found.arrival_rate:.3g} requests/s arrive"
+    ]
+
+
+def _timeline(recording: Recording) -> go.Figure:
+    blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
+    return run_charts.timeline(recording.table("steps", _STEP_COLUMNS), blocks or math.nan, _colour(recording))
+
+
+def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
+    of, colour = metrics.values, _colour(recording)
+    gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"
+    prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
+    return {
+        "Token": run_charts.histogram(of(gaps), gaps, colour),
+        "Compute": run_charts.step_times(of("batch_tokens"), of("step_ms"), prefill, colour),
+        "Memory": run_charts.memory_shares(of("kv_usage"), of("kv_pressure"), of("step_ms"), colour),
+        "Request": run_charts.phases(of("queue_ms"), of("prefill_ms"), of("decode_ms"), colour),
+    }
+
+
+def _colour(recording: Recording) -> str:
+    return CLOCK.get(recording.run["clock"], NEUTRAL)
+
+
+def _distributions(metrics: RunMetrics) -> str:
+    rows = []
+    for name, found in metrics.distributions().items():
+        if found.count:
+            numbers = found.as_dict()
+            rows.append({"metric": metric(name).axis, **{stat: numbers[stat] for stat in _STATISTICS}})
+    return table(rows, {stat: STATISTICS[stat] for stat in _STATISTICS})
+
+
+def _scalars(metrics: RunMetrics) -> str:
+    rows = []
+    for name, value in metrics.scalars().items():
+        if value is not None:
+            base = name.removesuffix("_peak")
+            label = metric(base).axis + (" at its peak" if base != name else "")
+            rows.append((label, value, metric(base).help))
+    return named_rows(rows)
+
+
+def _provenance(run: dict[str, Any]) -> str:
+    facts = " · ".join(f"{name} {run[name]}" for name in _PROVENANCE if run[name] not in (None, ""))
+    settings = [details(name, _indented(run[name])) for name in ("deployment", "hardware") if run[name]]
+    return "".join([paragraph(facts, soft=True), *settings])
+
+
+def _indented(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), indent=2)
+    except ValueError:
+        return text

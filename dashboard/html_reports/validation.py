@@ -1,0 +1,191 @@
+"""A validation report as one HTML file: the verdict, the ladder, and the figures of the Trust page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from numpy.typing import NDArray
+
+from dashboard import trust_charts
+from dashboard.domain import domain
+from dashboard.domain_charts import domain_maps
+from dashboard.domain_source import timed_by
+from dashboard.external_charts import errors_by_source
+from dashboard.external_results import External, newest_external
+from dashboard.html_reports.document import (
+    badge,
+    code,
+    details,
+    figure,
+    heading,
+    paragraph,
+    table,
+    warning,
+    write_document,
+)
+from dashboard.numbers import when
+from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.report import Report, load_residuals, resolve
+from dashboard.report_standing import of_report
+from dashboard.rungs import rungs
+from dashboard.standing import UNKNOWN, VALIDATED, Standing, noted, together
+from serving.errors import UserError
+from serving.metrics import METRICS
+from tokentwin.exports.validation import Validation
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+_COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+def write_html(source: Validation, out: IO[bytes]) -> None:
+    """The report. What of it is damaged is said in a line in its place."""
+    report = source.report
+    external = newest_external(source.runs)
+    facts = (
+        report.workload and f"workload {report.workload}",
+        report.calibration and f"calibration {report.calibration}",
+    )
+    blocks = [
+        badge(of_report(report)),
+        paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
+        _disturbed(report),
+        heading("The ladder"),
+        table(
+            [
+                {"rung": rung.title, "stands at": rung.headline.replace("**", ""), "that is": rung.detail}
+                for rung in rungs(report, external)
+            ]
+        ),
+        *_distributions(source),
+        *_errors(report),
+        *_steps(source.path, report),
+        *_domain(source),
+        *_external(external),
+        *_origin(report),
+    ]
+    write_document(out, report.verdict, blocks)
+
+
+def _disturbed(report: Report) -> str:
+    if not report.disturbed:
+        return ""
+    text = report.disturbance or "its canary steps drifted"
+    return warning(f"This run was disturbed: {text.rstrip('.')}. Part of the error below is the machine's.")
+
+
+def _distributions(source: Validation) -> Iterator[str]:
+    recordings, report = source.report.recordings, source.report
+    problems: list[str] = []
+    real = [values for name in recordings.real if (values := _values(source.path, name, problems)) is not None]
+    simulated = _values(source.path, recordings.simulated, problems) if recordings.simulated else None
+    yield heading("Real and simulated, request by request")
+    yield from map(warning, problems)
+    if real or simulated:
+        rated = of_report(report) if real else Standing(UNKNOWN, "there is no real run beside the simulated one")
+        yield figure(trust_charts.cdfs(real, simulated, _COMPARED), rated)
+
+
+def _values(directory: Path, name: str, problems: list[str]) -> Mapping[str, NDArray[Any]] | None:
+    """The latencies of a recording; None, and why in `problems`, if it is damaged."""
+    try:
+        metrics = RunMetrics.of(Recording.load(resolve(directory, name)))
+        return {metric: metrics.values(metric) for metric in _COMPARED}
+    except UserError as error:
+        problems.append(str(error))
+        return None
+
+
+def _errors(report: Report) -> Iterator[str]:
+    rows = report.rungs.run.rows if report.rungs.run else []
+    yield heading("Error against the noise floor")
+    yield figure(trust_charts.errors(rows), of_report(report))
+    yield table(
+        [
+            {
+                "metric": METRICS[row.metric].axis if row.metric in METRICS else row.metric,
+                "statistic": row.stat,
+                "real": row.real,
+                "simulated": row.simulated,
+                "error (%)": None if row.error_pct is None else f"{row.error_pct:+.1f}",
+                "floor (%)": row.floor_pct,
+                "90 % band": None if row.low is None else f"{row.low:,.4g} to {row.high:,.4g}",
+                "within the floor": row.within_floor,
+            }
+            for row in rows
+        ]
+    )
+
+
+def _steps(directory: Path, report: Report) -> Iterator[str]:
+    residuals = load_residuals(directory)
+    if residuals is None:
+        return
+    columns = (residuals[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
+    yield heading("Step time, predicted against measured")
+    held = Standing(VALIDATED, "every dot was measured, and is held against its prediction")
+    yield figure(trust_charts.residuals(*columns), held)
+    regimes = report.rungs.step.regimes if report.rungs.step else {}
+    biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
+    if biases:
+        yield paragraph(f"Bias (mean signed error): {', '.join(biases)}.", soft=True)
+
+
+def _domain(source: Validation) -> Iterator[str]:
+    """The maps behind the simulated run of the report."""
+    name = source.report.recordings.simulated
+    if not name:
+        return
+    yield heading("What was measured, and where this run goes")
+    try:
+        recording = Recording.load(resolve(source.path, name))
+        timing = timed_by(recording, source.runs, source.report.calibration)
+        if timing is None:
+            yield paragraph("What timed the simulated run does not lie beside the report: no domain.", soft=True)
+            return
+        found = domain(recording, timing)
+    except UserError as error:
+        yield warning(str(error))
+        return
+    outside = f"{100 * found.share:.1f} % of the {found.steps:,} simulated steps lie outside what was measured"
+    why = f"{outside}, most by {found.reason}" if found.share else "nothing beyond what was measured"
+    clock = recording.run["clock"]
+    maps = domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL))
+    yield figure(maps, Standing(found.mark, why))
+    yield paragraph(f"Behind it: {found.about}.", soft=True)
+
+
+def _external(external: External) -> Iterator[str]:
+    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in external.cases)
+    rated = together((noted(mark, "the source does not say") for mark in marks), "sources")
+    yield heading("Published engines, predicted")
+    yield figure(errors_by_source(external.cases, "blind"), rated)
+    yield table(
+        [
+            {
+                "run": case.name,
+                "TTFT": _percent(case.median_error_pct("ttft_ms", "blind")),
+                "TPOT": _percent(case.median_error_pct("tpot_ms", "blind")),
+                "E2E": _percent(case.median_error_pct("e2e_ms", "blind")),
+                "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
+                "standing": case.standing,
+                "what was run": f"{case.title} ({case.source})",
+            }
+            for case in external.cases
+        ]
+    )
+    yield paragraph("TTFT, TPOT and E2E are medians of the absolute error, blind.", soft=True)
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1f} %"
+
+
+def _origin(report: Report) -> Iterator[str]:
+    yield heading("How to get it again")
+    yield paragraph("The whole loop, real runs, calibration, simulation and the comparison:")
+    yield code("tokentwin demo")
+    if report.hardware:
+        yield details("where this was measured", {name: str(value) for name, value in report.hardware.items()})

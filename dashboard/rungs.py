@@ -1,0 +1,117 @@
+"""How each rung of the ladder stands in a report, and in the figures of published engines, in words."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dashboard.external_results import External
+from dashboard.report import Report, RunRow
+from serving.metrics import METRICS
+
+_NOT_CLIMBED = "Not climbed in this report."
+
+
+class Rung(NamedTuple):
+    """How a rung stands: a Material symbol in a colour, a headline with its figure in `**`, and a sentence.
+
+    Without a headline it was not climbed.
+    """
+
+    title: str
+    headline: str = ""
+    detail: str = _NOT_CLIMBED
+    colour: str = "blue"
+    symbol: str = ""
+
+
+def rungs(report: Report | None, external: External | None) -> list[Rung]:
+    """Rungs 1 to 5."""
+    return [_decisions(report), _steps(report), _runs(report), _others(external), _bands(report, external)]
+
+
+def _decisions(report: Report | None) -> Rung:
+    title = "Rung 1 · Same decisions"
+    replay = report.rungs.replay if report else None
+    if replay is None:
+        return Rung(title)
+    told = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
+    if replay.identical == replay.steps:
+        why = f"Fed the measured step times, the simulator decides as the engine did, {replay.requests:,} requests."
+        return Rung(title, told, why, "green", "check_circle")
+    return Rung(title, told, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
+
+
+def _steps(report: Report | None) -> Rung:
+    title = "Rung 2 · Step times"
+    regimes = report.rungs.step.regimes if report and report.rungs.step else {}
+    if not regimes:
+        return Rung(title)
+    worst = max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None)
+    parts = [
+        f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
+        for name, r in regimes.items()
+    ]
+    told = f"median error **{_percent(worst)}** or less"
+    return Rung(title, told, f"On held-out steps: {'; '.join(parts)}.", symbol="timer")
+
+
+def _runs(report: Report | None) -> Rung:
+    title = "Rung 3 · Whole runs"
+    rows = [row for row in _rows(report) if row.error_pct is not None]
+    if not rows:
+        return Rung(title)
+    known = [row for row in rows if row.within_floor is not None]
+    inside = sum(bool(row.within_floor) for row in known)
+    told = f"**{inside} of {len(known)}** figures within the real noise" if known else "the real run was not repeated"
+    furthest = max(rows, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
+    edge = "Closest to its edge" if furthest.within_floor else "Furthest out"
+    return Rung(title, told, f"{edge}: {_row(furthest)}.", symbol="straighten")
+
+
+def _others(external: External | None) -> Rung:
+    title = "Rung 4 · Engines of others"
+    if external is None:
+        return Rung(title, detail="No results of tokentwin validate external.")
+    targets = external.targets
+    met = sum(target.met for target in targets)
+    sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
+    largest = max(external.cases, key=lambda case: len(case.rows))
+    medians = [
+        f"{label} {error:.1f} %"
+        for family, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
+        if (error := largest.median_error_pct(family, "blind")) is not None
+    ]
+    why = (
+        f"Published runs of vLLM, predicted without having seen them; the largest source, {largest.title}: median "
+        f"error {', '.join(medians) or 'unknown'}."
+    )
+    return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
+
+
+def _bands(report: Report | None, external: External | None) -> Rung:
+    title = "Rung 5 · Bands"
+    banded = [row.covered for row in _rows(report) if row.covered is not None]
+    shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
+    if external and external.figures:
+        shares.append((external.covered, external.figures, "of the published ones"))
+    if not shares:
+        return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
+    covered, count, _ = shares[0]
+    parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
+    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other."
+    return Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+
+
+def _rows(report: Report | None) -> list[RunRow]:
+    return report.rungs.run.rows if report and report.rungs.run else []
+
+
+def _row(row: RunRow) -> str:
+    name = METRICS[row.metric].label if row.metric in METRICS else row.metric
+    floor = "" if row.floor_pct is None else f" (floor {abs(row.floor_pct):.1f} %)"
+    stat = "" if row.stat in ("", "value") else f" {row.stat}"
+    return f"{name}{stat} {row.error_pct:+.1f} %{floor}"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} %"

@@ -1,0 +1,32 @@
+"""A file that is written whole or not at all, and never over another one unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from serving.errors import UserError
+
+
+def check_free(path: Path, overwrite: bool = False) -> None:
+    """Raises UserError if the file exists and `overwrite` is not set, or if it is no file."""
+    if path.exists() and not (overwrite and path.is_file()):
+        raise UserError("output", str(path), "exists; use --force to overwrite a file, or choose another name")
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object], overwrite: bool = False) -> None:
+    """Have `write` fill a file beside `path`, then move it there. Raises UserError where that cannot be."""
+    check_free(path, overwrite)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as out:
+            write(out)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError("output", str(path), f"cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):  # where nothing could be written there is nothing to remove
+            partial.unlink(missing_ok=True)

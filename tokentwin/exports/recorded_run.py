@@ -1,0 +1,52 @@
+"""A recording: its requests and steps, with the metrics that have a value for each row beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from tokentwin.exports.tables import metric_field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from traces.recording import Recording
+
+_RECORDED = {"running", "waiting"}  # metrics that are columns of `steps` already
+
+
+class RecordedRun:
+    """A recorded run, real or simulated."""
+
+    what: ClassVar[str] = "a recording"
+    writers: ClassVar[Mapping[str, str]] = {
+        "html": "dashboard.html_reports.recorded_run:write_html",
+        "perfetto": "tokentwin.exports.perfetto:write_perfetto",
+        "openmetrics": "tokentwin.exports.openmetrics:write_openmetrics",
+    }
+
+    def __init__(self, path: Path | None = None, recording: Recording | None = None) -> None:
+        """Of a directory, or of a recording that is open already. Raises UserError when it is damaged."""
+        if recording is None:
+            from traces.recording import Recording
+
+            recording = Recording.load(str(path))
+        self.recording = recording
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("requests", "steps") if sum(self.recording.group_rows("steps")) else ("requests",)
+
+    def table(self, name: str) -> pa.Table:
+        """The dataset, and its metrics as further columns (float64, null for none)."""
+        import pyarrow as pa
+
+        from traces.run_metrics import REQUEST_METRICS, STEP_METRICS, RunMetrics
+
+        table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
+        for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
+            if of_row not in _RECORDED:
+                values = pa.array(metrics.values(of_row), from_pandas=True)
+                table = table.append_column(metric_field(of_row), values)
+        return table
