@@ -52,7 +52,7 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
         if _breaks(objective, value)
     ]
     if not figures.steady.keeps_up:
-        broken.append(f"{KEEPING_UP} ({figures.steady.piling_up_per_s:,.2g} requests more wait every second)")
+        broken.append(f"{KEEPING_UP} ({figures.steady.piling_up_per_s:,.2g} more requests wait every second)")
     attained = f"attainment {100 * figures.attainment:.1f} %"
     return f"{_count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}; {attained}"
 

@@ -1,8 +1,8 @@
 """What a fleet does in steady operation, told from a simulation that begins and ends with an empty one.
 
 A fleet that keeps up serves what is offered: its throughput is that of the arrivals, however long the last answers take
-after them. One that does not serves less, and its requests pile up before their first step; what it serves is
-measured while they arrive. Either way more traffic of the same kind gives the same figures.
+after them. What piles up before its first step is not served; where that is much, what is served is measured while
+requests arrive, over the second half of that time. More traffic of the same kind gives the same figures.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt
 
 @dataclass(frozen=True)
 class Steady:
-    """Tokens per second in steady operation, and how fast a queue grows.
+    """Tokens per second in steady operation, and whether the fleet keeps up: under a tenth of what arrives piles up.
 
-    piling_up_per_s  by how many requests a second those that wait for their first step become more; 0 when less than
-                     a tenth of the arrivals piles up, or the 95 % interval of that does not lie above zero
+    piling_up_per_s  by how many requests a second those that wait for their first step become more; 0 unless the 95 %
+                     interval of that lies above zero
     """
 
     output_throughput: float
     input_throughput: float
+    keeps_up: bool = True
     piling_up_per_s: float = 0.0
-
-    @property
-    def keeps_up(self) -> bool:
-        return self.piling_up_per_s == 0
 
 
 def steady(requests: pa.Table) -> Steady:
@@ -46,28 +43,28 @@ def steady(requests: pa.Table) -> Steady:
         spent_s = (float(finish[finished].max(initial=begin)) - begin) / 1e9
         return Steady(*(_over(float(tokens[finished].sum()), spent_s) for tokens in (output, prompt)))
     rate = (len(arrival) - 1) / ((end - begin) / 1e9)
-    offered = [rate * float(tokens[finished].sum()) / len(arrival) for tokens in (output, prompt)]
-    slope, low = _queue_growth(arrival, scheduled)
-    if low <= 0 or slope < PILING_UP * rate:
-        return Steady(*offered)
+    piling_up = _queue_growth(arrival, scheduled)
+    served = [(rate - piling_up) * float(tokens[finished].sum()) / len(arrival) for tokens in (output, prompt)]
+    if piling_up < PILING_UP * rate:
+        return Steady(*served, True, piling_up)
     half = (begin + end) / 2, end
-    served = (
+    measured = (
         _tokens_within(half, first_token[finished], finish[finished], output[finished]),
         _tokens_within(half, scheduled[finished], first_token[finished], prompt[finished]),
     )
-    return Steady(*map(min, offered, served), slope)
+    return Steady(*map(min, served, measured), False, piling_up)
 
 
-def _queue_growth(arrival: Floats, scheduled: Floats) -> tuple[float, float]:
-    """The slope of the number that wait for their first step, per second, and the low end of its 95 % interval.
+def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
+    """Requests a second by which those that wait for their first step become more, where that is sure.
 
     Requests that never had one were turned away, and wait for nothing.
     """
     admitted = np.isfinite(scheduled)
     if admitted.sum() < FEWEST:
-        return 0.0, 0.0
+        return 0.0
     slope, low, _ = growth(np.sort(arrival[admitted]), np.sort(scheduled[admitted]))
-    return slope, low
+    return slope if low > 0 else 0.0
 
 
 def _tokens_within(window: tuple[float, float], begin: Floats, end: Floats, tokens: Floats) -> float:
