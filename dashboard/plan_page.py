@@ -15,8 +15,10 @@ import streamlit as st
 
 from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
+from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.downloads import downloads
 from dashboard.example import example_plan
+from dashboard.external_results import load_external
 from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest, RecordedTraffic
@@ -103,7 +105,7 @@ def _answer(answer: Mapping[str, Any]) -> None:
     with left:
         curve = plan_charts.attainment(answer["by_replicas"], best["replicas"])
         standing = _standing(answer["by_replicas"], "simulated fleets")
-        figure(curve, "attainment", "How many replicas", standing, _HELP["replicas"])
+        figure(curve, "attainment", "How many replicas", standing, f"{_HELP['replicas']} {_bands_hold()}")
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         heading(fewer, None)
@@ -131,9 +133,9 @@ def _headline(best: Mapping[str, Any]) -> None:
     low, high = best["plausible_gpus"]
     plausible = f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
     cells = [
-        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}"),
+        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}. {_bands_hold()}"),
         ("\\$ per hour", _usd(best["usd_per_hour"]), None),
-        ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), metric("usd_per_mtok_out").help),
+        ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), _HELP["price"]),
         ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
         ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
@@ -141,6 +143,13 @@ def _headline(best: Mapping[str, Any]) -> None:
     with st.container(horizontal=True, gap="medium"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
+
+
+def _bands_hold() -> str:
+    """How often such an interval held what was published, from the bundled results."""
+    found = load_external(EXTERNAL_SAMPLE)
+    share = 100 * found.covered / found.figures
+    return f"Of {found.figures:,} published figures, {share:.0f} % lay in their 90 % interval (Trust page)."
 
 
 def _latencies(answer: Mapping[str, Any]) -> None:
@@ -226,6 +235,7 @@ _HELP = {
     "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
     "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
     "headroom": "How much more of the same traffic the fleet takes and still meets every SLO.",
+    "price": "All dollars over the output tokens that the fleet serves in steady operation.",
     "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
     "which every SLO is met.",
 }

@@ -1,11 +1,13 @@
 """Plans and single fleets as jobs: what `tokentwin.jobs` runs for the pages.
 
-A plan is answered twice: within seconds, by a part of each fleet on its part of the traffic, and then by whole fleets.
+A plan is answered three times: within seconds, by a small part of each fleet on its part of the traffic; by a larger
+part; and then by whole fleets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +27,7 @@ from tokentwin.planning.workers import Workers
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
 COARSE = "coarse.json"
+ENOUGH = (150, 500)  # requests that the part of a fleet gets, at least
 _FIRST = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
 _CURVES = 30  # simulations that the curves around an answer take, more or less
 _UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
@@ -38,8 +41,9 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     workload = request.workload()
     engines, ruled_out = request.candidates(workload)
     pace = _Pace(tell)
-    tell("a first answer", 0.0)
-    write_json(out / COARSE, _coarse(request, workload, engines))
+    for enough in ENOUGH:
+        tell("a first answer", 0.0)
+        write_json(out / COARSE, _coarse(request, workload, engines, enough))
     return _whole(request, workload, engines, ruled_out, pace)
 
 
@@ -63,11 +67,12 @@ class _Pace:
         self._tell(stage, self._share)
 
 
-def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine]) -> dict[str, Any]:
+def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine], enough: int) -> dict[str, Any]:
     """The cheapest fleet by a part of each, without anything around it; `point` is None if none will do."""
     question, limits = request.question(workload), request.limits
     with Workers(question, jobs=1) as workers:
-        found = search(workers, engines, limits.most, limits.spares, keep=1, trial=try_share, alone=try_some_alone)
+        trial = partial(try_share, enough=enough)
+        found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
     offers = [
         point(entry.engine, trial, limits.spares)
         for entry in found

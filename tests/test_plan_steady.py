@@ -118,11 +118,11 @@ def test_a_part_of_a_fleet_tells_of_the_whole(replicas: int) -> None:
     """At half the load that all can bear and at twice, where there is nothing to be unsure of."""
     for load, met in ((0.5, True), (2.0, False)):
         asked = question("ttft_ms p99<=400", workload=alike(6000, 0.27 / replicas / load))
-        assert try_share(asked, engine(), replicas).met == try_fleet(asked, engine(), replicas).met == met
+        assert try_share(asked, engine(), replicas, 500).met == try_fleet(asked, engine(), replicas).met == met
 
 
 def test_a_part_is_never_more_than_the_whole() -> None:
     asked = question("ttft_ms p99<=400", workload=traffic(300, 20.0))
     for replicas in (1, 3, 7):
         whole = try_fleet(asked, engine(), replicas)
-        assert try_share(asked, engine(), replicas) == whole
+        assert try_share(asked, engine(), replicas, 500) == whole

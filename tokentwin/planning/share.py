@@ -13,19 +13,19 @@ from serving.workload import WorkloadRequest
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.trial import Question, Trial, try_alone, try_fleet
 
-ENOUGH = 500  # requests from which a 99th percentile can be told
-_MOST = 1500  # requests simulated
+_MOST = 3  # times as many requests as are enough
 _ALONE = 150  # when each has a replica to itself, latencies hardly differ
 
 
-def try_share(question: Question, engine: Engine, replicas: int) -> Trial:
-    """Whether `replicas` would do, by as few of them as get `ENOUGH` requests. Figures are of that part."""
+def try_share(question: Question, engine: Engine, replicas: int, enough: int) -> Trial:
+    """Whether `replicas` would do, by as few of them as get `enough` requests. Figures are of that part.
+
+    Percentiles of few requests are unsure. One replica that gets many is given no more than `_MOST` times `enough`.
+    """
     requests = list(question.workload.requests)
-    part = min(math.ceil(ENOUGH * replicas / len(requests)), replicas)
-    taken = [request for at, request in enumerate(requests) if (at + 1) * part // replicas > at * part // replicas][
-        :_MOST
-    ]
-    return replace(try_fleet(_only(question, taken), engine, part), replicas=replicas)
+    part = min(math.ceil(enough * replicas / len(requests)), replicas)
+    taken = [request for at, request in enumerate(requests) if (at + 1) * part // replicas > at * part // replicas]
+    return replace(try_fleet(_only(question, taken[: _MOST * enough]), engine, part), replicas=replicas)
 
 
 def try_some_alone(question: Question, engine: Engine) -> Trial:
