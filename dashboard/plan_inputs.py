@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import streamlit as st
 
 from dashboard.plan_request import PlanRequest, RecordedTraffic
-from dashboard.shapes import Shape, shapes
+from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.slo_rows import slo_rows
 from dashboard.uploads import MOST_MB, keep_model, keep_trace, missing, model_path, trace_path
 from dashboard.url import amount, choose, choose_many, fresh_key, keep, moved, named, number, pick, quantity
 from serving.config import parse
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
+from tokentwin.planning.objectives import parse_objectives
 from tokentwin.planning.traffic import planned_traffic
 from traces.reader import read_workload
 from traces.synth import SynthSpec
@@ -43,8 +45,10 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
     chosen = choose_many("GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`.")
     sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
-    traffic = _traffic(runs)
+    above = st.container()
     slos = slo_rows(SLOS)
+    with above:
+        traffic = _traffic(runs, _slowest_tpot_ms(slos))
     spares = number("Spare replicas", "spares", 0, 100, 0, help="Paid for, and carry nothing.")
     prices = _prices(chosen)
     for part in (model, traffic):
@@ -92,11 +96,17 @@ def _model(runs: Path) -> str | Incomplete:
     return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
 
 
-def _traffic(runs: Path) -> SynthSpec | RecordedTraffic | Incomplete:
+def _slowest_tpot_ms(slos: Sequence[str]) -> float:
+    """The loosest bound on TPOT among the SLOs."""
+    bounds = [bound for text in slos for metric, bound in parse_objectives([text]).bounds if metric == "tpot_ms"]
+    return max(bounds, default=TPOT_MS)
+
+
+def _traffic(runs: Path, tpot_ms: float) -> SynthSpec | RecordedTraffic | Incomplete:
     source = pick("Traffic", list(_SOURCES), "traffic", show=_SOURCES.__getitem__)
     if source == "trace":
         return _recorded(runs)
-    return (_preset() if source == "preset" else _shape()).traffic(*_arrivals())
+    return (_preset() if source == "preset" else _shape()).traffic(*_arrivals(), tpot_ms)
 
 
 def _preset() -> Shape:
@@ -116,11 +126,11 @@ def _shape() -> Shape:
         sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
         sigma_out = amount("Spread ", "output_sigma", 0, 3, 0.8, 0.1, help=help)
     shared = number("Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="A system prompt before all.")
-    minutes = amount("Minutes to simulate", "minutes", 0.5, 60, 1, 1, help="Several times the longest answer.")
+    minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: as many as it takes to fill a fleet.")
     return Shape(
         title="Shape",
         about="",
-        minutes=minutes,
+        minutes=minutes or None,
         # Clipped at some thirty times the mean, so that no single request decides the fleet.
         prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
         output={"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1},

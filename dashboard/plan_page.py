@@ -89,13 +89,10 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
         return
     point = coarse["point"]
     if point is None:
-        st.subheader("Perhaps none: the first requests break the SLOs on any fleet", anchor=False)
+        st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
     else:
         st.subheader(f"About {_fleet(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
-    st.caption(
-        f"A first answer, on the first {coarse['requests']:,} requests only: while a fleet fills up, it looks better "
-        "than it is. More are being simulated."
-    )
+    st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
 
 def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage | None) -> None:
@@ -115,12 +112,14 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
     published_error(runs, answer["candidates"][best["engine"]]["gpu"])
+    if answer["too_short"]:
+        st.warning(literal(answer["too_short"]) + ".", icon=":material/hourglass_bottom:")
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
         curve = plan_charts.attainment(answer["by_replicas"], best["replicas"])
         standing = _standing(answer["by_replicas"], "simulated fleets")
-        figure(curve, "attainment", "How many replicas", standing, _HELP["replicas"])
+        figure(curve, "attainment", "How many replicas", standing, f"{_HELP['replicas']} {_bands_hold()}")
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         heading(fewer, None)
@@ -151,7 +150,7 @@ def _headline(best: Mapping[str, Any]) -> None:
     cells = [
         ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}"),
         ("\\$ per hour", _usd(best["usd_per_hour"]), None),
-        ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), metric("usd_per_mtok_out").help),
+        ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), _HELP["price"]),
         ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
         ("headroom", f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
@@ -245,6 +244,7 @@ _HELP = {
     "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
     "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
     "headroom": "How much more of the same traffic the fleet takes and still meets every SLO.",
+    "price": "All dollars over the output tokens that the fleet serves in steady operation.",
     "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
     "which every SLO is met.",
 }

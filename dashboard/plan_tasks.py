@@ -1,14 +1,15 @@
 """Plans and single fleets as jobs: what `tokentwin.jobs` runs for the pages.
 
-A plan is answered several times: on its first hundred requests, within seconds, on four times as many, and so on up
-to all of them.
+A plan is answered three times: within seconds, by a small part of each fleet on its part of the traffic; by a larger
+part; and then by whole fleets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from dashboard.plan_request import PlanRequest
@@ -19,13 +20,17 @@ from tokentwin.planning.document import plan_document
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import point
 from tokentwin.planning.plan import make_plan
-from tokentwin.planning.search import search
+from tokentwin.planning.search import Progress, search
+from tokentwin.planning.share import try_share, try_some_alone
 from tokentwin.planning.workers import Workers
 
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
 COARSE = "coarse.json"
-FIRST_REQUESTS = (100, 400, 1600)  # fewer than the first would say nothing
+ENOUGH = (150, 500)  # requests that the part of a fleet gets, at least
+_FIRST = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
+_CURVES = 30  # simulations that the curves around an answer take, more or less
+_UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
 
 Tell = Callable[[str, float], None]
 
@@ -35,18 +40,39 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     request = parse(PlanRequest, settings, where="plan")
     workload = request.workload()
     engines, ruled_out = request.candidates(workload)
-    requests = list(workload.requests)
-    for at, few in enumerate(count for count in FIRST_REQUESTS if count <= len(requests) // 2):
-        tell(f"a first answer, on {few:,} requests", 0.01 + 0.03 * at)
-        write_json(out / COARSE, _coarse(request, replace(workload, requests=requests[:few]), engines))
-    return _whole(request, workload, engines, ruled_out, tell)
+    pace = _Pace(tell)
+    for enough in ENOUGH:
+        tell("a first answer", 0.0)
+        write_json(out / COARSE, _coarse(request, workload, engines, enough))
+    return _whole(request, workload, engines, ruled_out, pace)
 
 
-def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine]) -> dict[str, Any]:
-    """The cheapest fleet on a few requests, without anything around it; `point` is None if none will do."""
+class _Pace:
+    """Tells the share of the work that is done, in time: simulations still to come take as long as those so far did.
+
+    Tells 0 until enough of them are done to go by.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._began, self._share = tell, perf_counter(), 0.0
+        self._simulating: float | None = None
+
+    def __call__(self, stage: str, done: float, left: float) -> None:
+        now = perf_counter()
+        if self._simulating is None:
+            self._simulating = now
+        if done > _UNTOLD * (done + left):
+            left_s = (now - self._simulating) / done * left
+            self._share = max(self._share, (now - self._began) / (now - self._began + left_s))
+        self._tell(stage, self._share)
+
+
+def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine], enough: int) -> dict[str, Any]:
+    """The cheapest fleet by a part of each, without anything around it; `point` is None if none will do."""
     question, limits = request.question(workload), request.limits
     with Workers(question, jobs=1) as workers:
-        found = search(workers, engines, limits.most, limits.spares, keep=1)
+        trial = partial(try_share, enough=enough)
+        found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
     offers = [
         point(entry.engine, trial, limits.spares)
         for entry in found
@@ -54,26 +80,33 @@ def _coarse(request: PlanRequest, workload: Workload, engines: list[Engine]) -> 
         if trial.replicas == entry.replicas
     ]
     best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
-    return {"requests": question.requests, "point": best and asdict(best)}
+    return {"point": best and {name: getattr(best, name) for name in _FIRST}}
 
 
 def _whole(
-    request: PlanRequest, workload: Workload, engines: list[Engine], ruled_out: list[RuledOut], tell: Tell
+    request: PlanRequest, workload: Workload, engines: list[Engine], ruled_out: list[RuledOut], pace: _Pace
 ) -> dict[str, Any]:
     question = request.question(workload)
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
-    tell(searching, 0.1)
+    so_far = Progress(0, 0, 1)
+
+    def told(progress: Progress) -> None:
+        nonlocal so_far
+        so_far = progress
+        pace(searching, progress.done, progress.left + _CURVES)
+
     with Workers(question) as workers:
-        found = make_plan(
-            workers,
-            engines,
-            ruled_out,
-            request.limits,
-            lambda settled: tell(searching, 0.1 + 0.5 * settled / max(len(engines), 1)),
-        )
+        found = make_plan(workers, engines, ruled_out, request.limits, told)
+        searched = so_far.done
         asked = request.model_dump(mode="json", exclude_none=True)
-        return plan_document(workers, found, engines, asked, lambda stage, share: tell(stage, 0.7 + 0.3 * share))
+        return plan_document(
+            workers,
+            found,
+            engines,
+            asked,
+            lambda stage, share: pace(stage, searched + _CURVES * share, _CURVES * (1 - share)),
+        )
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from traces.lengths import Lengths
+from traces.lengths import Drawn
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
 _FILE = Path(__file__).with_name("shapes.yaml")
 LEAST_REQUESTS = 500  # fewer say nothing about a 99th percentile
+MOST_REQUESTS = 20_000  # more take minutes to plan for
+TPOT_MS = 50.0
+_FILLS = 3  # times that the longest answers fit into the traffic
 SEED = 1
 
 
+_Drawn = Annotated[Drawn, Field(discriminator="kind")]
+
+
 class Shape(BaseModel):
-    """Lengths of a kind of request, and how many minutes of them are worth simulating."""
+    """Lengths of a kind of request, and how many minutes of them to simulate: as many as fill a fleet if left out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
     about: str
-    minutes: float = Field(gt=0, le=1440)
-    prompt: Lengths
-    output: Lengths
+    minutes: float | None = Field(None, gt=0, le=1440)
+    prompt: _Drawn
+    output: _Drawn
     system_prompts: SystemPrompts | None = None
 
-    def traffic(self, rate: float, cv: float = 1.0) -> SynthSpec:
-        """Its requests at `rate` a second; `cv` of the gaps between them is 1 for Poisson, more for bursts."""
+    def traffic(self, rate: float, cv: float = 1.0, tpot_ms: float = TPOT_MS) -> SynthSpec:
+        """Its requests at `rate` a second; `cv` of the gaps between them is 1 for Poisson, more for bursts.
+
+        There are no more than `MOST_REQUESTS`, whatever the minutes. `tpot_ms` is the slowest that answers may come.
+        """
         spec: dict[str, Any] = self.model_dump(include={"prompt", "output", "system_prompts"})
         arrivals = {"kind": "poisson", "rate": rate} if cv == 1 else {"kind": "gamma", "rate": rate, "cv": cv}
-        requests = max(round(60 * self.minutes * rate), LEAST_REQUESTS)
+        requests = round(60 * (self.minutes or self.filling_minutes(tpot_ms)) * rate)
+        requests = min(max(requests, LEAST_REQUESTS), MOST_REQUESTS)
         return parse_spec({"name": self.title, "seed": SEED, "requests": requests, "arrivals": arrivals, **spec})
+
+    def filling_minutes(self, tpot_ms: float) -> int:
+        """Whole minutes that the answers that are longer than 99 of 100 fit into several times, at `tpot_ms` a token.
+
+        A fleet that begins empty is full when the longest of its first requests have been answered; traffic that ends
+        before has not seen its latencies.
+        """
+        outputs = self.output.draw(np.random.default_rng(SEED), 10_000)
+        longest_ms = float(np.percentile(outputs, 99, method="inverted_cdf")) * tpot_ms
+        return math.ceil(_FILLS * longest_ms / 60_000)
 
 
 @cache

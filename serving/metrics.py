@@ -554,6 +554,8 @@ def glossary(metrics: Iterable[Metric] = _METRICS) -> str:
         "## Rules",
         "",
         "- **Measurement window**: first intended arrival to last finish. Throughputs divide by it.",
+        "  A plan does not: its throughputs and costs are those of [steady operation](plan.md#steady-operation), which",
+        "  do not depend on how long the last requests take after the others.",
         "- **Latencies** are those of finished requests. What was rejected, aborted or left unfinished has none, but",
         "  stays in the denominator of SLO attainment, so shedding load never looks like speed.",
         "- **Percentiles** are exact order statistics by nearest rank: with n values in order, p*q* is number",

@@ -25,6 +25,7 @@ from dashboard.plan_inputs import settings_of
 from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
+from dashboard.shapes import shapes
 from dashboard.uploads import keep_model, keep_trace, model_path
 from serving.errors import UserError
 from serving.scheduler import POLICIES
@@ -102,8 +103,7 @@ def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
 def unanswered(runs: Path, rate: str = "7") -> Job:
     """The job that the page opened with this rate asks for."""
     request = example_request()
-    arrivals = request.traffic.arrivals.model_copy(update={"rate": float(rate)})
-    traffic = request.traffic.model_copy(update={"arrivals": arrivals, "requests": 500})
+    traffic = next(iter(shapes().values())).traffic(float(rate))
     return Job(runs / "jobs", PLAN, settings_of(request.model_copy(update={"traffic": traffic})))
 
 
@@ -233,7 +233,7 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     assert "A first answer" not in shown(app)
     write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
-    assert "About " in shown(app) and "A first answer, on the first 250 requests only" in shown(app)
+    assert "About " in shown(app) and "A first answer, by a part of each fleet" in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
     sleeper.wait(10)
     app.run()

@@ -47,8 +47,8 @@ DISTRIBUTIONS = (*REQUEST_METRICS, "itl_ms", *STEP_METRICS)
 SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 
 _BINS = 16
-_FEWEST = 20  # requests below which nothing is said about saturation
-_GROWTH = 0.1  # share of the arrivals that piles up when a run is overloaded
+FEWEST = 20  # requests below which nothing is said about saturation
+PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
 
 
 class HasTables(Protocol):
@@ -494,16 +494,13 @@ class RunMetrics:
     def saturation(self) -> Saturation | None:
         """Whether the run keeps up with its arrivals; None when too few arrive to tell. The rule is the glossary's."""
         arrivals, ends = self._outstanding
-        if len(arrivals) < _FEWEST or arrivals[-1] <= arrivals[0]:
+        if len(arrivals) < FEWEST or arrivals[-1] <= arrivals[0]:
             return None
         first, last = arrivals[0], arrivals[-1]
-        edges = np.linspace(first + (last - first) / 4, last, _BINS + 1)
-        backlog = np.diff(_integral(arrivals, edges) - _integral(ends, edges)) / np.diff(edges)
-        seconds = (edges[:-1] + edges[1:]) / 2e9
-        slope, low, high = _trend(seconds, backlog)
+        slope, low, high = growth(arrivals, ends)
         rate = (len(arrivals) - 1) / ((last - first) / 1e9)
-        waiting = self._waiting_share(edges[0], edges[-1])
-        if low > 0 and slope >= _GROWTH * rate:
+        waiting = self._waiting_share(_filled(first, last), last)
+        if low > 0 and slope >= PILING_UP * rate:
             verdict = "OVERLOADED"
         elif low > 0 or waiting > 0.5:
             verdict = "BACKLOGGED"
@@ -614,6 +611,23 @@ def _over(numerator: float | None, denominator: float | None) -> float | None:
 def _per_mtok(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
     """Dollars per million tokens."""
     return _over(usd_per_hour, tokens_per_s and tokens_per_s * 3600 / 1e6)
+
+
+def growth(arrivals: Floats, leaves: Floats) -> tuple[float, float, float]:
+    """How fast those that came and have not left become more, per second, with the 95 % interval of that.
+
+    `arrivals` and `leaves` are in nanoseconds and in order. Looks at the arrival period without its first quarter; the
+    rule is the glossary's, of saturation.
+    """
+    first, last = arrivals[0], arrivals[-1]
+    edges = np.linspace(_filled(first, last), last, _BINS + 1)
+    backlog = np.diff(_integral(arrivals, edges) - _integral(leaves, edges)) / np.diff(edges)
+    return _trend((edges[:-1] + edges[1:]) / 2e9, backlog)
+
+
+def _filled(first: float, last: float) -> float:
+    """When an empty system counts as filled."""
+    return first + (last - first) / 4
 
 
 def _integral(times: Floats, until: Floats) -> Floats:

@@ -118,7 +118,8 @@ def plan(
     document = ""
     with Workers(question, jobs) as workers:
         with counting("candidates", len(engines)) as progress:
-            found = make_plan(workers, engines, ruled_out, Limits(max_replicas, spares), progress)
+            limits = Limits(max_replicas, spares)
+            found = make_plan(workers, engines, ruled_out, limits, lambda so_far: progress(so_far.settled))
         if style == "json" or save is not None:
             asked = command_line(click.get_current_context(), leave_out=("style", "save", "force", "jobs"))
             document = json.dumps(plan_document(workers, found, engines, {"command": asked}), allow_nan=False)

@@ -28,6 +28,15 @@ class Bisection:
         """Whether the answer is known: `high`, or that there is none."""
         return self.low + 1 == self.high if self.high is not None else self.low >= self.most
 
+    @property
+    def left(self) -> int:
+        """How many numbers are still to be tried; while none is known to hold, a guess."""
+        if self.done:
+            return 0
+        if self.high is not None:
+            return (self.high - self.low - 1).bit_length()
+        return 1 + max(self.start, self.low).bit_length()
+
     def ask(self, within: int | None = None) -> int:
         """The number to try next; no more than `within` while none is known to hold."""
         if self.high is not None:

@@ -1,12 +1,13 @@
 """What surrounds an answer: attainment with more and fewer replicas, and latency with more and less traffic.
 
-Each point is a run of its own, whole, on the same requests; those at other rates arrive faster or slower.
+Each point is a run of its own, whole, on the same requests; those at other rates arrive faster or slower. `done` is
+told the share of them that are there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -51,23 +52,27 @@ class LoadPoint:
     reason: str
 
 
-def fleet_curve(workers: Workers, engine: Engine, replicas: int, most: int) -> list[FleetPoint]:
+def fleet_curve(
+    workers: Workers, engine: Engine, replicas: int, most: int, done: Callable[[float], None]
+) -> list[FleetPoint]:
     """Around `replicas`, three fewer and three more, further apart in large fleets."""
     stride = max(replicas // 8, 1)
     around = {replicas - 1, replicas + 1, *(replicas + stride * step for step in range(-3, 4))}
     numbers = sorted(number for number in around if 1 <= number <= most)
     tasks: list[Task[FleetPoint]] = [partial(_fleet_point, engine=engine, replicas=number) for number in numbers]
-    return workers.run(tasks)
+    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
 
 
-def load_curve(workers: Workers, engine: Engine, replicas: int, headroom_percent: int) -> list[LoadPoint]:
+def load_curve(
+    workers: Workers, engine: Engine, replicas: int, headroom_percent: int, done: Callable[[float], None]
+) -> list[LoadPoint]:
     """From light load to beyond the rate at which an objective breaks; the traffic's own rate is among them."""
     knee = 1 + headroom_percent / 100
     scales: Sequence[float] = sorted({1.0, *(round(knee * load, 4) for load in _LOADS)})
     tasks: list[Task[LoadPoint]] = [
         partial(_load_point, engine=engine, replicas=replicas, scale=scale) for scale in scales
     ]
-    return workers.run(tasks)
+    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
 
 
 def mean_rate(question: Question) -> float:

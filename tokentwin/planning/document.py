@@ -19,6 +19,7 @@ from tokentwin.planning.report import as_json, why_not_fewer
 from tokentwin.planning.workers import Workers
 
 _BINS = 30
+_AROUND = 0.7  # of the work of both curves, the first one's: it is simulated at both ends of the interval, too
 
 
 def plan_document(
@@ -57,10 +58,21 @@ def plan_document(
     }
     if best is not None:
         engine, replicas = best.offer.engine, best.offer.trial.replicas
-        tell("attainment with more and fewer replicas", 0.0)
-        document["by_replicas"] = [asdict(p) for p in fleet_curve(workers, engine, replicas, found.limits.most)]
-        tell("latency with more and less traffic", 0.5)
-        curve = load_curve(workers, engine, replicas, best.knee.headroom_percent)
+        around = fleet_curve(
+            workers,
+            engine,
+            replicas,
+            found.limits.most,
+            lambda share: tell("attainment with more and fewer replicas", _AROUND * share),
+        )
+        document["by_replicas"] = [asdict(p) for p in around]
+        curve = load_curve(
+            workers,
+            engine,
+            replicas,
+            best.knee.headroom_percent,
+            lambda share: tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share),
+        )
         document["by_rate"] = [_finite(asdict(p)) for p in curve]
     return document
 

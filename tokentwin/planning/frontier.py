@@ -16,8 +16,8 @@ from tokentwin.planning.trial import Trial
 class Point:
     """One simulated fleet: output tokens per second of the median user and of a GPU, dollars per million of each kind.
 
-    Spares are paid for but carry nothing; dollars per million tokens of a kind are of all dollars. `mark` and `reason`
-    are those of its `Figures`.
+    Tokens of a GPU and for a dollar are those of steady operation (`steady`). Spares are paid for but carry nothing;
+    dollars per million tokens of a kind are of all dollars. `mark` and `reason` are those of its `Figures`.
     """
 
     engine: str
@@ -41,16 +41,16 @@ def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
         raise ValueError("a trial that was stopped early has no figures")
     bought = trial.replicas + spares
     usd = bought * engine.usd_per_hour
-    total = figures.output_throughput + figures.input_throughput
+    output = figures.steady.output_throughput
     return Point(
         engine=engine.name,
         replicas=trial.replicas,
         gpus=bought * engine.gpus,
         usd_per_hour=usd,
         tok_s_user=figures.tok_s_user,
-        tok_s_gpu=figures.output_throughput / (bought * engine.gpus),
-        usd_per_mtok_out=_per_million(usd, figures.output_throughput),
-        usd_per_mtok_total=_per_million(usd, total),
+        tok_s_gpu=output / (bought * engine.gpus),
+        usd_per_mtok_out=_per_million(usd, output),
+        usd_per_mtok_total=_per_million(usd, output + figures.steady.input_throughput),
         attainment=figures.attainment,
         met=trial.met,
         mark=figures.mark,

@@ -14,6 +14,7 @@ from serving.config import SchedulerConfig
 from serving.cost_model import CostModel
 from serving.decode_set import DecodeSet
 from serving.step_plan import StepPlan
+from serving.workload import PRIVATE
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.objectives import Objective
 from tokentwin.planning.trial import Question
@@ -29,13 +30,14 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     if any(request.think_ns is not None for request in requests):
         return 1  # arrivals wait for answers, so there is no telling when the last one comes
     span_ms = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e6
-    prompts = sorted(request.prompt_len for request in requests)
+    # What other requests begin with, too, a cache may have; the rest is computed, whatever the cache.
+    prompts = sorted(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
     outputs = sorted(request.output_len - 1 for request in requests)  # the prompt's last step gives the first token
     least = 1.0
     for objective in question.objectives.each:
         must = len(requests) - objective.allowed(len(requests))
         first_ms, last_ms = _deadlines(objective, outputs[-1])
-        if math.isfinite(first_ms) and not workload.shares_prefixes:
+        if math.isfinite(first_ms):
             work_ms = sum(prompts[:must]) * _prompt_token_ms(cost, scheduler)
             least = max(least, work_ms / prefilling / (span_ms + first_ms))
         if math.isfinite(last_ms):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import Point, pareto, per_dollar, point
-from tokentwin.planning.search import Searched, search
+from tokentwin.planning.search import Progress, Searched, Told, search, silent
 from tokentwin.planning.sensitivity import End, Knee, knee, replicas_at_ends
 from tokentwin.planning.trial import Question, Trial, try_fleet
 from tokentwin.planning.workers import Task, Workers
 
 RUNNERS_UP = 3
+_KNEE, _ENDS, _NEAR = 7, 6, 3  # simulations that it takes, more or less: of one fleet, and around each offer
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,19 @@ def make_plan(
     engines: Sequence[Engine],
     ruled_out: Sequence[RuledOut],
     limits: Limits,
-    progress: Callable[[int], None] = lambda settled: None,
+    progress: Told = silent,
 ) -> Plan:
     """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then of higher attainment."""
     question = workers.question
-    found = search(workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, progress)
+    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1)
+    found = search(
+        workers,
+        engines,
+        limits.most,
+        limits.spares,
+        RUNNERS_UP + 1,
+        lambda searching: progress(searching._replace(left=searching.left + after)),
+    )
     offers = sorted(
         (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
         key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
@@ -101,7 +110,7 @@ def make_plan(
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
     if offers:
-        recommendation, more = _recommended(workers, offers, limits, trials)
+        recommendation, more = _recommended(workers, offers, limits, trials, len(engines), progress)
         trials += more
     dearer = [(e.engine.name, e.usd_per_hour(e.least, limits.spares)) for e in found if e.pruned]
     failures = [
@@ -133,7 +142,12 @@ def _offer(entry: Searched, spares: int) -> Offer:
 
 
 def _recommended(
-    workers: Workers, offers: Sequence[Offer], limits: Limits, known: Sequence[tuple[Engine, Trial]]
+    workers: Workers,
+    offers: Sequence[Offer],
+    limits: Limits,
+    known: Sequence[tuple[Engine, Trial]],
+    settled: int,
+    progress: Told,
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
     """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
 
@@ -153,7 +167,12 @@ def _recommended(
         partial(replicas_at_ends, engine=engine, replicas=replicas, most=limits.most),
         *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
     ]
-    found_knee, (fast, slow), *trials = workers.run(tasks)
+    runs = [_KNEE, _ENDS, *(1 for _ in around)]
+
+    def told(last: int) -> None:
+        progress(Progress(settled, len(known) + sum(runs[: last + 1]), sum(runs[last + 1 :])))
+
+    found_knee, (fast, slow), *trials = workers.run(tasks, told)
     more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
     fewer = next((t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.figures), None)
     return Recommendation(best, fewer, fast, slow, found_knee), more

@@ -10,7 +10,7 @@ from serving.errors import UserError
 from tokentwin.planning.frontier import Point
 from tokentwin.planning.objectives import Objective
 from tokentwin.planning.plan import RUNNERS_UP, Offer, Plan, Recommendation
-from tokentwin.planning.sensitivity import Knee
+from tokentwin.planning.sensitivity import KEEPING_UP, Knee
 from tokentwin.planning.trial import Figures
 from tokentwin.planning.vllm_command import vllm_command
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from serving.config import Deployment
 
+FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
 _COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attain-\nment", "SLOs\nmet")
 
 
@@ -50,6 +51,8 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
         for objective, value in zip(objectives.each, figures.observed, strict=True)
         if _breaks(objective, value)
     ]
+    if not figures.steady.keeps_up:
+        broken.append(f"{KEEPING_UP} ({figures.steady.piling_up_per_s:,.2g} more requests wait every second)")
     attained = f"attainment {100 * figures.attainment:.1f} %"
     return f"{_count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}; {attained}"
 
@@ -64,6 +67,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "objectives": [objective.text for objective in objectives],
         "requests": plan.question.requests,
         "span_s": span_s(plan),
+        "too_short": too_short(plan),
         "spares": plan.limits.spares,
         "recommendation": None,
         "runners_up": [_offered(offer, objectives) for offer in plan.runners_up],
@@ -111,6 +115,8 @@ def print_plan(plan: Plan) -> None:
 
 def _details(plan: Plan) -> Iterator[str]:
     best = plan.recommendation
+    if short := too_short(plan):
+        yield short
     yield f"traffic: {_traffic(plan)}"
     for objective in plan.question.objectives.each:
         if not objective.allowed(plan.question.requests):
@@ -129,6 +135,23 @@ def _details(plan: Plan) -> Iterator[str]:
         yield f"dearer: {name}, at least ${usd:,.2f}/h"
     for failure in plan.failures if best is not None else plan.failures[1:]:
         yield f"will not do: {failure.name}: {failure.reason}"
+
+
+def too_short(plan: Plan) -> str | None:
+    """Said of traffic that ends before the recommended fleet is full; None of any other, or without one.
+
+    A fleet that begins empty holds as many requests as it ever will once the longest of the first have been answered.
+    """
+    best = plan.recommendation
+    if best is None or best.offer.trial.figures is None:
+        return None
+    longest_s, seconds = best.offer.trial.figures.e2e_p99_s, span_s(plan)
+    if not seconds < FILLS * longest_s:
+        return None
+    return (
+        f"the traffic is too short to fill the fleet: it lasts {seconds:,.3g} s, and answers up to {longest_s:,.3g} s "
+        f"(E2E p99); the same traffic for longer may take more replicas. Give at least {FILLS * longest_s:,.3g} s of it"
+    )
 
 
 def _traffic(plan: Plan) -> str:
@@ -204,7 +227,11 @@ def _offered(offer: Offer, objectives: Sequence[Objective]) -> dict[str, Any]:
 
 def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:
     observed = zip(objectives, figures.observed, strict=True)
-    return {"observed": {objective.text: _finite(value) for objective, value in observed}}
+    return {
+        "observed": {objective.text: _finite(value) for objective, value in observed},
+        "e2e_p99_s": _finite(figures.e2e_p99_s),
+        "piling_up_per_s": figures.steady.piling_up_per_s,
+    }
 
 
 def _point(point: Point) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple, Protocol
 
 from tokentwin.planning.bisection import Bisection
 from tokentwin.planning.engines import Engine
@@ -17,6 +18,33 @@ from tokentwin.planning.trial import Question, Trial, try_alone, try_fleet
 from tokentwin.planning.workers import Task, Workers
 
 _PATIENCE = 4  # times the first fleet tried: when that fails too, maybe nothing will do
+
+
+class Progress(NamedTuple):
+    """How far a search is: engines that are settled, simulations made, and about how many are still to come."""
+
+    settled: int
+    done: int
+    left: int
+
+
+Told = Callable[[Progress], None]
+
+
+class TryFleet(Protocol):
+    """Asks of so many replicas of an engine whether they do."""
+
+    def __call__(self, question: Question, engine: Engine, replicas: int) -> Trial: ...
+
+
+class TryAlone(Protocol):
+    """Asks the same of as many as there are requests."""
+
+    def __call__(self, question: Question, engine: Engine) -> Trial: ...
+
+
+def silent(progress: Progress) -> None:
+    """For when nobody asks how far it is."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +99,28 @@ def search(
     most: int,
     spares: int = 0,
     keep: int = 4,
-    progress: Callable[[int], None] = lambda settled: None,
+    progress: Told = silent,
+    trial: TryFleet = try_fleet,
+    alone: TryAlone = try_alone,
 ) -> list[Searched]:
     """Every engine with its fewest replicas, up to `most`, or pruned if `keep` others are cheaper; in the order given.
 
-    `progress` is told how many engines are settled.
+    `progress` is told after every round. Fleets are tried by `trial`, and by `alone`
+    whether any can do.
     """
     starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
     found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
     while True:
         dearest = _dearest(found, spares, keep)
         found = [_pruned(entry, spares, dearest) for entry in found]
-        asked = [(at, _ask(entry, spares, dearest)) for at, entry in enumerate(found) if entry.open]
-        progress(len(found) - len(asked))
+        asked = [(at, _ask(entry, spares, dearest, trial, alone)) for at, entry in enumerate(found) if entry.open]
+        done = sum(len(entry.trials) for entry in found)
+        progress(Progress(len(found) - len(asked), done, sum(entry.bisection.left for entry in found if entry.open)))
         if not asked:
             return found
         answers = workers.run([task for _, task in asked])
-        for (at, _), trial in zip(asked, answers, strict=True):
-            found[at] = _told(found[at], trial)
+        for (at, _), answer in zip(asked, answers, strict=True):
+            found[at] = _told(found[at], answer)
 
 
 def _start(question: Question, engine: Engine, most: int) -> Bisection:
@@ -109,13 +141,13 @@ def _pruned(entry: Searched, spares: int, dearest: float) -> Searched:
     return replace(entry, pruned=True) if hopeless else entry
 
 
-def _ask(entry: Searched, spares: int, dearest: float) -> Task[Trial]:
+def _ask(entry: Searched, spares: int, dearest: float, trial: TryFleet, alone: TryAlone) -> Task[Trial]:
     """What to simulate next; while no fleet is known to do, none that would be too dear anyway."""
     if entry.in_doubt:
-        return partial(try_alone, engine=entry.engine)
+        return partial(alone, engine=entry.engine)
     price = entry.engine.usd_per_hour
     within = int(dearest / price + 1e-9) - spares if price > 0 and dearest < float("inf") else None
-    return partial(try_fleet, engine=entry.engine, replicas=entry.bisection.ask(within))
+    return partial(trial, engine=entry.engine, replicas=entry.bisection.ask(within))
 
 
 def _told(entry: Searched, trial: Trial) -> Searched:

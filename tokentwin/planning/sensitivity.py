@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 from tokentwin.planning.bisection import Bisection
 from tokentwin.planning.engines import Engine
-from tokentwin.planning.objectives import Objective
 from tokentwin.planning.trial import PricedSteps, Question, Trial, simulated
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
+
+
+KEEPING_UP = "keeping up with what arrives"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def replicas_at_ends(question: Question, engine: Engine, replicas: int, most: in
 class Knee:
     """How many percent more rate, at most, the fleet takes and still meets all objectives.
 
-    `breaks` is the objective that breaks beyond that; None if none does up to the highest rate tried.
+    `breaks` is the objective that breaks beyond that, or `KEEPING_UP`; None if none does up to the highest rate tried.
     """
 
     headroom_percent: int
@@ -69,13 +71,15 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
         trial = simulated(faster, engine, question.pricing(engine), replicas)
         search = search.told(percent, not trial.met)
         if not trial.met:  # each at less traffic than the one before, so that the last is at the knee
-            breaks = _broken(question, trial).text
+            breaks = _broken(question, trial)
     return Knee(search.low, breaks)
 
 
-def _broken(question: Question, trial: Trial) -> Objective:
-    """The first to break or, of a run that went to its end, the one furthest beyond its bound."""
+def _broken(question: Question, trial: Trial) -> str:
+    """The first to break or, of a run that went to its end, the one furthest beyond its bound; else keeping up."""
     if trial.broken is not None:
-        return trial.broken
-    assert trial.figures is not None
-    return question.objectives.each[trial.figures.worst]
+        return trial.broken.text
+    figures = trial.figures
+    assert figures is not None
+    worst = question.objectives.each[figures.worst]
+    return worst.text if worst.excess(figures.observed[figures.worst]) > 1 else KEEPING_UP

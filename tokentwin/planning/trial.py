@@ -18,6 +18,7 @@ from tokentwin.planning.objectives import Objective, Objectives
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tokentwin.planning.steady import Steady
     from traces.run_metrics import RunMetrics
 
 
@@ -55,7 +56,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a whole run gives: attainment, output tokens/s in all, median tokens/s of a user, prompt tokens/s.
+    """What a whole run gives: attainment, median tokens/s of a user, 99th percentile of E2E; and in steady operation
+    output and prompt tokens/s in all, and by how many requests a second its queue grows.
 
     `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound. `broken`
     has, for each bound that attainment counts, the share of requests that break it. `mark` and `reason` say how far the
@@ -63,9 +65,9 @@ class Figures:
     """
 
     attainment: float
-    output_throughput: float
-    input_throughput: float
+    steady: Steady
     tok_s_user: float
+    e2e_p99_s: float
     observed: tuple[float, ...]
     worst: int
     broken: tuple[float, ...]
@@ -76,7 +78,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether so many replicas meet all objectives.
+    """Whether so many replicas meet all objectives, and keep up with what arrives.
 
     A run that was stopped before its end has no figures, but the objective that was `broken` by then.
     """
@@ -119,12 +121,11 @@ class _Watch:
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Steps are not asked for."""
 
-    def metrics(self) -> RunMetrics:
+    @property
+    def requests(self) -> pa.Table:
         import pyarrow as pa
 
-        from traces.run_metrics import RunMetrics
-
-        return RunMetrics(pa.concat_tables(self._tables))
+        return pa.concat_tables(self._tables)
 
 
 def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
@@ -147,6 +148,8 @@ def try_alone(question: Question, engine: Engine) -> Trial:
 def simulated(question: Question, engine: Engine, cost: PricedSteps, replicas: int, to_the_end: bool = False) -> Trial:
     """So many replicas of `engine`, their steps timed by `cost`."""
     from sim.cluster import Cluster
+    from tokentwin.planning.steady import steady
+    from traces.run_metrics import RunMetrics
 
     watch = _Watch(question, to_the_end)
     cluster = Cluster(
@@ -162,23 +165,24 @@ def simulated(question: Question, engine: Engine, cost: PricedSteps, replicas: i
         cluster.run(question.workload)
     except _Broken as stopped:
         return Trial(replicas, False, None, stopped.objective)
-    metrics = watch.metrics()
+    requests = watch.requests
+    metrics = RunMetrics(requests)
     objectives = question.objectives.each
     verdicts = [objective.misses(metrics) for objective in objectives]
     met = all(o.allowed(counted) >= misses for o, (misses, counted) in zip(objectives, verdicts, strict=True))
-    return Trial(replicas, met, _figures(metrics, question.objectives, cost))
+    figures = _figures(metrics, steady(requests), question.objectives, cost)
+    return Trial(replicas, met and figures.steady.keeps_up, figures)
 
 
-def _figures(metrics: RunMetrics, objectives: Objectives, cost: PricedSteps) -> Figures:
+def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: PricedSteps) -> Figures:
     mark, reason = cost.standing()
-    scalars = metrics.scalars()
     observed = tuple(objective.observed(metrics) for objective in objectives.each)
     excess = [objective.excess(value) for objective, value in zip(objectives.each, observed, strict=True)]
     return Figures(
         attainment=objectives.attainment(metrics),
-        output_throughput=scalars["output_throughput"] or 0.0,
-        input_throughput=scalars["input_throughput"] or 0.0,
+        steady=steady,
         tok_s_user=metrics.distribution("tok_s_user").p50,
+        e2e_p99_s=metrics.distribution("e2e_ms").p99 / 1e3,
         observed=observed,
         worst=max(range(len(excess)), key=excess.__getitem__),
         broken=objectives.broken(metrics),

@@ -38,16 +38,22 @@ class Workers:
         )
         self._others = set(active_children())
 
-    def run(self, tasks: Sequence[Task[Answer]]) -> list[Answer]:
-        """The answer of each task to the question. Raises what a task raises."""
-        if self._pool is None:
-            return [task(self.question) for task in tasks]
+    def run(self, tasks: Sequence[Task[Answer]], done: Callable[[int], None] = lambda task: None) -> list[Answer]:
+        """The answer of each task to the question; `done` is told the index of each. Raises what a task raises."""
+        found = []
         try:
-            with _children_deaf_to_interrupts():
-                answers = self._pool.map(_answer, tasks)
-            return list(answers)
+            for at, answer in enumerate(self._answers(tasks)):
+                found.append(answer)
+                done(at)
+            return found
         except BrokenProcessPool:
             raise RuntimeError("a worker died, perhaps for want of memory; try --jobs 1") from None
+
+    def _answers(self, tasks: Sequence[Task[Answer]]) -> Iterator[Answer]:
+        if self._pool is None:
+            return (task(self.question) for task in tasks)
+        with _children_deaf_to_interrupts():
+            return self._pool.map(_answer, tasks)
 
     def __enter__(self) -> Workers:
         return self

@@ -1,0 +1,87 @@
+"""What a fleet does in steady operation, told from a simulation that begins and ends with an empty one.
+
+A fleet that keeps up serves what is offered: its throughput is that of the arrivals, however long the last answers take
+after them. What piles up before its first step is not served; where that is much, what is served is measured while
+requests arrive, over the second half of that time. More traffic of the same kind gives the same figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt_tokens", "output_tokens")
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Tokens per second in steady operation, and whether the fleet keeps up: under a tenth of what arrives piles up.
+
+    piling_up_per_s  by how many requests a second those that wait for their first step become more; 0 unless the 95 %
+                     interval of that lies above zero
+    """
+
+    output_throughput: float
+    input_throughput: float
+    keeps_up: bool = True
+    piling_up_per_s: float = 0.0
+
+
+def steady(requests: pa.Table) -> Steady:
+    """Of a run's table of requests, unfinished ones included. Too few requests to tell are taken to be kept up with."""
+    from traces.run_metrics import PILING_UP
+
+    finished = np.asarray(pc.fill_null(pc.equal(requests.column("status"), "finished"), False))
+    arrival, scheduled, first_token, finish, prompt, output = (_column(requests, name) for name in _COLUMNS)
+    begin, end = float(arrival.min()), float(arrival.max())
+    if end <= begin:  # all at once: there is no rate but that at which they are done
+        spent_s = (float(finish[finished].max(initial=begin)) - begin) / 1e9
+        return Steady(*(_over(float(tokens[finished].sum()), spent_s) for tokens in (output, prompt)))
+    rate = (len(arrival) - 1) / ((end - begin) / 1e9)
+    piling_up = _queue_growth(arrival, scheduled)
+    served = [(rate - piling_up) * float(tokens[finished].sum()) / len(arrival) for tokens in (output, prompt)]
+    if piling_up < PILING_UP * rate:
+        return Steady(*served, True, piling_up)
+    half = (begin + end) / 2, end
+    measured = (
+        _tokens_within(half, first_token[finished], finish[finished], output[finished]),
+        _tokens_within(half, scheduled[finished], first_token[finished], prompt[finished]),
+    )
+    return Steady(*map(min, served, measured), False, piling_up)
+
+
+def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
+    """Requests a second by which those that wait for their first step become more, where that is sure.
+
+    Requests that never had one were turned away, and wait for nothing.
+    """
+    from traces.run_metrics import FEWEST, growth
+
+    admitted = np.isfinite(scheduled)
+    if admitted.sum() < FEWEST:
+        return 0.0
+    slope, low, _ = growth(np.sort(arrival[admitted]), np.sort(scheduled[admitted]))
+    return slope if low > 0 else 0.0
+
+
+def _tokens_within(window: tuple[float, float], begin: Floats, end: Floats, tokens: Floats) -> float:
+    """Tokens per second of the window, those of a request spread evenly from its `begin` to its `end`."""
+    first, last = window
+    inside = np.clip(np.minimum(end, last) - np.maximum(begin, first), 0.0, None)
+    lasting = end > begin
+    share = np.where(lasting, inside / np.where(lasting, end - begin, 1.0), (begin >= first) & (begin < last))
+    return float((share * tokens).sum()) / ((last - first) / 1e9)
+
+
+def _column(table: pa.Table, name: str) -> Floats:
+    values: Floats = pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
+    return values
+
+
+def _over(tokens: float, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
