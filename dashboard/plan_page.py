@@ -119,7 +119,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
     with left:
         curve = plan_charts.attainment(answer["by_replicas"], best["replicas"])
         standing = _standing(answer["by_replicas"], "simulated fleets")
-        figure(curve, "attainment", "How many replicas", standing, f"{_HELP['replicas']} {_bands_hold()}")
+        figure(curve, "attainment", "How many replicas", standing, _HELP["replicas"])
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         heading(fewer, None)
