@@ -24,6 +24,7 @@ from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
+from dashboard.shapes import MOST_REQUESTS
 from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import metric
