@@ -25,6 +25,7 @@ from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
 from dashboard.published_error import published_error
+from dashboard.shapes import MOST_REQUESTS
 from dashboard.standing import ASSUMED, Standing, noted, together
 from dashboard.url import in_url
 from serving.errors import UserError
@@ -112,8 +113,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
     published_error(runs, answer["candidates"][best["engine"]]["gpu"])
-    if answer["too_short"]:
-        st.warning(literal(answer["too_short"]) + ".", icon=":material/hourglass_bottom:")
+    _warn_of_short_traffic(answer)
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -138,6 +138,15 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
         st.code(best["vllm_serve"], language="bash", wrap_lines=True)
     _rest(answer)
     downloads(PlanAnswer(answer), "plan")
+
+
+def _warn_of_short_traffic(answer: Mapping[str, Any]) -> None:
+    if not answer["too_short"]:
+        return
+    said = literal(answer["too_short"])
+    most = f" This page simulates no more than {MOST_REQUESTS:,} requests; `tokentwin plan` takes any number."
+    limited = most if answer["requests"] == MOST_REQUESTS else ""
+    st.warning(f"{said[:1].upper()}{said[1:]}.{limited}", icon=":material/hourglass_bottom:")
 
 
 def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:
