@@ -16,6 +16,7 @@ from calibration.surface_file import about_surfaces
 from dashboard import calibration_charts as charts
 from dashboard import step_calibration
 from dashboard.badge import figure, heading
+from dashboard.mistake import mistake
 from dashboard.standing import EXTRAPOLATED, INTERPOLATED, VALIDATED, Standing, together
 from dashboard.sweep_charts import SERIES
 from dashboard.url import choose, choose_many, in_url, pick
@@ -52,7 +53,7 @@ def show(runs: Path) -> None:
     try:
         _kernels()
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error)
 
 
 def _kernels() -> None:

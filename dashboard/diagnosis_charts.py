@@ -8,8 +8,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboard.numbers import shown
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
+from dashboard.shown import shown
 from serving.metrics import metric
 
 _SLIVER = 0.01  # percent: a bar of no length would have no text

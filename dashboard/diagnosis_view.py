@@ -19,8 +19,8 @@ from dashboard.diagnosis_charts import what_it_buys
 from dashboard.example_run import example_diagnosis
 from dashboard.job_view import follow, start
 from dashboard.library import stamp
-from dashboard.numbers import shown
 from dashboard.prose import literal
+from dashboard.shown import shown
 from dashboard.standing import Standing, noted
 from dashboard.url import choose
 from serving.metrics import metric

@@ -17,6 +17,7 @@ from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
 from dashboard.example import example
 from dashboard.job_view import follow, start
+from dashboard.mistake import mistake
 from dashboard.plan_names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_tasks import FLEET, PLAN
 from dashboard.prose import literal, prose
@@ -126,7 +127,7 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
         try:
             status = follow(job)
         except UserError as error:
-            st.error(str(error), icon=":material/error:")
+            mistake(error, runs)
             return
         if status.state == "done":
             _open(job, run_page, button)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from dashboard.prose import verbatim
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 
@@ -37,7 +38,7 @@ def show() -> None:
         "every number, tooltip and column of tokentwin means what it says here."
     )
     if not found:
-        st.info(f"No metric has to do with {wanted!r}.", icon=":material/search_off:")
+        st.info(f"No metric has to do with {verbatim(repr(wanted))}.", icon=":material/search_off:")
     for scope, (heading, values) in _SCOPES.items():
         of_scope = [m for m in found if m.scope == scope]
         if of_scope:

@@ -7,7 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from serving.errors import reason
+from dashboard.mistake import mistake
+from serving.errors import UserError, reason
 from tokentwin.jobs.job import Job, Status
 
 POLL_S = 1.0
@@ -23,7 +24,7 @@ def follow(job: Job, watched: str = "") -> Status:
     if status.active:
         _progress(job, watched, job.document(watched) if watched else None)
     elif status.state == "failed":
-        st.error(status.error, icon=":material/error:")
+        mistake(status.error)
     elif status.state == "cancelled":
         st.info("Cancelled. It can be started again.", icon=":material/cancel:")
     return status
@@ -38,7 +39,7 @@ def _do(what: Callable[[], None], job: Job) -> None:
     try:
         what()
     except OSError as error:
-        st.error(f"runs: {str(job.directory)!r}: cannot be written: {reason(error)}", icon=":material/error:")
+        mistake(UserError("runs", str(job.directory), f"cannot be written: {reason(error)}"))
     else:
         st.rerun()
 

@@ -12,7 +12,7 @@ from dashboard import run_charts
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour, token_gaps
-from dashboard.numbers import percent, shown
+from dashboard.shown import percent, shown
 from dashboard.standing import of_run
 from serving.metrics import metric
 from traces.recording import Recording

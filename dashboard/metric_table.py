@@ -6,8 +6,8 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.numbers import shown
 from dashboard.run_header import bands_of
+from dashboard.shown import shown
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import streamlit as st
 
+from dashboard.prose import verbatim
 from serving.errors import UserError
 
 
-def mistake(error: UserError, runs: Path) -> None:
-    """Show the line. Where the directory of runs lies on the server is nobody's business."""
+def mistake(error: UserError | str, runs: Path | None = None) -> None:
+    """Show the line, letter by letter. Where the directory of runs lies on the server is nobody's business."""
 
     def told(text: object) -> object:
-        return text.replace(f"{runs}/", "") if isinstance(text, str) else text
+        return text.replace(f"{runs}/", "") if runs and isinstance(text, str) else text
 
-    st.error(str(UserError(str(told(error.field)), told(error.value), error.remedy)), icon=":material/error:")
+    if isinstance(error, UserError):
+        error = str(UserError(str(told(error.field)), told(error.value), error.remedy))
+    st.error(verbatim(error), icon=":material/error:")

@@ -19,6 +19,7 @@ from dashboard.badge import BARE, badge, figure, heading
 from dashboard.downloads import downloads
 from dashboard.example import example_plan
 from dashboard.job_view import follow, start
+from dashboard.mistake import mistake
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
@@ -46,13 +47,13 @@ def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
             request = plan_inputs(runs)
         except UserError as error:
             request = None
-            st.error(str(error), icon=":material/error:")
+            mistake(error, runs)
     if isinstance(request, PlanRequest):
         try:
             parse_objectives(request.slos)
             _planned(runs, request, frontier_page)
         except UserError as error:
-            st.error(str(error), icon=":material/error:")
+            mistake(error, runs)
         return
     st.title("Which fleet?", anchor=False)
     st.info(request.what if isinstance(request, Incomplete) else "The inputs have a mistake; see there.")

@@ -26,6 +26,7 @@ from dashboard.lab.tasks import RECORDED, SIMULATED
 from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
+from dashboard.mistake import mistake
 from dashboard.standing import Standing, noted, together
 from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
@@ -51,7 +52,7 @@ def show(runs: Path) -> None:
         else:
             _simulated(runs)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
 
 
 def _simulated(runs: Path) -> None:

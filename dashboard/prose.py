@@ -17,7 +17,12 @@ def prose(text: str) -> str:
 
 def literal(text: str) -> str:
     """`prose`, escaped so that Markdown shows it as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", prose(text))
+    return verbatim(prose(text))
+
+
+def verbatim(text: str) -> str:
+    """Escaped so that Markdown shows it as it is: no link, image or formula comes of what somebody else wrote."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
 def _objective(match: re.Match[str]) -> str:

@@ -11,9 +11,9 @@ import streamlit as st
 from calibration.decision_replay import recorded_deployment
 from dashboard.badge import badge
 from dashboard.downloads import downloads
-from dashboard.numbers import shown
 from dashboard.palette import CLOCK_NAME
 from dashboard.prose import literal
+from dashboard.shown import shown
 from dashboard.standing import of_run
 from serving.metrics import metric
 from tokentwin.exports.recorded_run import RecordedRun

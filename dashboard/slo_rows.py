@@ -8,6 +8,7 @@ from itertools import count
 
 import streamlit as st
 
+from dashboard.prose import verbatim
 from dashboard.url import keep_all, moved, named_all
 from serving.metrics import metric
 
@@ -42,7 +43,7 @@ def slo_rows(otherwise: Sequence[str]) -> list[str]:
 def _row(text: str) -> Row | None:
     said = _ROW.fullmatch(text)
     if said is None or said["bounded"] not in _BOUNDED:
-        st.info(f"{text[:60]!r} in the link is no SLO that this page knows.")
+        st.info(f"{verbatim(repr(text[:60]))} in the link is no SLO that this page knows.")
         return None
     return next(_ids), said["bounded"], min(max(float(said["bound"]), _LEAST), _LARGEST)
 

@@ -18,6 +18,7 @@ from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from dashboard import calibration_charts, trust_charts
 from dashboard.badge import figure, heading
 from dashboard.library import find
+from dashboard.mistake import mistake
 from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.url import choose
 from serving.errors import UserError
@@ -43,7 +44,7 @@ def show(runs: Path) -> None:
         else:
             _other(EngineCalibration.load(found[name] / FILE))
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
 
 
 def _own(calibration: Calibration, directory: Path) -> None:

@@ -10,6 +10,7 @@ from calibration.operation_cost import OperationCost
 from calibration.operations import uniform_step
 from calibration.predict import predicted_cost
 from dashboard.badge import figure, heading
+from dashboard.mistake import mistake
 from dashboard.standing import Standing, of_operation, together
 from dashboard.step_charts import parts_bar, roofline
 from dashboard.url import choose, in_url, number
@@ -46,7 +47,7 @@ def show() -> None:
             cost = predicted_cost(gpu, Deployment(model=model, device="cuda", tensor_parallel_size=devices))
             found = explain(cost, sizes)
         except UserError as error:
-            st.error(str(error), icon=":material/error:")
+            mistake(error)
             return
         _show(found, cost, rows)
 

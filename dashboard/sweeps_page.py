@@ -16,6 +16,7 @@ from dashboard import sweep_charts
 from dashboard.badge import figure
 from dashboard.downloads import downloads
 from dashboard.library import find, stamp
+from dashboard.mistake import mistake
 from dashboard.query import ROWS, SECONDS, query
 from dashboard.sweep_charts import shown
 from dashboard.sweep_view import (
@@ -55,7 +56,7 @@ def show(runs: Path) -> None:
     try:
         found = _load(str(sweeps[name]), stamp(sweeps[name]))
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     _summary(found)
     if not found.complete.num_rows or not found.metrics:
@@ -193,7 +194,7 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     try:
         answer = _answer(str(directory), stamp(directory), asked)
     except UserError as error:
-        st.error(error.remedy, icon=":material/error:")
+        mistake(error.remedy)
         return
     st.dataframe(_plain(answer), hide_index=True)
     cut = f"the first {ROWS:,} rows" if answer.num_rows == ROWS else f"{answer.num_rows:,} rows"

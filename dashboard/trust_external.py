@@ -9,7 +9,7 @@ import streamlit as st
 from dashboard.badge import figure
 from dashboard.external_charts import errors_by_source
 from dashboard.external_results import Column, External, Source
-from dashboard.numbers import when
+from dashboard.shown import when
 from dashboard.standing import noted, together
 from dashboard.url import pick
 from serving.metrics import METRICS

@@ -18,9 +18,9 @@ from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.mistake import mistake
-from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.report_standing import of_report
+from dashboard.shown import when
 from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external

@@ -23,6 +23,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
+from dashboard.prose import verbatim
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Said = dict[str, list[str]]  # parameters and their values, of which most have one
@@ -98,7 +100,7 @@ def choose(
     """
     said = named(parameter)
     if said is not None and said not in options and not _kept(parameter):
-        st.info(f"There is no {label.lower()} {said[:80]!r} here (any more); this is another.")
+        st.info(f"There is no {label.lower()} {verbatim(repr(said[:80]))} here (any more); this is another.")
     wanted = said if said is not None and said in options else options[0]
     chosen: str = st.selectbox(
         label, options, format_func=show, help=help, key=_key(parameter, wanted, lambda held: held in options)

@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -186,3 +188,11 @@ def write_samples(runs: Path) -> Path:
     toy_run(runs / "simulated", "virtual", seed=0, bias=1.04)
     write_report(runs / "validation", report(runs))
     return runs
+
+
+def one_line(app: Any) -> str:
+    """A page's only error, as it is read: one line, and nothing that looks like a traceback."""
+    assert not app.exception
+    (error,) = app.error
+    assert "\n" not in error.value and "Traceback" not in error.value
+    return re.sub(r"\\(.)", r"\1", error.value)

@@ -25,6 +25,7 @@ from calibration.step_correction import Correction
 from dashboard import calibration_charts
 from serving.config import Deployment
 from serving.gpu_spec import find_gpu
+from tests.dashboard_samples import one_line
 from tests.test_calibration import measured
 
 H100 = load_kernels(find_gpu("H100"))
@@ -54,13 +55,6 @@ def page(runs, **url):
 
 def charts(app):
     return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-
-
-def one_line(app):
-    assert not app.exception
-    (error,) = app.error
-    assert "\n" not in error.value and "Traceback" not in error.value
-    return error.value
 
 
 # Shapes

@@ -22,7 +22,7 @@ from dashboard.sweeps_page import SAMPLE
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tests.badges import badges
-from tests.dashboard_samples import toy_run
+from tests.dashboard_samples import one_line, toy_run
 from tokentwin.sweeps.results import SweepResults, axis_title
 
 SAMPLES = Path(dashboard.__file__).with_name("samples")
@@ -57,13 +57,6 @@ def text(app):
     return "\n".join(
         str(e.value) for kind in ("title", "markdown", "caption", "subheader", "header") for e in app.get(kind)
     )
-
-
-def one_line(app):
-    assert not app.exception
-    (error,) = app.error
-    assert "\n" not in error.value and "Traceback" not in error.value
-    return error.value
 
 
 def charts(app):

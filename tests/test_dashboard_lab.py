@@ -32,7 +32,7 @@ from serving.config import Deployment
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.workload import PRIVATE
-from tests.dashboard_samples import toy_run
+from tests.dashboard_samples import one_line, toy_run
 from tests.sweep_samples import SCHEDULER, calibrated
 from tests.test_dashboard_uploads import CSV
 from tokentwin.comparing import side_scenarios
@@ -83,14 +83,6 @@ def shown(app: AppTest) -> str:
     assert not app.exception
     kinds = ("title", "markdown", "caption", "subheader", "info", "error", "success", "warning", "code")
     return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
-
-
-def one_line(app: AppTest) -> str:
-    """The page's only error."""
-    assert not app.exception
-    (error,) = app.error
-    assert "\n" not in error.value and "Traceback" not in error.value
-    return error.value
 
 
 def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:

@@ -187,3 +187,12 @@ def test_no_link_breaks_a_page(page: str, runs: Path, link: dict[str, Any]) -> N
 def test_odd_values_of_a_link(page: str, runs: Path, link: dict[str, Any]) -> None:
     app = opened(page, runs, link)
     assert all("\n" not in error.value for error in app.error)
+
+
+def test_what_a_link_says_is_shown_letter_by_letter(runs: Path) -> None:
+    """An image in it would have every reader's browser ask somebody else's server for it."""
+    for page, parameter in (("run_page", "run"), ("trust_page", "report"), ("step_page", "model")):
+        app = opened(page, runs, {parameter: "![x](https://example.org/x.png)"})
+        said = [element.value for element in (*app.info, *app.error)]
+        assert any("example.org" in text for text in said), page
+        assert not any("](http" in text for text in said)

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import library
 from serving.errors import UserError
-from tests.dashboard_samples import write_samples
+from tests.dashboard_samples import one_line, write_samples
 from tokentwin.commands.dashboard import dashboard
 
 
@@ -52,14 +52,6 @@ def run(runs, **url):
 
 def text(app):
     return "\n".join(str(e.value) for kind in ("title", "markdown", "caption", "subheader") for e in app.get(kind))
-
-
-def one_line(app):
-    """The page's only error: one line, and nothing that looks like a traceback."""
-    assert not app.exception
-    (error,) = app.error
-    assert "\n" not in error.value and "Traceback" not in error.value
-    return error.value
 
 
 def charts(app):

@@ -29,6 +29,7 @@ from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.uploads import keep_model, keep_trace, model_path
 from serving.errors import UserError
 from serving.scheduler import POLICIES
+from tests.dashboard_samples import one_line
 from tests.test_dashboard_uploads import CONFIG, CSV
 from tokentwin.jobs.files import write_json
 from tokentwin.jobs.job import DIED, Job
@@ -83,14 +84,6 @@ def shown(app: AppTest) -> str:
     assert not app.exception
     kinds = ("title", "markdown", "caption", "subheader", "info", "error", "code")
     return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
-
-
-def one_line(app: AppTest) -> str:
-    """The page's only error."""
-    assert not app.exception
-    (error,) = app.error
-    assert "\n" not in error.value and "Traceback" not in error.value
-    return error.value
 
 
 def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from serving.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from serving.fleet import FleetConfig
 from sim.simulate import simulate_to
-from tests.dashboard_samples import report, write_report, write_samples
+from tests.dashboard_samples import one_line, report, write_report, write_samples
 from tokentwin.costs import priced
 from tokentwin.repricing import Source
 from tokentwin.simulating import simulated_run
@@ -86,14 +86,6 @@ def trust(runs: Path, **url: str) -> AppTest:
 
 def text(app: AppTest) -> str:
     return "\n".join(str(e.value) for kind in ("title", "markdown", "caption", "subheader") for e in app.get(kind))
-
-
-def one_line(app: AppTest) -> str:
-    """The page's only error: one line, and nothing that looks like a traceback."""
-    assert not app.exception
-    (error,) = app.error
-    assert "\n" not in error.value and "Traceback" not in error.value
-    return error.value
 
 
 def charts(app: AppTest) -> list[dict[str, Any]]:

@@ -25,11 +25,11 @@ from dashboard.html_reports.document import (
     warning,
     write_document,
 )
-from dashboard.numbers import when
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.report import Report, load_residuals, resolve
 from dashboard.report_standing import of_report
 from dashboard.rungs import rungs
+from dashboard.shown import when
 from dashboard.standing import UNKNOWN, VALIDATED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import METRICS
