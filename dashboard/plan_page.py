@@ -24,6 +24,7 @@ from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
+from dashboard.shapes import MOST_REQUESTS
 from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import metric
@@ -98,8 +99,7 @@ def _answer(answer: Mapping[str, Any]) -> None:
     st.title(_fleet(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
     badge(noted(best["standing"], _UNSAID))
-    if answer["too_short"]:
-        st.warning(literal(answer["too_short"]) + ".", icon=":material/hourglass_bottom:")
+    _warn_of_short_traffic(answer)
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -123,6 +123,15 @@ def _answer(answer: Mapping[str, Any]) -> None:
         st.code(best["vllm_serve"], language="bash", wrap_lines=True)
     _rest(answer)
     downloads(PlanAnswer(answer), "plan")
+
+
+def _warn_of_short_traffic(answer: Mapping[str, Any]) -> None:
+    if not answer["too_short"]:
+        return
+    said = literal(answer["too_short"])
+    most = f" This page simulates no more than {MOST_REQUESTS:,} requests; `tokentwin plan` takes any number."
+    limited = most if answer["requests"] == MOST_REQUESTS else ""
+    st.warning(f"{said[:1].upper()}{said[1:]}.{limited}", icon=":material/hourglass_bottom:")
 
 
 def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:

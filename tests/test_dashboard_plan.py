@@ -23,7 +23,7 @@ from dashboard.palette import REAL, policy_colour
 from dashboard.plan_inputs import settings_of
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
-from dashboard.shapes import shapes
+from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.uploads import keep_trace
 from serving.scheduler import POLICIES
 from tests.test_dashboard_uploads import CONFIG, CSV
@@ -254,6 +254,20 @@ def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None
     app = plan(tmp_path, rate="7")
     assert "the answer of the job" in shown(app)
     assert "find" not in [button.key for button in app.button]
+
+
+def test_traffic_too_short_to_fill_the_fleet_is_warned_of(tmp_path: Path) -> None:
+    short = {**example()["answer"], "too_short": "the traffic is too short", "requests": MOST_REQUESTS}
+    leave(unanswered(tmp_path), result=short)
+    (warning,) = plan(tmp_path, rate="7").warning
+    assert warning.value.startswith("The traffic is too short. This page simulates no more than 20,000 requests")
+    assert not plan(tmp_path).warning
+
+
+def test_a_tpot_bound_makes_the_traffic_as_long_as_its_answers(tmp_path: Path, started: list[Job]) -> None:
+    """3 times the 99th percentile of the output lengths, some 1,170 tokens, at 200 ms each: 12 minutes."""
+    spec = asked(plan(tmp_path, slo="tpot_ms p99<=200", rate="2"), started)["traffic"]
+    assert spec["requests"] == pytest.approx(12 * 60 * 2, abs=120)
 
 
 def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
