@@ -23,6 +23,7 @@ from traces.run_metrics import PERCENTILES
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # by which a request wins or loses
 _RANKS = tuple(rank for rank in PERCENTILES if rank != 95)
+SHARES = ("slo_attainment", "finished")  # whose differences are in points: 29 % to 52 % is +23 points, not +76 %
 _BEYOND = 10  # requests that must lie beyond a percentile for it to be compared
 
 
@@ -40,7 +41,9 @@ class ComparedRow:
 
     @property
     def percent(self) -> float:
-        """The difference in percent of A."""
+        """The difference in percent of A; of a share in percentage points."""
+        if self.metric in SHARES:
+            return 100 * (self.b - self.a)
         return 100 * (self.b - self.a) / self.a if self.a else math.nan
 
 
@@ -92,19 +95,20 @@ class Comparison:
             widest = max(self.rows, key=lambda row: abs(row.percent) if math.isfinite(row.percent) else 0.0)
             if math.isnan(widest.low):
                 return "no difference can be claimed: there are too few requests"
-            reach = 100 * (widest.high - widest.low) / 2 / abs(widest.a) if widest.a else math.nan
+            whole = 1.0 if widest.metric in SHARES else abs(widest.a)
+            reach = 100 * (widest.high - widest.low) / 2 / whole if whole else math.nan
             if not math.isfinite(widest.percent) or not math.isfinite(reach):
                 return "no difference can be claimed: nothing finishes on a side, or too little to compare"
             return (
-                f"no difference can be claimed: the largest, {_named(widest)} {widest.percent:+.1f} %, "
-                f"is known to +-{reach:.1f} % only"
+                f"no difference can be claimed: the largest, {_named(widest)} {widest.percent:+.1f} {_in(widest)}, "
+                f"is known to +-{reach:.1f} {_in(widest)} only"
             )
         parts = []
         for side, verb in (("B", "better"), ("A", "worse")):
             won = [row for row in self.claims if row.better == side]
             if won:
                 best = {row.metric: row for row in sorted(won, key=lambda row: abs(row.percent))}
-                shown = [f"{_named(row)} {row.percent:+.1f} %" for row in best.values()]
+                shown = [f"{_named(row)} {row.percent:+.1f} {_in(row)}" for row in best.values()]
                 parts.append(f"{verb} in {', '.join(reversed(shown))}")
         return f"B is {' but '.join(parts)}"
 
@@ -225,6 +229,10 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
 def _named(row: ComparedRow) -> str:
     label = "share of requests that finish" if row.metric == "finished" else metric(row.metric).label
     return label if row.stat in ("value", "share") else f"{label} {row.stat}"
+
+
+def _in(row: ComparedRow) -> str:
+    return "points" if row.metric in SHARES else "%"
 
 
 def _or_null(value: Any) -> Any:

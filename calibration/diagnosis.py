@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class Diagnosis:
     recorded    its p99 and that of TTFT, TPOT and E2E, in the recording, and
     simulated   in the simulation of the run as it was; empty without a cost model
     standing    how far to trust the cost model's step times, and why; None without one
+    again       the dataset `requests` of that simulation; None without one
+    warning     why the counterfactuals may be about another run than the recorded one; None where nothing says so
     """
 
     symptoms: list[Symptom]
@@ -67,6 +69,8 @@ class Diagnosis:
     simulated: dict[str, float]
     counterfactuals: list[Counterfactual]
     standing: tuple[Mark, str] | None = None
+    again: pa.Table | None = field(default=None, repr=False, compare=False)
+    warning: str | None = None
 
     @property
     def cause(self) -> Counterfactual | None:
@@ -113,6 +117,7 @@ class Diagnosis:
             "recorded_p99": _finite(self.recorded),
             "simulated_p99": _finite(self.simulated),
             "twin_error": self.twin_error,
+            "warning": self.warning,
             "standing": self.standing and {"mark": self.standing[0].name.lower(), "reason": self.standing[1]},
             "symptoms": [asdict(symptom) for symptom in self.symptoms],
             "counterfactuals": [
@@ -144,7 +149,7 @@ def diagnose(
     simulated = _p99s(base, base, names)
     tried = _by_blame(list(_counterfactuals(scenario, base, simulated, tell)), name)
     symptoms = [*found, *_no_help(tried, name, found)]
-    return Diagnosis(symptoms, name, by_metric, simulated, tried)
+    return Diagnosis(symptoms, name, by_metric, simulated, tried, again=base)
 
 
 def _counterfactuals(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from math import exp, log2, sqrt
 from typing import Self
@@ -147,8 +147,14 @@ class OperationCost:
         return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
 
     def standing(self) -> tuple[Mark, str]:
-        """How far to trust what was asked so far, and the part that made it so."""
-        return self.standing_of(self._corners())
+        """How far to trust what was asked so far, and the part that made it so: as far as the worst known step."""
+        from calibration.step_marks import step_marks
+
+        steps = self._kinds_asked()
+        if not steps:
+            return self.standing_of([])
+        every = StepSizes(*np.array([astuple(step) for step in steps]).T)
+        return self.standing_of([steps[int(step_marks(self, every).mark.argmax())]])
 
     def standing_of(self, corners: Sequence[StepSizes]) -> tuple[Mark, str]:
         """The same for steps (of plain numbers) that no others go beyond."""
@@ -161,28 +167,37 @@ class OperationCost:
         verb = {Mark.VALIDATED: "was measured", Mark.INTERPOLATED: "lies between measured shapes"}
         return max(worst.mark, Mark.INTERPOLATED), f"{worst.why} {verb.get(worst.mark, 'lies beyond measured shapes')}"
 
+    def _kinds_asked(self) -> list[StepSizes]:
+        """What was asked for: each number of decode rows at its longest, each cell of prompts at its least."""
+        prompts = [self._prompt_step(*kind) for kind in self._prompts.kinds()]
+        return [self._decode_step(made.rows, made.longest / made.rows) for made in self._made.values()] + prompts
+
+    def _decode_step(self, rows: int, each: float) -> StepSizes:
+        return StepSizes(
+            decode_rows=rows, decode_context=rows * each, sampled_rows=rows, draft_tokens=rows * self._drafts
+        )
+
+    def _prompt_step(self, prompts: float, length: float, past: float) -> StepSizes:
+        length = min(length, self.deployment.scheduler.max_num_batched_tokens / prompts)
+        tokens = prompts * length
+        return StepSizes(
+            prefill_rows=prompts,
+            prefill_tokens=tokens,
+            prefill_context=prompts * past,
+            prefill_pairs=tokens * past + tokens * (length + 1) / 2,
+            sampled_rows=prompts,
+        )
+
     def _corners(self) -> list[StepSizes]:
-        """The largest steps that were asked for: of decode rows at their longest, of prompts on the longest past."""
+        """What no step went beyond: most decode rows at the longest of any, most and longest prompts on most past."""
         found = []
         if self._made:
             rows = max(self._made)
             longest = max(made.longest / made.rows for made in self._made.values())
-            drafts = rows * self._drafts
-            found.append(
-                StepSizes(decode_rows=rows, decode_context=rows * longest, sampled_rows=rows, draft_tokens=drafts)
-            )
-        if largest := self._prompts.largest():
-            prompts, length, past = largest
-            n = prompts * length
-            found.append(
-                StepSizes(
-                    prefill_rows=prompts,
-                    prefill_tokens=n,
-                    prefill_context=prompts * past,
-                    prefill_pairs=n * past + n * (length + 1) / 2,
-                    sampled_rows=prompts,
-                )
-            )
+            found.append(self._decode_step(rows, longest))
+        if kinds := self._prompts.kinds():
+            prompts, length, past = (max(kind[axis] for kind in kinds) for axis in range(3))
+            found.append(self._prompt_step(prompts, length, past))
         return found
 
     def _within(self, sizes: StepSizes) -> bool:
@@ -362,12 +377,9 @@ class _PromptGrid:
         a, au, av, auv, b, bu, bv, buv = cell
         return round(exp(a + u * au + v * (av + u * auv) + w * (b + u * bu + v * (bv + u * buv))))
 
-    def largest(self) -> tuple[float, float, float] | None:
-        """Prompts of a step, tokens of each, and tokens behind each: the largest asked for, to a factor of two."""
-        if not self._cells:
-            return None
-        i, j, k = (max(cell[axis] for cell in self._cells) for axis in range(3))
-        return 2.0**i, min(2.0**j, self._cost.deployment.scheduler.max_num_batched_tokens / 2.0**i), 2.0**k - 1.0
+    def kinds(self) -> list[tuple[float, float, float]]:
+        """Prompts of a step, tokens of each, and tokens behind each, as they were asked for, to a factor of two."""
+        return [(2.0**i, 2.0**j, 2.0**k - 1.0) for i, j, k in self._cells]
 
     def _cell(self, i: float, j: float, k: float) -> tuple[float, ...]:
         """Coefficients of the trilinear form between eight corners, in the distances from the lowest."""

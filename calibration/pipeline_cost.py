@@ -65,6 +65,9 @@ class PipelineCost(OperationCost):
     def transfer_ns(self, plan: StepPlan) -> int:
         return self._transfer_ns[min(plan.tokens, self._most_tokens)]
 
+    def _kinds_asked(self) -> list[StepSizes]:
+        return super()._kinds_asked() or self.stages[-1]._kinds_asked()
+
     def _corners(self) -> list[StepSizes]:
         return super()._corners() or self.stages[-1]._corners()
 

@@ -25,7 +25,7 @@ RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 
 
 def plan() -> None:
-    plan_page.show(RUNS)
+    plan_page.show(RUNS, FRONTIER)
 
 
 def frontier() -> None:
@@ -63,9 +63,10 @@ def _icon() -> Image.Image:
 
 st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
 RUN = st.Page(run, title="Run", icon=":material/timeline:", url_path="run")
+FRONTIER = st.Page(frontier, title="Frontier", icon=":material/scatter_plot:", url_path="frontier")
 PAGES = [
     st.Page(plan, title="Plan", icon=":material/dns:", url_path="plan", default=True),
-    st.Page(frontier, title="Frontier", icon=":material/scatter_plot:", url_path="frontier"),
+    FRONTIER,
     st.Page(policy_lab, title="Policy lab", icon=":material/compare_arrows:", url_path="policy-lab"),
     RUN,
     st.Page(step_page.show, title="Step", icon=":material/layers:", url_path="step"),

@@ -2,7 +2,7 @@
 
 `python -m dashboard.bundled DEMO_DIR [COMPARED_DIR]` condenses what `tokentwin demo` wrote into the first: the report,
 the calibration, and the recordings without which requests were in which step; and what `tokentwin compare --engine`
-wrote into the second. The others are written by `tokentwin validate external` and `tokentwin simulate`.
+wrote into the second. The others are written by `tokentwin validate external` and `dashboard.example_run`.
 """
 
 from __future__ import annotations

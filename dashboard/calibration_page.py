@@ -18,7 +18,7 @@ from dashboard import step_calibration
 from dashboard.badge import figure, heading
 from dashboard.standing import EXTRAPOLATED, INTERPOLATED, VALIDATED, Standing, together
 from dashboard.sweep_charts import SERIES
-from dashboard.url import choose, choose_many, pick
+from dashboard.url import choose, choose_many, in_url, pick
 from serving.errors import UserError
 from serving.gpu_spec import find_gpu
 
@@ -38,6 +38,7 @@ _KNOWN = (
 )
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page: bundled kernel tables, and the calibrations under `runs`."""
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")

@@ -12,6 +12,7 @@ from dashboard.numbers import shown
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
 from serving.metrics import metric
 
+_SLIVER = 0.01  # percent: a bar of no length would have no text
 _LEAST = 0.005  # of the p99: less is nothing
 _KINDS = {"policy": ("a setting", SIMULATED), "capacity": ("more of a resource", pale(SIMULATED))}
 
@@ -28,7 +29,7 @@ def what_it_buys(counterfactuals: Sequence[Mapping[str, Any]], name: str, before
     for label, colour, of in _traces(ordered, name):
         shares = [100 * c["bought"][name] for c in of]
         figure.add_bar(
-            x=[max(share, -100.0) for share in shares],
+            x=[max(share, -100.0) or _SLIVER for share in shares],
             y=[c["name"] for c in of],
             orientation="h",
             name=label,

@@ -16,9 +16,11 @@ from calibration.decision_replay import recorded_deployment
 from calibration.diagnosis import LATENCIES
 from dashboard.badge import BARE, figure
 from dashboard.diagnosis_charts import what_it_buys
+from dashboard.example_run import example_diagnosis
 from dashboard.job_view import follow, start
 from dashboard.library import stamp
 from dashboard.numbers import shown
+from dashboard.prose import literal
 from dashboard.standing import Standing, noted
 from dashboard.url import choose
 from serving.metrics import metric
@@ -28,7 +30,6 @@ from tokentwin.repricing import Source, fitting_sources, source_of
 from traces.recording import Recording
 
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
-_TWIN_ERROR = 0.25  # of the p99: beyond, counterfactuals are about another run
 _WORST = "worst"
 _BUYS = "The run simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
@@ -45,7 +46,8 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     job = None
     if isinstance(source, Source):
         job = Job(runs / "jobs", DIAGNOSIS, _settings(recording, at, source, judged))
-    found = (job.result if job else None) or first
+    answer = (job.result or example_diagnosis(job.settings)) if job else None
+    found = answer or first
     with left:
         _verdict(found)
     if found is not None:
@@ -111,11 +113,8 @@ def _counterfactuals(found: Mapping[str, Any]) -> None:
             standing.mark, f"{standing.reason}; the simulated p99 is {100 * error:+.1f} % off the recorded"
         )
     figure(bars, "buys", "What would help", standing, _BUYS, menu=BARE)
-    if error is not None and abs(error) > _TWIN_ERROR:
-        st.warning(
-            f"The simulated p99 is {100 * error:+.0f} % off the recorded one: these are causes in the twin.",
-            icon=":material/warning:",
-        )
+    if found.get("warning"):
+        st.warning(literal(f"{found['warning'][:1].upper()}{found['warning'][1:]}."), icon=":material/warning:")
     with st.expander("All latencies, and what was not tried"):
         _table(found, tried)
         for c in found["counterfactuals"]:

@@ -22,8 +22,9 @@ from calibration.operation_cost import OperationCost
 from calibration.operations import StepSizes
 from calibration.step_cost import Calibration
 from calibration.step_features import STEP_FEATURES, MeasuredSteps
-from calibration.step_marks import step_marks
+from calibration.step_marks import Beyond, recorded_sizes, step_marks
 from dashboard.series import column, thin
+from dashboard.standing import Standing
 from serving.config import Deployment
 from serving.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
@@ -36,9 +37,10 @@ NO_ROWS = 0.35  # where steps without decode rows stand on a logarithmic axis
 NEGLIGIBLE = 0.01  # the share of steps outside that does not change how a run stands, as in StepCost
 STEP_COLUMNS = (
     "start_ns", "end_ns", "plan_ns", "sample_ns", "host_ns", "decode_rows", "decode_context", "sampled_rows",
-    "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs",
+    "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "draft_tokens",
 )  # fmt: skip
-_MOST_STEPS = 4000
+_MOST_STEPS = 4000  # that are drawn
+_MOST_JUDGED = 100_000
 _CELLS = 26
 
 
@@ -64,7 +66,8 @@ class Domain(NamedTuple):
     """The maps of decode steps and of steps with prompts, and how much of the run lies outside.
 
     counted     whether maps count measured steps; otherwise they are percent
-    share, time_share   of the run's steps, and of the time they take, that lie outside
+    steps, of   how many steps were judged, of how many
+    beyond      how many of those lie outside
     """
 
     about: str
@@ -72,10 +75,22 @@ class Domain(NamedTuple):
     decode: Map
     prompts: Map
     steps: int
-    share: float
-    time_share: float
+    of: int
+    beyond: Beyond
     mark: str
     reason: str
+
+    @property
+    def counted_steps(self) -> str:
+        """How many steps were judged, of how many, in words."""
+        return f"{self.steps:,} steps" if self.steps == self.of else f"{self.steps:,} (of {self.of:,}) steps"
+
+    @property
+    def standing(self) -> Standing:
+        """How the run stands."""
+        if not self.beyond.steps:
+            return Standing(self.mark, f"none of {self.counted_steps} lies beyond what was measured")
+        return Standing(self.mark, f"{self.beyond} lie outside what was measured, most by {self.reason}")
 
 
 def domain(recording: Recording, source: Source) -> Domain:
@@ -103,7 +118,7 @@ def _own_domain(calibration: Calibration, directory: Path, table: pa.Table, depl
     steps = MeasuredSteps([table])
     every = beyond(calibration, steps)
     out = every.any(axis=1)
-    share, time_share = float(out.mean()), float(steps.step_ns[out].sum() / max(steps.step_ns.sum(), 1))
+    share = Beyond.of(out, steps.step_ns)
     reason = first_reason(every, steps.regime)
     measured = _measured(directory)
     names = list(STEP_FEATURES)
@@ -143,9 +158,9 @@ def _own_domain(calibration: Calibration, directory: Path, table: pa.Table, depl
         np.column_stack((tokens, np.maximum(decode_rows, NO_ROWS)))[prompts],
         out[prompts],
     )
-    mark = Mark.EXTRAPOLATED if share > NEGLIGIBLE else Mark.VALIDATED
+    mark = Mark.EXTRAPOLATED if share.steps > NEGLIGIBLE else Mark.VALIDATED
     about = f"calibration {calibration.id} of our own engine, {len(measured['decode_rows']):,} steps measured"
-    return Domain(about, True, decode, with_prompts, len(out), share, time_share, mark.name.lower(), reason)
+    return Domain(about, True, decode, with_prompts, len(out), len(out), share, mark.name.lower(), reason)
 
 
 def _measured(directory: Path) -> dict[str, Floats]:
@@ -191,11 +206,10 @@ def _boxed(
 
 
 def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment) -> Domain:
-    kept = thin(table.num_rows, _MOST_STEPS)
-    table = table.take(kept)
-    recorded = {name: column(table, name) for name in vars(StepSizes()) if name in table.column_names}
-    rows, tokens, context = (recorded[name] for name in ("decode_rows", "prefill_tokens", "decode_context"))
-    sizes = StepSizes(**{**recorded, "decode_context": context + rows})
+    of = table.num_rows
+    table = table.take(thin(of, _MOST_JUDGED))
+    sizes = recorded_sizes(table)
+    rows, tokens, context = sizes.decode_rows, sizes.prefill_tokens, column(table, "decode_context")
     marks = step_marks(cost, sizes)
     out = marks.mark >= Mark.EXTRAPOLATED
     took = column(table, "end_ns") - column(table, "start_ns")
@@ -217,7 +231,6 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
         prefill_pairs=of_tokens * (of_tokens + 1) / 2,
         decode_rows=beside, decode_context=beside * usual, sampled_rows=beside + 1,
     )  # fmt: skip
-    worst = int(marks.mark.max()) if out.mean() > NEGLIGIBLE else int(marks.mark[~out].max(initial=Mark.VALIDATED))
     return Domain(
         about=f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}",
         counted=False,
@@ -230,9 +243,9 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
             np.column_stack((tokens, np.maximum(rows, NO_ROWS)))[prompts], out[prompts],
         ),
         steps=len(out),
-        share=float(out.mean()),
-        time_share=float(took[out].sum() / max(took.sum(), 1)),
-        mark=Mark(worst).name.lower(),
+        of=of,
+        beyond=Beyond.of(out, took),
+        mark=Mark(int(marks.mark.max())).name.lower(),
         reason=f"{_weakest(cost, sizes, out, took)}, beyond measured shapes" if out.any() else "",
     )  # fmt: skip
 
@@ -254,7 +267,10 @@ def _marked(
 ) -> Map:
     marks = step_marks(cost, sizes)
     percent, known = 100 * (np.exp(REACH * marks.sigma) - 1), marks.mark < Mark.EXTRAPOLATED
-    return Map(*titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points, out)
+    kept = thin(len(points), _MOST_STEPS)
+    return Map(
+        *titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points[kept], out[kept]
+    )
 
 
 # Cells

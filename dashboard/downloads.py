@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 
 import streamlit as st
@@ -13,7 +14,8 @@ from tokentwin.exports.formats import FORMATS
 
 
 def downloads(source: Exportable, name: str) -> None:
-    """Everything that `source` can be written as, in files called `name`."""
+    """Everything that `source` can be written as, in files called `name`, or what of it can stand in a file's name."""
+    stem = re.sub(r"[^\w.]+", "-", name).strip("-.")
     with st.popover("Download", icon=":material/download:"):
         for format in formats_of(source):
             about = FORMATS[format]
@@ -22,7 +24,7 @@ def downloads(source: Exportable, name: str) -> None:
                 st.download_button(
                     f"{about.label} of {table}" if several else about.label,
                     _export(source, format, table),
-                    file_name=f"{name}{f'-{table}' if several else ''}{about.suffix}",
+                    file_name=f"{stem}{f'-{table}' if several else ''}{about.suffix}",
                     mime=about.mime,
                     help=about.what,
                     on_click="ignore",

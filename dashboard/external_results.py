@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -73,9 +74,7 @@ class Source(_Part):
 
     def median_error_pct(self, family: str, column: Column) -> float | None:
         """The median absolute error of the figures that begin with `family`."""
-        errors = [row.error_pct(column) for row in self.rows if row.figure.startswith(family)]
-        known = [abs(error) for error in errors if error is not None]
-        return median(known) if known else None
+        return _median_error_pct(self.rows, family, column)
 
 
 class External(_Part):
@@ -97,6 +96,21 @@ class External(_Part):
     def covered(self) -> int:
         """How many figures of all sources lie in their 90 % interval."""
         return sum(case.covered for case in self.cases)
+
+    def on(self, gpu: str) -> External | None:
+        """The sources that ran on this GPU; None if there are none."""
+        cases = [case for case in self.cases if case.gpu == gpu]
+        return self.model_copy(update={"cases": cases}) if cases else None
+
+    def median_error_pct(self, family: str, column: Column = "blind") -> float | None:
+        """The median absolute error of all sources' figures that begin with `family`."""
+        return _median_error_pct([row for case in self.cases for row in case.rows], family, column)
+
+
+def _median_error_pct(rows: Sequence[Figure], family: str, column: Column) -> float | None:
+    errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
+    known = [abs(error) for error in errors if error is not None]
+    return median(known) if known else None
 
 
 def newest_external(runs: Path) -> External:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,24 +11,26 @@ import plotly.graph_objects as go
 from dashboard.palette import NEUTRAL, SIMULATED, finish, symbols
 from dashboard.standing import UNKNOWN
 from serving.metrics import metric
+from tokentwin.planning.frontier import Point, pareto, per_dollar, per_gpu
 
+_DRAWN = ("tok_s_user", "tok_s_gpu", "usd_per_mtok_out")
 Points = Sequence[Mapping[str, Any]]
 _USER = "output tokens/s of the median user"
 
 
-def frontier(points: Points, best: Sequence[int], recommended: int | None) -> go.Figure:
-    """Tokens a second of a GPU against those of a user; `best` are those that no other beats."""
+def frontier(points: Points, recommended: int | None) -> go.Figure:
+    """Tokens a second of a GPU against those of a user; a line joins those that no other beats."""
     figure = _scatter(points, "tok_s_gpu", recommended)
-    _join(figure, points, best, "tok_s_gpu")
+    _join(figure, points, unbeaten(points, per_gpu), "tok_s_gpu")
     figure.update_xaxes(title_text=_USER, rangemode="tozero")
     figure.update_yaxes(title_text="output tokens/s of a GPU", rangemode="tozero")
     return finish(figure, 440)
 
 
-def price(points: Points, best: Sequence[int], recommended: int | None) -> go.Figure:
-    """Dollars per million output tokens against tokens a second of a user."""
+def price(points: Points, recommended: int | None) -> go.Figure:
+    """Dollars per million output tokens against tokens a second of a user; a line joins those that no other beats."""
     figure = _scatter(points, "usd_per_mtok_out", recommended)
-    _join(figure, points, best, "usd_per_mtok_out")
+    _join(figure, points, unbeaten(points, per_dollar), "usd_per_mtok_out")
     figure.update_xaxes(title_text=_USER, rangemode="tozero")
     figure.update_yaxes(title_text="$ per million output tokens", rangemode="tozero")
     return finish(figure, 440)
@@ -39,11 +42,26 @@ def place(points: Points, point: Mapping[str, Any]) -> int:
     return next(at for at, other in enumerate(points) if all(other[name] == point[name] for name in same))
 
 
+def on_a_frontier(points: Points) -> set[int]:
+    """Those on the line of either figure."""
+    return {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
+
+
+def unbeaten(points: Points, gain: Callable[[Point], float]) -> list[int]:
+    """Which meet the SLOs and are beaten in both by no other that does, the fastest first."""
+    names = [field.name for field in fields(Point)]
+    met = {
+        Point(*map({"mark": UNKNOWN, "reason": "", **point}.get, names)): at
+        for at, point in enumerate(points)
+        if point["met"] and None not in map(point.get, _DRAWN)
+    }
+    return [met[point] for point in pareto(met, gain)]
+
+
 def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> None:
-    line = sorted(best, key=lambda at: points[at]["tok_s_user"])
     figure.add_scatter(
-        x=[points[at]["tok_s_user"] for at in line],
-        y=[points[at][y] for at in line],
+        x=[points[at]["tok_s_user"] for at in best],
+        y=[points[at][y] for at in best],
         mode="lines",
         line={"color": SIMULATED, "width": 1.5, "dash": "dot"},
         hoverinfo="skip",

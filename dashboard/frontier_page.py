@@ -1,4 +1,7 @@
-"""Frontier: every fleet that a plan simulated. One of them can be recorded in full and opened on the Run page."""
+"""Frontier: every fleet that a plan simulated. A click on one that is recorded opens it on the Run page.
+
+One that is not can be simulated in full, and is opened once it is there.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
 from dashboard.example import example
 from dashboard.job_view import follow, start
+from dashboard.plan_names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_tasks import FLEET, PLAN
 from dashboard.prose import literal, prose
 from dashboard.standing import Standing, noted, together
-from dashboard.url import choose, keep, named
+from dashboard.url import choose, go_to, in_url, keep, named
 from serving.errors import UserError
 from tokentwin.exports.plan import PlanAnswer
 from tokentwin.jobs.job import Job, finished
 
-_EXAMPLE = "example"
-_FRONTIERS = ("frontier", "frontier_by_price")
+_TO_OPEN = "frontier_to_open"  # the job whose recording is opened when it is there
 
 
 class _Asked(NamedTuple):
@@ -31,13 +34,14 @@ class _Asked(NamedTuple):
     answer: Mapping[str, Any]
 
 
+@in_url
 def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     """The page, over the plans under `runs` and the bundled one; `run_page` is where a recording is opened."""
     plans = _plans(runs)
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    title, chooser = st.columns([1, 1], vertical_alignment="bottom")
     title.title("What can be bought", anchor=False)
     with chooser:
-        name = choose("Plan", list(plans), "plan", show=lambda name: _headline(plans[name]))
+        name = choose("Plan", list(plans), "plan", show=lambda name: plan_name(*plans[name]), lasting=False)
     asked = plans[name]
     answer, points = asked.answer, asked.answer["points"]
     best = answer["recommendation"]
@@ -49,53 +53,59 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
         return
     recommended = frontier_charts.place(points, best) if best else None
-    frontier, cheapest = ([frontier_charts.place(points, point) for point in answer[name]] for name in _FRONTIERS)
     left, right = st.columns(2, gap="medium")
     standing = together(map(_standing, points), "fleets")
     with left:
-        plot = frontier_charts.frontier(points, frontier, recommended)
-        clicked = _clicked(plot, "frontier", "Fast for users, or for GPUs", standing)
+        plot = frontier_charts.frontier(points, recommended)
+        _clickable(plot, "frontier", "Fast for users, or for GPUs", standing, asked, runs)
     with right:
-        plot = frontier_charts.price(points, cheapest, recommended)
-        clicked = _clicked(plot, "price", "What speed costs", standing, clicked)
-    at = _chosen(points, clicked, recommended)
-    _fleet(runs, asked, points[at], run_page)
-    st.dataframe(_rows(points, {*frontier, *cheapest}), hide_index=True, column_config=_COLUMNS)
+        plot = frontier_charts.price(points, recommended)
+        _clickable(plot, "price", "What speed costs", standing, asked, runs)
+    _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
+    st.dataframe(_rows(points, frontier_charts.on_a_frontier(points)), hide_index=True, column_config=_COLUMNS)
     downloads(PlanAnswer(answer), "plan")
 
 
 def _plans(runs: Path) -> dict[str, _Asked]:
-    """The answered plans by the name of their job, the newest first; last the bundled one."""
+    """The answered plans by the name of their job: the one last looked at, then the newest, then the bundled one.
+
+    Plans without any fleet come last.
+    """
     found = {job.id: _Asked(job.settings, job.result) for job in finished(runs / "jobs", PLAN)}
-    return {**found, _EXAMPLE: _Asked(example()["settings"], example()["answer"])}
-
-
-def _headline(asked: _Asked) -> str:
-    best = asked.answer["recommendation"]
-    model = Path(asked.settings["model"]).name
-    fleet = prose(_name(best)) if best else "no fleet"
-    return f"{model}, {asked.settings['traffic'].get('name', 'trace')}: {fleet}"
+    found[EXAMPLE] = _Asked(example()["settings"], example()["answer"])
+    seen = st.session_state.get(LOOKED_AT)
+    order = sorted(found, key=lambda name: (not found[name].answer["points"], name != seen))
+    return {name: found[name] for name in order}
 
 
 def _standing(point: Mapping[str, Any]) -> Standing:
     return noted(point, "this plan was made before its fleets said how far their step times can be trusted")
 
 
-def _clicked(plot: Any, key: str, text: str, standing: Standing, otherwise: int | None = None) -> int | None:
-    """The point that was clicked in the figure."""
-    event = figure(plot, key, text, standing, _HELP, on_select="rerun", selection_mode="points")
-    marks = [mark for mark in event.selection.points if "customdata" in mark]
-    return int(marks[0]["customdata"][0]) if marks else otherwise
+def _clickable(plot: Any, key: str, text: str, standing: Standing, asked: _Asked, runs: Path) -> None:
+    def clicked() -> None:
+        marks = [mark for mark in st.session_state[key].selection.points if "customdata" in mark]
+        if marks:
+            point = asked.answer["points"][int(marks[0]["customdata"][0])]
+            go_to(fleet=_name(point))
+            st.session_state[_TO_OPEN] = _job(runs, asked, point).id
+
+    figure(plot, key, text, standing, _HELP, on_select=clicked, selection_mode="points")
 
 
-def _chosen(points: Sequence[Mapping[str, Any]], clicked: int | None, recommended: int | None) -> int:
-    """What was clicked, what the link names, or what is recommended; kept in the link."""
-    if clicked is None:
-        said = named("fleet") or ""
-        known = {_name(point): at for at, point in enumerate(points)}
-        clicked = known.get(said, recommended if recommended is not None else 0)
-    keep("fleet", _name(points[clicked]))
-    return clicked
+def _chosen(points: Sequence[Mapping[str, Any]], recommended: int | None) -> int:
+    """What was clicked or the link names, or what is recommended; kept in the link."""
+    otherwise = recommended if recommended is not None else 0
+    known = {_name(point): at for at, point in enumerate(points)}
+    at = known.get(named("fleet") or "", otherwise)
+    keep("fleet", _name(points[at]), _name(points[otherwise]))
+    return at
+
+
+def _job(runs: Path, asked: _Asked, point: Mapping[str, Any]) -> Job:
+    """What records the fleet."""
+    candidate = asked.answer["candidates"][point["engine"]]
+    return Job(runs / "jobs", FLEET, {"plan": asked.settings, **candidate, "replicas": point["replicas"]})
 
 
 def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: StreamlitPage | None) -> None:
@@ -112,21 +122,32 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
             f"{100 * point['attainment']:.1f} % attained; "
             f"{point['tok_s_user']:,.3g} tokens/s for a user, {point['tok_s_gpu']:,.4g} from a GPU"
         )
-        candidate = asked.answer["candidates"][point["engine"]]
-        job = Job(runs / "jobs", FLEET, {"plan": asked.settings, **candidate, "replicas": point["replicas"]})
+        job = _job(runs, asked, point)
         try:
             status = follow(job)
         except UserError as error:
             st.error(str(error), icon=":material/error:")
             return
         if status.state == "done":
-            name = f"jobs/{job.id}/run"
-            if run_page is not None:
-                button.page_link(run_page, label="Open the run", icon=":material/timeline:", query_params={"run": name})
-        elif not status.active and button.button("Simulate it", key="simulate", help=_SIMULATE, width="stretch"):
-            start(job)
+            _open(job, run_page, button)
+        elif not status.active:
+            if st.session_state.get(_TO_OPEN) == job.id:
+                del st.session_state[_TO_OPEN]  # it was clicked, or its simulation was cancelled: it is not there
+            if button.button("Simulate it", key="simulate", help=_SIMULATE, width="stretch"):
+                st.session_state[_TO_OPEN] = job.id
+                start(job)
         with st.expander("Its deployment"):
-            st.json(candidate["deployment"], expanded=1)
+            st.json(job.settings["deployment"], expanded=1)
+
+
+def _open(job: Job, run_page: StreamlitPage | None, place: Any) -> None:
+    """Go to the recording at once, if it was clicked or waited for; else show the way."""
+    if run_page is None:
+        return
+    run = {"run": f"jobs/{job.id}/run"}
+    if st.session_state.pop(_TO_OPEN, None) == job.id:
+        st.switch_page(run_page, query_params=run)
+    place.page_link(run_page, label="Open the run", icon=":material/timeline:", query_params=run)
 
 
 def _name(point: Mapping[str, Any]) -> str:
@@ -153,10 +174,10 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
 
 _HELP = (
     "The median user's output tokens per second against those of a GPU. More replicas move a fleet right and down. "
-    "Grey fleets break an SLO, hollow ones are extrapolated; the dotted line joins those that no other beats on both "
-    "axes."
+    "Grey fleets break an SLO, hollow ones are extrapolated; the dotted line joins those that meet the SLOs and that "
+    "no other such fleet beats on both axes. A click opens the run of a fleet, if it is recorded."
 )
-_SIMULATE = "Simulates this fleet on the plan's traffic once more and keeps every step, to be opened on the Run page."
+_SIMULATE = "Simulates this fleet on the plan's traffic once more, keeps every step, and opens it on the Run page."
 _COLUMNS = {
     name: st.column_config.NumberColumn(format=form)
     for name, form in {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.url import keep, named
+from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 
 _SCOPES = {
@@ -23,14 +23,14 @@ _SLO_NOTE = (
 )
 
 
+@in_url
 def show() -> None:
     """The page. `?q=` searches, `#METRIC` goes to one."""
     title, search = st.columns([2, 1], vertical_alignment="bottom")
     with title:
         st.title("Glossary", anchor=False)
     with search:
-        wanted = st.text_input("Search", named("q") or "", placeholder="a name, a word, or what vLLM calls it")
-        keep("q", wanted)
+        wanted = text("Search", "q", placeholder="a name, a word, or what vLLM calls it")
     found = [m for m in METRICS.values() if matches(m, wanted)]
     st.caption(
         f"{len(found)} of {len(METRICS)} metrics. One definition each, the same for a real run and a simulated one: "

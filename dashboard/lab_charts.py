@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from calibration.comparison import SHARES
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
 from serving.metrics import METRICS
 
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _ROW = 27  # pixels of a row
+_CLAIM = 36  # of a claim, beside two plots above one another
 _FEW = 10  # values of which a line alone would show little
 
 
@@ -66,7 +68,7 @@ def _within(curve: Mapping[str, Sequence[float]], percent: float) -> float:
 
 
 def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
-    """B against A in percent of A, with intervals that hold together: coloured by who is better, grey where open."""
+    """B against A in percent of A, of shares in points, with intervals that hold together; grey is open."""
     shown = [row for row in rows if row["percent"] is not None]
     if not shown:
         return empty("Nothing to compare", HEIGHT)
@@ -78,7 +80,7 @@ def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
             continue
         figure.add_scatter(
             x=[row["percent"] for row in mine],
-            y=[label(row) for row in mine],
+            y=[_of_change(row) for row in mine],
             mode="markers",
             marker={
                 "color": by[better],
@@ -96,12 +98,14 @@ def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
             },
             name=title,
             customdata=[_hover(row) for row in mine],
-            hovertemplate="<b>%{y}</b>: %{x:+.1f} %<br>%{customdata}<extra></extra>",
+            hovertemplate="<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>",
         )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title_text="B - A (% of A)", zeroline=False)
-    figure.update_yaxes(categoryorder="array", categoryarray=[label(row) for row in reversed(shown)], title_text=None)
-    return finish(figure, 100 + _ROW * len(shown))
+    figure.update_xaxes(title_text="B - A (% of A, or points)", zeroline=False)
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=[_of_change(row) for row in reversed(shown)], title_text=None
+    )
+    return finish(figure, 100 + _CLAIM * len(shown))
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -118,10 +122,23 @@ def unit(row: Mapping[str, Any]) -> str:
 
 
 def _percent(row: Mapping[str, Any], end: str) -> float:
-    """How far an end of the interval is from the point, in percent of A; 0 without an interval."""
-    if row[end] is None or not row["a"]:
+    """How far an end of the interval is from the point, as `percent` has it; 0 without an interval."""
+    whole = 1.0 if row["metric"] in SHARES else row["a"]
+    if row[end] is None or not whole:
         return 0.0
-    return float(100 * (row[end] - (row["b"] - row["a"])) / abs(row["a"]))
+    return float(100 * (row[end] - (row["b"] - row["a"])) / abs(whole))
+
+
+def change(row: Mapping[str, Any]) -> str | None:
+    """The difference in percent of A, which need not be said below such a heading; of a share in points."""
+    if row["percent"] is None:
+        return None
+    return f"{row['percent']:+.1f}{' points' if row['metric'] in SHARES else ''}"
+
+
+def _of_change(row: Mapping[str, Any]) -> str:
+    """`label`, with what its difference is in where that is not percent of A."""
+    return f"{label(row)} (points)" if row["metric"] in SHARES else label(row)
 
 
 def _hover(row: Mapping[str, Any]) -> str:
@@ -191,7 +208,7 @@ def ranking(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     shown = [row for row in rows if row["simulated_percent"] is not None and row["real_percent"] is not None]
     if not shown:
         return empty("Neither the simulation nor the engine claims a difference", 160)
-    y = [f"{label(row)}: {row['outcome']}" for row in shown]
+    y = [f"{_of_change(row)}: {row['outcome']}" for row in shown]
     figure = go.Figure()
     for row, name in zip(shown, y, strict=True):
         ends = [row["simulated_percent"], row["real_percent"]]
@@ -205,9 +222,9 @@ def ranking(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
             mode="markers",
             marker={"color": colour, "size": 10},
             name=name,
-            hovertemplate="%{y}<br>%{x:+.1f} %",
+            hovertemplate="%{y}<br>%{x:+.1f}",
         )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title_text="B - A (% of A)", zeroline=False)
+    figure.update_xaxes(title_text="B - A (% of A, or points)", zeroline=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(y)), title_text=None)
     return finish(figure, 110 + _ROW * len(shown))

@@ -7,38 +7,78 @@ never used as a path.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 RECORDING = "requests.parquet"
 REPORT = "report.json"
 DEEPEST = 5
 MOST = 500
+_SETTLED_NS = 2_000_000_000  # a directory that was just written may change again and bear the same time
 
 
-def find(runs: Path, filename: str) -> dict[str, Path]:
+class _Entries(NamedTuple):
+    """The names of what a directory holds; links to directories are neither."""
+
+    files: frozenset[str]
+    directories: tuple[str, ...]
+
+
+def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
     """Directories under `runs` (itself included) that hold `filename`, by name, newest first.
 
-    Looks `DEEPEST` levels down, leaves hidden directories out, and stops at `MOST`.
+    Looks `DEEPEST` levels down and leaves hidden directories out. Of more than `MOST` it gives the newest, and those
+    that are named `also`, from a link.
     """
-    found: dict[str, Path] = {}
-    for directory, below, files in os.walk(runs):
-        path = Path(directory)
-        depth = len(path.relative_to(runs).parts)
-        below[:] = sorted(name for name in below if not name.startswith(".")) if depth < DEEPEST else []
-        if filename in files:
-            found[path.relative_to(runs).as_posix() if depth else path.resolve().name] = path
-        if len(found) >= MOST:
-            break
-    return dict(sorted(found.items(), key=lambda item: (-_modified(item[1] / filename), item[0])))
+    found = {
+        name or runs.resolve().name: (_modified(f"{at}/{filename}"), at)
+        for name, at, files in _walk(str(runs), "", DEEPEST)
+        if filename in files
+    }
+    names = sorted(found, key=lambda name: (-found[name][0], name))
+    return {name: Path(found[name][1]) for at, name in enumerate(names) if at < MOST or name in also}
 
 
 def stamp(directory: Path) -> int:
     """Changes whenever a file of the directory is written: the key under which its content is cached."""
-    return max((_modified(path) for path in directory.iterdir()), default=0)
+    return max((_modified(str(path)) for path in directory.iterdir()), default=0)
 
 
-def _modified(path: Path) -> int:
+def _walk(at: str, name: str, levels: int) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """Every directory: its name relative to the first, its path, and the files in it."""
+    files, directories = _looked_at(at)
+    yield name, at, files
+    if levels:
+        for below in directories:
+            yield from _walk(f"{at}/{below}", f"{name}/{below}" if name else below, levels - 1)
+
+
+def _looked_at(directory: str) -> _Entries:
+    modified = _modified(directory)
+    read = _entries if time.time_ns() - modified > _SETTLED_NS else _entries.__wrapped__
+    return read(directory, modified)
+
+
+@lru_cache(maxsize=50_000)
+def _entries(directory: str, modified: int) -> _Entries:
+    files, directories = set(), []
     try:
-        return path.stat().st_mtime_ns
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    files.add(entry.name)
+                elif not entry.name.startswith(".") and not entry.is_symlink():
+                    directories.append(entry.name)
+    except OSError:
+        pass  # not there, or not ours to read
+    return _Entries(frozenset(files), tuple(directories))
+
+
+def _modified(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
     except OSError:
         return 0

@@ -60,12 +60,12 @@ def pale(colour: str) -> str:
 
 
 def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
-    """What all figures share: margins, a legend above the plot, no mode bar clutter."""
+    """What all figures share: margins, a legend above the plot, on the left since the mode bar is on the right."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 36 if legend else 28, "b": 8},
         showlegend=legend,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.04, "xanchor": "right", "x": 1.0},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.04, "xanchor": "left", "x": 0.0},
         hoverlabel={"namelength": -1},
         bargap=0.3,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -71,12 +72,20 @@ def latency(
         hovertemplate="%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>",
         name="p99",
     )
+    known = [value for value in y if value]
+    highest = max([*known, *(bound for _, bound in bounds)], default=1.0)
+    steep = bool(known) and highest > 20 * min(known)
     for percentile, bound in bounds:
-        figure.add_hline(
-            y=bound,
-            line={"color": ALARM, "width": 1.5, "dash": "dash"},
-            annotation={"text": f"SLO {percentile}", "font": {"color": ALARM}},
-            annotation_position="top left",
+        figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
+        figure.add_annotation(
+            x=0,
+            xref="paper",
+            y=math.log10(bound) if steep else bound,  # of annotations Plotly takes no logarithm
+            text=f"SLO {percentile}",
+            font_color=ALARM,
+            showarrow=False,
+            xanchor="left",
+            yanchor="bottom",
         )
     for at, text in ((planned, "planned"), (knee, "knee")):
         figure.add_vline(x=at, line={"color": NEUTRAL, "width": 1, "dash": "dot" if text == "planned" else "solid"})
@@ -84,12 +93,11 @@ def latency(
     figure.add_annotation(x=planned, y=1, yref="paper", text=words, xanchor="right", yanchor="bottom", showarrow=False)
     if knee != planned:
         figure.add_annotation(x=knee, y=1, yref="paper", text="knee", xanchor="left", yanchor="bottom", showarrow=False)
-    known = [value for value in y if value]
-    highest = max([*known, *(bound for _, bound in bounds)], default=1.0)
-    steep = bool(known) and highest > 20 * min(known)
     figure.update_xaxes(title_text="requests/s")
     figure.update_yaxes(title_text=f"{metric(name).label} p99 (ms)", type="log" if steep else "linear")
-    if not steep:
+    if steep:
+        figure.update_yaxes(dtick=1)
+    else:
         figure.update_yaxes(range=[0, 1.1 * highest])
     return finish(figure, HEIGHT, legend=False)
 
@@ -124,7 +132,7 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
         hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
     )
     most = max(p["usd_per_mtok_out"] for p in ordered)
-    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.15 * most])
+    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 
@@ -145,6 +153,27 @@ def lengths(histograms: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Figur
             row=1,
             col=at,
         )
-        figure.update_xaxes(type="log", dtick=1, title_text=f"{name} (tokens)", row=1, col=at)
+        ticks = log_ticks(edges[0], edges[-1])
+        figure.update_xaxes(
+            type="log",
+            range=[math.log10(edges[0]), math.log10(edges[-1])],
+            tickvals=ticks,
+            ticktext=[f"{tick:,.0f}" for tick in ticks],
+            title_text=f"{name} (tokens)",
+            row=1,
+            col=at,
+        )
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, 230, legend=False)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round whole numbers for a logarithmic axis: powers of ten or, where these are few, 1-2-5, or evenly spaced."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for leading in ((1,), (1, 5), (1, 2, 5)):
+        ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
+        if len(ticks) >= 3:
+            return ticks
+    scale = 10.0 ** math.floor(math.log10(max((high - low) / 5, 1)))
+    step = next(first * scale for first in (1, 2, 5, 10) if first * scale * 5 >= high - low)
+    return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -13,8 +13,8 @@ import streamlit as st
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.slo_rows import slo_rows
-from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, trace_path
-from dashboard.url import amount, choose, choose_many, keep, named, number, pick, quantity
+from dashboard.uploads import MOST_MB, keep_model, keep_trace, missing, model_path, trace_path
+from dashboard.url import amount, choose, choose_many, fresh_key, keep, moved, named, number, pick, quantity
 from serving.config import parse
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
@@ -81,13 +81,19 @@ def _model(runs: Path) -> str | Incomplete:
     said = named("config") or ""
     with st.expander("config.json", expanded=model_path(runs, said) is None):
         text = st.text_area(
-            "Its text", height=140, max_chars=100_000, key="config_text", help="As on the model's page at its hub."
+            "Its text",
+            height=140,
+            max_chars=100_000,
+            key=fresh_key("config_text", "config"),
+            help="As on the model's page at its hub.",
         )
         if text.strip():
             said = keep_model(runs, text)
     keep("config", said)
     path = model_path(runs, said)
-    return Incomplete("Paste the model's config.json.") if path is None else str(path)
+    if path is not None:
+        return str(path)
+    return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
 
 
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:
@@ -145,7 +151,7 @@ def _arrivals() -> tuple[float, float]:
 def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     upload = st.file_uploader(
         "A trace",
-        key="trace_upload",
+        key=fresh_key("trace_upload", "trace"),
         max_upload_size=MOST_MB,
         help="Any format that `tokentwin trace` reads: Azure, Mooncake, Parquet, CSV, JSON lines; plain or gzipped.",
     )
@@ -156,7 +162,7 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     keep("trace", said)
     path = trace_path(runs, said)
     if path is None:
-        return Incomplete("Upload a trace." if not said else "The trace of this link is not here; upload it again.")
+        return Incomplete(missing("trace", "upload") if said else "Upload a trace.")
     window = amount("Busiest stretch (s)", "window", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
     own = _own_rate(str(path), window)
     st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")
@@ -173,17 +179,18 @@ def _own_rate(path: str, window_s: float) -> float:
 def _prices(chosen: list[str]) -> dict[str, float]:
     """Those that differ from the catalogue's; `H100:2.9,H200:3.1` in the URL."""
     said = dict(_PRICE.findall(named("price") or ""))
-    prices = {}
+    prices, again = {}, moved("price")
     with st.expander("Prices ($/GPU-h)"):
         for name in chosen:
-            usual = gpus()[name].usd_per_hour
+            usual, key = gpus()[name].usd_per_hour, f"url_price_{name}"
+            if again or key not in st.session_state:
+                st.session_state[key] = quantity(said.get(name), 0, _DEAREST, usual)
             value = st.number_input(
                 name,
                 0.0,
                 _DEAREST,
-                quantity(said.get(name), 0, _DEAREST, usual),
-                0.1,
-                key=f"url_price_{name}",
+                step=0.1,
+                key=key,
                 help=f"{gpus()[name].price_source}, {gpus()[name].price_as_of}",
             )
             if value != usual:

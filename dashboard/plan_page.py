@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
-from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.downloads import downloads
 from dashboard.example import example_plan
-from dashboard.external_results import load_external
 from dashboard.job_view import follow, start
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
+from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
+from dashboard.published_error import published_error
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.standing import ASSUMED, Standing, noted, together
+from dashboard.url import in_url
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
@@ -33,9 +35,12 @@ from tokentwin.jobs.job import Job
 from tokentwin.planning.document import length_histogram
 from tokentwin.planning.objectives import parse_objectives
 
+_GLANCE = 20_000  # requests that say what the lengths are like
 
-def show(runs: Path) -> None:
-    """The page; jobs and uploads are kept under `runs`."""
+
+@in_url
+def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
+    """The page; jobs and uploads are kept under `runs`. `frontier_page` is where all fleets of the answer are."""
     with st.sidebar:
         try:
             request = plan_inputs(runs)
@@ -45,7 +50,7 @@ def show(runs: Path) -> None:
     if isinstance(request, PlanRequest):
         try:
             parse_objectives(request.slos)
-            _planned(runs, request)
+            _planned(runs, request, frontier_page)
         except UserError as error:
             st.error(str(error), icon=":material/error:")
         return
@@ -53,15 +58,19 @@ def show(runs: Path) -> None:
     st.info(request.what if isinstance(request, Incomplete) else "The inputs have a mistake; see there.")
 
 
-def _planned(runs: Path, request: PlanRequest) -> None:
+def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | None) -> None:
     settings = settings_of(request)
+    offered = json.dumps(settings["traffic"], sort_keys=True)
+    _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
     job = Job(runs / "jobs", PLAN, settings)
-    answer = job.result or example_plan(settings)
+    found = job.result
+    answer = found or example_plan(settings)
     if answer:
-        _answer(answer)
+        st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
+        _answer(answer, runs, frontier_page)
     else:
         _unanswered(job)
-    _traffic(json.dumps(settings["traffic"], sort_keys=True), request)
+    _traffic(offered, request)
 
 
 def _unanswered(job: Job) -> None:
@@ -87,7 +96,7 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
 
-def _answer(answer: Mapping[str, Any]) -> None:
+def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage | None) -> None:
     best = answer["recommendation"]
     if best is None:
         st.title("No fleet", anchor=False)
@@ -98,18 +107,24 @@ def _answer(answer: Mapping[str, Any]) -> None:
     spares = answer["spares"]
     st.title(_fleet(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
-    badge(noted(best["standing"], _UNSAID))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(noted(best["standing"], _UNSAID))
+        if frontier_page is not None:
+            plan = {"plan": st.session_state[LOOKED_AT]}
+            st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
+    published_error(runs, answer["candidates"][best["engine"]]["gpu"])
     _warn_of_short_traffic(answer)
     _headline(best)
     left, right = st.columns(2, gap="medium")
     with left:
         curve = plan_charts.attainment(answer["by_replicas"], best["replicas"])
         standing = _standing(answer["by_replicas"], "simulated fleets")
-        figure(curve, "attainment", "How many replicas", standing, f"{_HELP['replicas']} {_bands_hold()}")
+        figure(curve, "attainment", "How many replicas", standing, _HELP["replicas"])
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         heading(fewer, None)
-        st.markdown(literal(answer["why_not_fewer"]) + ".")
+        reason = literal(answer["why_not_fewer"])
+        st.markdown(f"{reason[:1].upper()}{reason[1:]}.")
         if best["breaks_first"]:
             st.markdown(
                 f"With more traffic, **{literal(best['breaks_first'])}** breaks first, beyond "
@@ -142,23 +157,16 @@ def _headline(best: Mapping[str, Any]) -> None:
     low, high = best["plausible_gpus"]
     plausible = f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
     cells = [
-        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}. {_bands_hold()}"),
+        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}"),
         ("\\$ per hour", _usd(best["usd_per_hour"]), None),
         ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), _HELP["price"]),
         ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
-        ("headroom", f"{best['headroom_percent']} %", _HELP["headroom"]),
+        ("headroom", f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %", _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
     with st.container(horizontal=True, gap="medium"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
-
-
-def _bands_hold() -> str:
-    """How often such an interval held what was published, from the bundled results."""
-    found = load_external(EXTERNAL_SAMPLE)
-    share = 100 * found.covered / found.figures
-    return f"Of {found.figures:,} published figures, {share:.0f} % lay in their 90 % interval (Trust page)."
 
 
 def _latencies(answer: Mapping[str, Any]) -> None:
@@ -223,10 +231,11 @@ def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
 def _sizes(key: str, _request: PlanRequest) -> tuple[int, float, list[int], list[int]]:
-    """Requests, seconds, and the lengths of prompts and outputs."""
-    requests = list(_request.workload().requests)
-    seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
-    return len(requests), seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
+    """Requests and seconds in all, and the lengths of prompts and outputs, of very many those of the first."""
+    requests = list(_request.glance(_GLANCE).requests)
+    count = round(getattr(_request.traffic, "expected_requests", len(requests)))
+    seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
+    return count, seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
 
 
 def _fleet(point: Mapping[str, Any], spares: int = 0) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +20,9 @@ from tokentwin.planning.traffic import planned_traffic
 from tokentwin.planning.trial import Question
 from traces.reader import read_workload
 from traces.synth import SynthSpec, synthesise
+
+# Of one plan: every one is simulated on each fleet that is tried, some twenty times in all, in what is then an hour.
+MOST_REQUESTS = 100_000
 
 
 class RecordedTraffic(BaseModel):
@@ -54,10 +59,24 @@ class PlanRequest(BaseModel):
         return Limits(self.most, self.spares)
 
     def workload(self) -> Workload:
-        """The requests, in a list."""
-        if isinstance(self.traffic, RecordedTraffic):
-            return self.traffic.workload()
-        return planned_traffic(synthesise(self.traffic), 1e9, None)
+        """The requests, in a list. Raises UserError when they are too many, of a specification before any is made."""
+        if not isinstance(self.traffic, RecordedTraffic):
+            _few_enough(self.traffic.expected_requests, "lower the rate, or simulate fewer minutes")
+            return planned_traffic(synthesise(self.traffic), 1e9, None)
+        workload = self.traffic.workload()
+        _few_enough(sum(1 for _ in workload.requests), "take a shorter stretch of the trace")
+        return workload
+
+    def glance(self, most: int) -> Workload:
+        """The first of the requests, up to `most` of a specification; those of a trace are there already, all of them.
+
+        Raises UserError as `workload` does.
+        """
+        if isinstance(self.traffic, RecordedTraffic) or self.traffic.expected_requests <= most:
+            return self.workload()
+        _few_enough(self.traffic.expected_requests, "lower the rate, or simulate fewer minutes")
+        made = synthesise(self.traffic)
+        return replace(made, requests=list(islice(made.requests, most)))
 
     def question(self, workload: Workload) -> Question:
         """What every trial on `workload` has in common. Raises UserError for objectives that are none."""
@@ -72,4 +91,11 @@ class PlanRequest(BaseModel):
         gpus = {name: find_gpu(name) for name in self.gpus}
         return candidate_engines(
             long_enough(base, workload), gpus, self.tensor_parallel_sizes, [base.policy], self.prices
+        )
+
+
+def _few_enough(requests: float, remedy: str) -> None:
+    if requests > MOST_REQUESTS:
+        raise UserError(
+            "traffic", f"{requests:,.0f} requests", f"are too many to plan for; {MOST_REQUESTS:,} are allowed: {remedy}"
         )

@@ -111,26 +111,21 @@ def _whole(
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """One fleet of a plan, recorded in `out/run`: `plan` (a `PlanRequest`), `gpu`, `deployment`, `replicas`."""
-    from calibration.predict import identity, predicted_cost
-    from sim.router import find_router
-    from sim.simulate import simulate_to
-    from traces.recording_notes import add_notes
+    from tokentwin.costs import priced
+    from tokentwin.fleets import asked_fleet
+    from tokentwin.simulating import simulated_run
 
     request = parse(PlanRequest, settings["plan"], where="plan")
     deployment = parse(Deployment, settings["deployment"], where="deployment")
-    tell("simulating", 0.1)
-    cost = predicted_cost(settings["gpu"], deployment)
-    done = simulate_to(
+    own = priced(None, settings["gpu"], lambda _: deployment)
+    done = simulated_run(
         out / "run",
         request.workload(),
-        deployment,
-        cost,
-        replicas=settings["replicas"],
-        router=find_router(request.router),
-        calibration=identity(settings["gpu"]),
+        own,
+        asked_fleet(None, settings["replicas"], request.router),
+        [own],
+        request.prices,
         overwrite=True,
+        tell=tell,
     )
-    mark, reason = cost.standing()
-    standing = {"mark": mark.name.lower(), "reason": reason}
-    add_notes(out / "run", {"gpu": settings["gpu"], "standing": standing})
-    return {"duration_s": done.duration_ns / 1e9, **standing}
+    return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.standing}

@@ -27,7 +27,7 @@ from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.standing import Standing, noted, together
-from dashboard.url import keep, named, switch
+from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
 from serving.metrics import metric
 from tokentwin.exports.comparison import ComparisonAnswer
@@ -38,12 +38,13 @@ _RUN = "runs.parquet"
 _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
     title, chooser = st.columns([3, 2], vertical_alignment="bottom")
     title.title("Is it better?", anchor=False)
     with chooser:
-        what = _kind()
+        what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
     try:
         if what == "recordings":
             _recorded(runs)
@@ -51,18 +52,6 @@ def show(runs: Path) -> None:
             _simulated(runs)
     except UserError as error:
         st.error(str(error), icon=":material/error:")
-
-
-def _kind() -> str:
-    """What to compare. The widget gets no default, since `_go_to` sets it."""
-    said = named("compare")
-    otherwise = said if said in _KINDS else "simulate"
-    st.session_state.setdefault("url_compare", otherwise)
-    chosen = st.segmented_control(
-        "Compare", list(_KINDS), format_func=_KINDS.__getitem__, key="url_compare", width="stretch"
-    )
-    keep("compare", chosen or otherwise, "simulate")
-    return chosen or otherwise
 
 
 def _simulated(runs: Path) -> None:
@@ -107,7 +96,7 @@ def _how_to_record(runs: Path) -> None:
 
 def _recordings(runs: Path) -> dict[str, Path]:
     """Recordings, and directories that hold several as `compare --engine` leaves them, by name; the newest first."""
-    found = find(runs, _RUN)
+    found = find(runs, _RUN, named("rec_a"), named("rec_b"))
     groups = {}
     for name, path in found.items():
         if "/" in name and re.fullmatch(r"run-\d+", path.name):
@@ -204,12 +193,7 @@ def _on_engine(runs: Path, answer: Mapping[str, Any], timing: Timing) -> None:
 
 def _go_to(name: str, beside: str) -> None:
     """Have the next run of the page show the recordings `name` and its other half."""
-    st.session_state["url_compare"] = "recordings"
-    chosen = {"rec_a": name, "rec_b": f"{name[:-1]}b", "beside": beside}
-    for parameter, value in chosen.items():
-        st.session_state.pop(f"url_{parameter}", None)
-        st.session_state[f"last_{parameter}"] = value
-        st.query_params[parameter] = value
+    go_to(compare="recordings", rec_a=name, rec_b=f"{name[:-1]}b", beside=beside)
 
 
 def _rest(answer: Mapping[str, Any]) -> None:
@@ -254,5 +238,9 @@ _HELP = {
 }
 _COLUMNS = {
     name: st.column_config.NumberColumn(format=form)
-    for name, form in {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}.items()
+    for name, form in {"A": "%.5g", "B": "%.5g", "from": "%.4g", "to": "%.4g"}.items()
+} | {
+    "B - A (%)": st.column_config.NumberColumn(
+        format="%+.1f", help="In percent of A; of a share (attainment, requests that finish) in percentage points."
+    )
 }

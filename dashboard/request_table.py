@@ -16,7 +16,7 @@ from dashboard.numbers import shown
 from dashboard.series import column
 from dashboard.standing import of_run
 from dashboard.time_window import Window
-from dashboard.url import choose
+from dashboard.url import choose, go_to, keep, named
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -78,20 +78,20 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     }
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
     helps = {_heading(name): metric(name).help for name in _SHOWN}
-    event = st.dataframe(
+    key = f"requests-{recording.path}-{by}"
+    st.dataframe(
         columns,
         hide_index=True,
         height=270,
-        on_select="rerun",
+        on_select=lambda: _selected(key, columns["request"]),
         selection_mode="single-row",
-        key=f"requests-{recording.path}-{by}",
+        key=key,
         column_config={
             name: st.column_config.NumberColumn(format=form, help=helps.get(name)) for name, form in formats.items()
         },
     )
-    at = event.selection.rows[0] if event.selection.rows and event.selection.rows[0] < len(rows) else None
-    at = _linked(columns["request"]) if at is None else at
-    st.query_params["request"] = str(columns["request"][at])
+    at = _linked(columns["request"])
+    keep("request", str(columns["request"][at]), str(columns["request"][0]))
     _waterfall(recording, metrics, int(rows[at]))
 
 
@@ -108,9 +108,15 @@ def _heading(name: str) -> str:
     return metric(name).axis.replace(" time", "")
 
 
+def _selected(key: str, ids: np.ndarray[Any, Any]) -> None:
+    rows = st.session_state[key].selection.rows
+    if rows:
+        go_to(request=str(ids[rows[0]]))
+
+
 def _linked(ids: np.ndarray[Any, Any]) -> int:
     """The row of the request that the URL names, or the first."""
-    found = np.flatnonzero(ids.astype(str) == st.query_params.get("request", ""))
+    found = np.flatnonzero(ids.astype(str) == (named("request") or ""))
     return int(found[0]) if len(found) else 0
 
 

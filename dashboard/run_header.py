@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
+from calibration.decision_replay import recorded_deployment
 from dashboard.badge import badge
 from dashboard.downloads import downloads
 from dashboard.numbers import shown
 from dashboard.palette import CLOCK_NAME
+from dashboard.prose import literal
 from dashboard.standing import of_run
 from serving.metrics import metric
 from tokentwin.exports.recorded_run import RecordedRun
@@ -24,25 +27,35 @@ _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
 _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
+_OF_A_FLEET = re.compile(r"jobs/[0-9a-f]+/run")
 _CELL_PX = 138  # all abreast on a wide page, five on a narrow one
 _BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
 
 
-def header(recording: Recording, metrics: RunMetrics) -> None:
-    """Title, how it ended and whether it kept up, and downloads."""
+def header(recording: Recording, metrics: RunMetrics, name: str) -> None:
+    """What the recording is called, how it ended and whether it kept up, and downloads."""
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
     if metrics.saturation is not None:
         verdict = metrics.saturation.verdict
         badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
-    st.title(run["workload"] or "A run", anchor=False)
+    st.title(literal(_title(name, recording)), anchor=False)
+    workload = f"{literal(run['workload'])} · " if run["workload"] else ""
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
     statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
-    facts = f"{badges} {statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    facts = f"{badges} {workload}{statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
-        downloads(RecordedRun(recording=recording), recording.path.resolve().name)
+        downloads(RecordedRun(recording=recording), name)
+
+
+def _title(name: str, recording: Recording) -> str:
+    """The name it is found under; of a fleet that the Frontier page had simulated, which is a hash, the fleet."""
+    gpu = notes_of(recording.run).get("gpu")
+    if not _OF_A_FLEET.fullmatch(name) or not isinstance(gpu, str):
+        return name
+    return f"{recording.run['replicas']} x TP{recorded_deployment(recording).tensor_parallel_size} {gpu}"
 
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:

@@ -20,11 +20,12 @@ from dashboard.library import RECORDING, find
 from dashboard.lifecycles import lifecycles
 from dashboard.loading import open_run
 from dashboard.metric_table import metric_table
+from dashboard.mistake import mistake
 from dashboard.request_table import request_table
 from dashboard.run_header import header, headline
 from dashboard.step_time import step_time
 from dashboard.time_window import Window, time_window
-from dashboard.url import choose, pick
+from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -38,22 +39,23 @@ _VIEWS = {
 }
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page, over the recordings under `runs`; without any, over those that are bundled."""
-    own = find(runs, RECORDING)
+    own = find(runs, RECORDING, named("run"))
     recordings = own or bundled_recordings()
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
-        name = choose("Recording", list(recordings), "run")
+        name = choose("Recording", list(recordings), "run", lasting=False)
     try:
         recording, metrics = open_run(recordings[name])
         with title:
-            header(recording, metrics)
+            header(recording, metrics, name)
         if not own:
             _bundled(runs)
         _body(recording, metrics, runs)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
 
 
 def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
@@ -68,6 +70,7 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
 
 
 @st.fragment
+@part_in_url
 def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None) -> None:
     """What is chosen here is drawn anew without the rest of the page."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
@@ -81,7 +84,7 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
         else:
             metric_table(recording, metrics)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:

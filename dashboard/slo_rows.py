@@ -8,6 +8,7 @@ from itertools import count
 
 import streamlit as st
 
+from dashboard.url import keep_all, moved, named_all
 from serving.metrics import metric
 
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -23,8 +24,8 @@ Row = tuple[int, str, float]  # the id under which its widgets are known, and wh
 
 def slo_rows(otherwise: Sequence[str]) -> list[str]:
     """Draw the rows; objectives as `tokentwin plan --slo` takes them, each once."""
-    if "slo_rows" not in st.session_state:
-        texts = st.query_params.get_all("slo") or otherwise
+    if moved("slo") or "slo_rows" not in st.session_state:
+        texts = named_all("slo") or otherwise
         st.session_state["slo_rows"] = [row for text in texts[:MOST] if (row := _row(text))]
     rows: list[Row] = st.session_state["slo_rows"]
     st.markdown("SLOs (ms)", help="At least that share of the requests, each within its bound.")
@@ -34,10 +35,7 @@ def slo_rows(otherwise: Sequence[str]) -> list[str]:
         st.session_state["slo_rows"] = [*rows, (next(_ids), "e2e_ms p99", 30_000.0)]
         st.rerun()
     texts = list(dict.fromkeys(f"{bounded}<={bound:.10g}" for _, bounded, bound in rows))
-    if texts != list(otherwise):
-        st.query_params["slo"] = texts
-    elif "slo" in st.query_params:
-        del st.query_params["slo"]
+    keep_all("slo", texts, otherwise)
     return texts
 
 

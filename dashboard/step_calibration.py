@@ -36,7 +36,7 @@ def show(runs: Path) -> None:
         st.markdown("Our engine is measured and fitted in a minute or two, here or as part of the whole loop:")
         st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
         return
-    name = choose("Calibration", list(found), "calibration")
+    name = choose("Calibration", list(found), "calibration", lasting=False)
     try:
         if (found[name] / _OWN).exists():
             _own(Calibration.load(found[name]), found[name])

@@ -12,7 +12,7 @@ from calibration.predict import predicted_cost
 from dashboard.badge import figure, heading
 from dashboard.standing import Standing, of_operation, together
 from dashboard.step_charts import parts_bar, roofline
-from dashboard.url import choose, number
+from dashboard.url import choose, in_url, number
 from serving.config import Deployment
 from serving.errors import UserError
 from serving.gpu_spec import gpus
@@ -20,6 +20,7 @@ from serving.kv_capacity import weights_dtype
 from serving.model_catalogue import models
 
 
+@in_url
 def show() -> None:
     """The page. Inputs live in the URL."""
     st.title("What a step costs", anchor=False)

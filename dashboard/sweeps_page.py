@@ -30,7 +30,7 @@ from dashboard.sweep_view import (
     some,
     standing,
 )
-from dashboard.url import choose, choose_many, interval, keep, named, switch
+from dashboard.url import choose, choose_many, go_to, in_url, interval, keep, moved, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.exports.sweep import Sweep
@@ -43,12 +43,13 @@ _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page, over the sweeps under `runs` and one that is bundled."""
-    sweeps = {**find(runs, ABOUT), SAMPLE: _SAMPLES / "sweep"}
+    sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
-        name = choose("Sweep", list(sweeps), "sweep", help="Made by `tokentwin sweep FILE -o OUT`.")
+        name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
     with title:
         st.title("What changes with what", anchor=False)
     try:
@@ -141,28 +142,33 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
         st.subheader("Runs", anchor=False)
         st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
     with save, st.container(horizontal_alignment="right"):
-        downloads(source, name.partition(":")[0].replace("/", "-"))
+        downloads(source, name)
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
-    event = st.dataframe(
+    ids, key = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist())), f"runs-{name}"
+    st.dataframe(
         rows.to_pandas(),
         hide_index=True,
         height=280,
-        on_select="rerun",
+        on_select=lambda: _selected(key, ids),
         selection_mode="single-row",
-        key=f"runs-{name}",
+        key=key,
         column_config={
             column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
             for column in metrics
         },
     )
-    ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
-    said = named("of_run") or ""
-    picked = [ids[row] for row in event.selection.rows if row < rows.num_rows] or [id for id in ids if id == said]
-    if picked:
-        keep("of_run", picked[0])
-        st.caption(f"run {picked[0]}")
-        st.json(json.loads(chosen["config"][ids.index(picked[0])].as_py()), expanded=2)
+    picked = named("of_run")
+    if picked in ids:
+        keep("of_run", picked)
+        st.caption(f"run {picked}")
+        st.json(json.loads(chosen["config"][ids.index(picked)].as_py()), expanded=2)
+
+
+def _selected(key: str, ids: list[str]) -> None:
+    rows = st.session_state[key].selection.rows
+    if rows:
+        go_to(of_run=ids[rows[0]])
 
 
 def _sql(directory: Path, found: SweepResults, y: str) -> None:
@@ -175,8 +181,10 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     group = ", ".join(found.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
     asked = named("sql") or ""
+    if moved("sql") or "query" not in st.session_state:
+        st.session_state["query"] = asked or suggested
     with st.form("sql", border=False):
-        sql = st.text_area("Query", asked or suggested, height=120, label_visibility="collapsed", key="query")
+        sql = st.text_area("Query", height=120, label_visibility="collapsed", key="query")
         if st.form_submit_button("Run", icon=":material/play_arrow:"):
             asked = sql
     if not asked:

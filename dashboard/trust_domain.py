@@ -6,14 +6,16 @@ from pathlib import Path
 
 import streamlit as st
 
+from calibration.step_marks import shown_share
 from dashboard.badge import figure
 from dashboard.domain import Domain, domain
 from dashboard.domain_charts import domain_maps
 from dashboard.domain_source import timed_by
 from dashboard.library import stamp
+from dashboard.mistake import mistake
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.standing import Standing
-from dashboard.url import choose
+from dashboard.url import choose, forget, moved
 from serving.errors import UserError
 from tokentwin.repricing import Source
 from traces.recording import Recording
@@ -40,7 +42,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
     with chooser:
         _forget_another_reports(report)
-        name = choose("Run in question", names, "scenario")
+        name = choose("Run in question", names, "scenario", lasting=False)
     try:
         recording = Recording.load(recordings[name])
         source = timed_by(recording, runs, calibration)
@@ -52,7 +54,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
         found = _domain(str(recordings[name]), (stamp(recordings[name]), stamp(made)), source)
     except UserError as error:
         above.subheader(_TITLE, anchor=False)
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     standing = _in_words(found, name)
     clock = recording.run["clock"]
@@ -63,10 +65,8 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
 
 def _forget_another_reports(report: str) -> None:
     """Another report asks about its own run; a link says which run, whatever the report."""
-    if st.session_state.get("scenario_of", report) != report:
-        for key in ("url_scenario", "last_scenario"):
-            st.session_state.pop(key, None)
-        st.query_params.pop("scenario", None)
+    if st.session_state.get("scenario_of", report) != report and not moved("scenario"):
+        forget("scenario")
     st.session_state["scenario_of"] = report
 
 
@@ -79,14 +79,14 @@ def _unknown(recording: Recording, name: str, runs: Path) -> str:
 
 def _in_words(found: Domain, name: str) -> Standing:
     """Said on the page; how the run stands."""
-    told = f"**{100 * found.share:.1f} %** of the {found.steps:,} steps of *{name}* lie outside"
-    if found.share:
-        told += f", {100 * found.time_share:.1f} % of their time; most by {found.reason}"
-        reason = f"{100 * found.share:.1f} % of the steps lie outside what was measured, most by {found.reason}"
+    if found.beyond.steps:
+        st.markdown(
+            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of *{name}* lie outside, "
+            f"{shown_share(found.beyond.time)} of their time; most by {found.reason}."
+        )
     else:
-        told, reason = f"**All {found.steps:,}** steps of *{name}* lie inside", "nothing beyond what was measured"
-    st.markdown(f"{told}.")
-    return Standing(found.mark, reason)
+        st.markdown(f"**All {found.counted_steps}** of *{name}* lie inside.")
+    return found.standing
 
 
 @st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured")

@@ -17,13 +17,14 @@ from dashboard.external_results import External, newest_external
 from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, REPORT, find
 from dashboard.loading import COMPARED, compared_values
+from dashboard.mistake import mistake
 from dashboard.numbers import when
 from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.report_standing import of_report
 from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
-from dashboard.url import choose, switch
+from dashboard.url import choose, in_url, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 from tokentwin.exports.validation import Validation
@@ -41,30 +42,31 @@ _HELD_OUT = (
 )
 
 
+@in_url
 def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
-    own = find(runs, REPORT)
+    own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation"}
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with title:
         st.title("Can you trust the numbers?", anchor=False)
     with chooser:
-        name = choose("Validation report", list(reports), "report")
+        name = choose("Validation report", list(reports), "report", lasting=False)
     if not own:
         _bundled(runs)
     external = _external(runs)
     try:
         report = load_report(reports[name])
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     _verdict(report)
     show_ladder(report, external)
     _distributions(reports[name], report)
     _errors(report)
-    _steps(reports[name], report)
+    _steps(reports[name], report, runs)
     simulated = report.recordings.simulated
-    recordings = find(runs, RECORDING)
+    recordings = find(runs, RECORDING, named("scenario"))
     if not own:
         recordings |= bundled_recordings()
     first = resolve(reports[name], simulated) if simulated else None
@@ -72,7 +74,7 @@ def show(runs: Path) -> None:
     if external is not None:
         show_external(external)
     _provenance(report)
-    downloads(Validation(reports[name], runs if own else None), name.partition(":")[0].replace("/", "-"))
+    downloads(Validation(reports[name], runs if own else None), name)
 
 
 def _bundled(runs: Path) -> None:
@@ -80,7 +82,7 @@ def _bundled(runs: Path) -> None:
         f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
         icon=":material/inventory_2:",
     )
-    with st.expander("Make one of this machine, in a few minutes on a laptop"):
+    with st.expander("Make a report of your own, in a few minutes on a laptop"):
         st.markdown("The whole loop, real runs, calibration, simulation and the comparison:")
         st.code("tokentwin demo", language="bash")
         st.markdown("Or validate a trace of your own:")
@@ -92,7 +94,7 @@ def _external(runs: Path) -> External | None:
     try:
         return newest_external(runs)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return None
 
 
@@ -190,11 +192,11 @@ def _errors(report: Report) -> None:
             )
 
 
-def _steps(directory: Path, report: Report) -> None:
+def _steps(directory: Path, report: Report, runs: Path) -> None:
     try:
         table = load_residuals(directory)
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
+        mistake(error, runs)
         return
     if table is None:
         st.subheader(_STEPS, anchor=False)

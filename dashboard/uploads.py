@@ -12,7 +12,8 @@ import math
 import re
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -23,12 +24,14 @@ import pyarrow.parquet as pq
 
 from serving.errors import UserError
 from serving.model_spec import ModelSpec
+from serving.workload import Workload, WorkloadRequest
 from tokentwin.jobs.files import write_json
 from traces.reader import read_workload
 from traces.writer import write_workload
 
 MOST_MB = 50
 MOST_UNPACKED_MB = 500
+MOST_REQUESTS = 500_000
 MOST_LAYERS = 1000
 _LARGEST = 10**12
 _MB = 1_000_000
@@ -45,7 +48,7 @@ def keep_trace(runs: Path, content: bytes) -> str:
             upload = Path(folder) / "upload"
             upload.write_bytes(content)
             try:
-                workload = read_workload(upload)
+                workload = _few_enough(read_workload(upload))
                 _kept(lambda: write_workload(workload, path, overwrite=True), path)
             except UserError as error:
                 raise _of_the_upload(error, upload) from None
@@ -56,6 +59,11 @@ def trace_path(runs: Path, digest: str) -> Path | None:
     """Where the requests of a digest lie; None for what is no digest, or none of a trace that is here."""
     path = _trace(runs, digest) if _DIGEST.fullmatch(digest) else None
     return path if path is not None and path.is_file() else None
+
+
+def missing(what: str, how: str) -> str:
+    """What to do about what a link names and is not here; `how` is a verb."""
+    return f"The {what} of this link is not on this server, which has only what was handed to it: {how} it again."
 
 
 def keep_model(runs: Path, text: str) -> str:
@@ -133,6 +141,20 @@ def _check_size(content: bytes) -> None:
         raise UserError("trace", f"{len(content) / _MB:.0f} MB", f"is too large; {MOST_MB} MB are allowed")
     if _unpacked(content) > MOST_UNPACKED_MB * _MB:
         raise UserError("trace", "the upload", f"unpacks to more than {MOST_UNPACKED_MB} MB; upload a part of it")
+
+
+def _few_enough(workload: Workload) -> Workload:
+    """The same, whose requests end in a UserError where they are too many: the pages have all of them in memory."""
+
+    def counted() -> Iterator[WorkloadRequest]:
+        for number, request in enumerate(workload.requests):
+            if number == MOST_REQUESTS:
+                raise UserError(
+                    "trace", "the upload", f"holds more than {MOST_REQUESTS:,} requests; upload a part of it"
+                )
+            yield request
+
+    return replace(workload, requests=counted())
 
 
 def _unpacked(content: bytes) -> int:

@@ -145,12 +145,12 @@ class _Replay:
         return perf_counter_ns() - self._started_ns
 
     def run(self) -> str:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        self._started_ns = perf_counter_ns()
         status = "complete"
         try:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            self._started_ns = perf_counter_ns()
             while self._lives or not self._clients.exhausted:
                 self._take_arrivals()
                 if self._engine.has_room and (flight := self._engine.launch()):

@@ -74,16 +74,19 @@ class _Rope(BaseModel):
 
 
 class _HfConfig(BaseModel):
-    """The part of a `config.json` that shapes a decoder, under Hugging Face's names."""
+    """The part of a `config.json` that shapes a decoder, under Hugging Face's names.
 
-    vocab_size: int
-    hidden_size: int = Field(ge=1)
-    num_hidden_layers: int
-    num_attention_heads: int = Field(ge=1)
+    Bounds are far beyond any model there is: they tell a slip from a size.
+    """
+
+    vocab_size: int = Field(ge=1, le=100_000_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    num_hidden_layers: int = Field(ge=1, le=10_000)
+    num_attention_heads: int = Field(ge=1, le=100_000)
     num_key_value_heads: int | None = Field(None, ge=1)
-    head_dim: int | None = None
-    intermediate_size: int
-    max_position_embeddings: int = Field(ge=1)
+    head_dim: int | None = Field(None, le=100_000)
+    intermediate_size: int = Field(ge=1, le=100_000_000)
+    max_position_embeddings: int = Field(ge=1, le=1_000_000_000)
     rope_theta: float | None = None
     rope_scaling: _Rope | None = None
     rope_parameters: _Rope | None = None
@@ -103,8 +106,8 @@ class _HfConfig(BaseModel):
     rms_norm_eps: float = 1e-6
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-    num_experts: int | None = None
-    num_local_experts: int | None = None
+    num_experts: int | None = Field(None, le=100_000)
+    num_local_experts: int | None = Field(None, le=100_000)
     num_experts_per_tok: int | None = None
     moe_intermediate_size: int | None = None
     shared_expert_intermediate_size: int | None = None
@@ -126,7 +129,9 @@ def spec_from_hf_config(config: object, name: str) -> ModelSpec:
         raise UserError(f"{name}.architectures", architecture, remedy)
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        raise UserError(f"{name}.architectures", architecture, f"is not one of {', '.join(FAMILIES)}")
+        given = "missing" if architecture is None else architecture
+        remedy = f"is not one of {', '.join(FAMILIES)}; of a model built like one of them, name that one"
+        raise UserError(f"{name}.architectures", given, remedy)
     for key in _REQUIRED:
         if config.get(key) is None:
             raise UserError(f"{name}.{key}", "missing", "is needed in config.json")

@@ -100,9 +100,9 @@ class KvCapacity(NamedTuple):
         if self.num_blocks < need:
             raise UserError(
                 "gpu",
-                f"{self.total / _GIB:.1f} GiB",
-                f"has room for {self.num_blocks} KV blocks beside {self.weights / _GIB:.1f} GiB of weights; a request "
-                f"of {config.max_model_len} tokens needs {need}: use more or larger devices, or quantisation",
+                f"{self.total / _GIB:,.1f} GiB",
+                f"has room for {self.num_blocks:,} KV blocks beside {self.weights / _GIB:,.1f} GiB of weights; a "
+                f"request of {config.max_model_len} tokens needs {need}: use more or larger devices, or quantisation",
             )
 
 

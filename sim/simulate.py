@@ -11,7 +11,6 @@ from serving.fleet import FleetConfig
 from serving.workload import Workload
 from sim.cluster import Cluster, Simulated
 from sim.fleet import PricedPool, alike_pools, plain_fleet
-from sim.router import Router
 from traces.recording import RecordingWriter
 
 
@@ -22,7 +21,6 @@ def simulate_to(
     cost: CostModel,
     *,
     replicas: int = 1,
-    router: Router | None = None,
     fleet: FleetConfig | None = None,
     pools: Sequence[PricedPool] | None = None,
     calibration: str = "",
@@ -34,11 +32,12 @@ def simulate_to(
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
-    See `Cluster` for `replicas`, `router`, `fleet` and `pools`. Prices are by pool, None where there is none. Raises
-    UserError if `out` exists and `overwrite` is not set.
+    See `Cluster` for `replicas`, `fleet` and `pools`; the deployment that is recorded has the fleet, whichever said it,
+    so that the run can be made again. Prices are by pool, None where there is none. Raises UserError if `out` exists
+    and `overwrite` is not set.
     """
-    deployment = deployment.model_copy(update={"fleet": fleet}) if fleet else deployment
-    fleet = deployment.fleet or plain_fleet(replicas)
+    fleet = fleet or deployment.fleet or plain_fleet(replicas)
+    deployment = deployment.model_copy(update={"fleet": fleet})
     pools = pools or alike_pools(fleet, deployment, cost)
     schedulers = [pool.deployment.scheduler for pool in pools]
     run = {
@@ -60,8 +59,6 @@ def simulate_to(
             deployment,
             cost,
             writer,
-            router=router,
-            fleet=fleet,
             pools=pools,
             shares_prefixes=workload.shares_prefixes,
             steps=steps,

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.signal import lfilter
 from scipy.stats import t
 
-from calibration.comparison import Comparison, compare, ranking
+from calibration.comparison import ComparedRow, Comparison, compare, ranking
 from calibration.paired_runs import PairedRuns
 from calibration.scenario import Scenario
 from calibration.step_cost import Calibration
@@ -220,6 +220,21 @@ def test_repeats_of_one_workload_are_no_independent_runs() -> None:
     pairs = PairedRuns(a, b)
     assert (pairs.unit_is, pairs.units, pairs.runs) == ("blocks", 20, 6)
     assert np.array_equal(pairs.unit[:200], pairs.unit[200:400])
+
+
+def test_a_share_changes_by_points_and_everything_else_by_percent() -> None:
+    def verdict(*rows: ComparedRow) -> str:
+        return Comparison(list(rows), [], 100, 1, 20, "blocks", 0.05, False).verdict()
+
+    attained = ComparedRow("slo_attainment", "value", 0.293, 0.517, 0.2, 0.25, "B")
+    finished = ComparedRow("finished", "share", 0.5, 0.6, 0.05, 0.15, "B")
+    slower = ComparedRow("ttft_ms", "p50", 200.0, 100.0, -120.0, -80.0, "B")
+    assert verdict(attained) == "B is better in SLO attainment +22.4 points"
+    assert "finish +10.0 points" in verdict(finished) and "TTFT p50 -50.0 %" in verdict(slower)
+    open_still = replace(attained, better="", low=-0.1, high=0.5)
+    assert verdict(open_still).endswith("SLO attainment +22.4 points, is known to +-30.0 points only")
+    (row,) = Comparison([attained], [], 1, 1, 1, "blocks", 0.05, False).as_dict()["rows"]
+    assert row["percent"] == pytest.approx(22.4)
 
 
 def test_blocks_that_go_together_count_for_fewer() -> None:

@@ -10,7 +10,6 @@ pytest.importorskip("plotly")
 
 from dashboard import held_steps, run_charts, trust_charts
 from dashboard.held_steps import HeldSteps
-from dashboard.library import RECORDING, find
 from dashboard.palette import REAL, SIMULATED
 from dashboard.report import RunRow
 from dashboard.series import bucket_means, ecdf, envelope
@@ -133,16 +132,6 @@ def test_piece_by_piece_is_what_the_whole_reduces_to(monkeypatch, window, replic
     ((found_x, found_y),) = HeldSteps(table, ["waiting"]).lows_and_highs(["waiting"], window, 60)
     expected_x, expected_y = envelope(x, y, 60)
     assert found_x.tolist() == expected_x.tolist() and found_y.tolist() == expected_y.tolist()
-
-
-def test_a_name_is_only_ever_looked_up_in_what_was_found(tmp_path):
-    for name in ("a", "b/c", ".hidden", "1/2/3/4/5/6"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / RECORDING).touch()
-    (tmp_path / "empty").mkdir()
-    assert set(find(tmp_path, RECORDING)) == {"a", "b/c"}
-    assert list(find(tmp_path / "a", RECORDING)) == ["a"]
-    assert find(tmp_path / "nowhere", RECORDING) == {}
 
 
 # Trust

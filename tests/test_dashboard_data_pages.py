@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -95,18 +96,27 @@ def partitioned(tmp_path):
 
 def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     app = sweeps(tmp_path / "nowhere")
-    assert not app.exception and not app.error and parameter(app, "sweep") == SAMPLE
+    assert not app.exception and not app.error and not dict(app.query_params)
+    assert app.selectbox(key="url_sweep").value == SAMPLE
     assert "84 runs · varied: gpu (2), max_num_batched_tokens (3), rate (7), seed (2)" in text(app)
     (figure,) = charts(app)
     assert {trace.get("name") for trace in figure["data"]} >= {"H100", "L40S"}
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
     (found,) = badges(app)
-    assert found.mark == "extrapolated" and "Of 84 runs 20 extrapolated, 64 interpolated" in found.reason
+    assert found.mark == "interpolated" and "lies between measured shapes" in found.reason
 
 
 def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
-    (found,) = badges(sweeps(tmp_path / "nowhere", only_rate="1,2"))
+    shutil.copytree(SAMPLES / "sweep", tmp_path / "mine")
+    path = tmp_path / "mine" / "runs" / "runs.parquet"
+    runs = pq.read_table(path)
+    fast = pc.greater(runs["rate"], 2)
+    marks = pc.if_else(fast, "extrapolated", runs["standing"])
+    pq.write_table(runs.set_column(runs.schema.get_field_index("standing"), "standing", marks), path)
+    (found,) = badges(sweeps(tmp_path))
+    assert found.mark == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in found.reason
+    (found,) = badges(sweeps(tmp_path, only_rate="1,2"))
     assert found.mark == "interpolated"
 
 

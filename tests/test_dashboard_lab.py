@@ -261,7 +261,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert found is not None, "python -m dashboard.lab.example makes it anew"
     app = lab(tmp_path)
     text = shown(app)
-    assert found["verdict"][1:] in text and "extrapolated]" in text and "Jain's index of A" in text
+    assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's index of A" in text
     assert len(app.get("plotly_chart")) == 4 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {
         *("Parquet of rows", "Parquet of tallies", "CSV of rows", "CSV of tallies", "Report", "JSON")
@@ -323,7 +323,7 @@ def test_a_pasted_deployment_is_a_side(tmp_path: Path, started: list[Job]) -> No
     settings = asked(app, started)
     assert settings["b"]["deployment"]["policy"] == "sarathi"
     assert asked(lab(tmp_path, b="pasted", b_yaml=app.query_params["b_yaml"]), started) == settings
-    assert "is not here" in shown(lab(tmp_path, b="pasted", b_yaml="0" * 16))
+    assert "is not on this server" in shown(lab(tmp_path, b="pasted", b_yaml="0" * 16))
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,8 @@ def test_a_pasted_deployment_is_a_side(tmp_path: Path, started: list[Job]) -> No
         ({"b": "pasted"}, OWN + "policy: os:system", "deployment.policy"),
         ({"b": "pasted"}, "a: [", "is not YAML"),
         ({"b": "edf", "b_deadlines": "soon"}, None, "edf_ttft_ms"),
+        ({"req_s": "10000", "seconds": "86400"}, None, "'864,000,000 requests': are too many; 200,000 are allowed"),
+        ({"req_s": "100", "seconds": "1000", "seeds": "50"}, None, "requests in all runs': are too many"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, url: dict[str, str], text: str | None, says: str) -> None:
@@ -347,7 +349,7 @@ def test_an_uploaded_trace_is_offered(tmp_path: Path, started: list[Job]) -> Non
     settings = asked(lab(tmp_path, offered="trace", lab_trace=digest, rate_scale="2"), started)
     assert settings["traffic"]["path"].endswith(f"{digest}.parquet") and settings["traffic"]["rate_scale"] == 2
     assert settings["seeds"] == 1
-    assert "is not here" in shown(lab(tmp_path, offered="trace", lab_trace="../../etc/passwd"))
+    assert "is not on this server" in shown(lab(tmp_path, offered="trace", lab_trace="../../etc/passwd"))
 
 
 def test_a_calibration_under_the_runs_can_time_the_steps(tmp_path: Path, started: list[Job]) -> None:

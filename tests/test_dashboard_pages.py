@@ -1,6 +1,8 @@
 """The dashboard's pages through Streamlit's AppTest, and its command line: what is shown, and every error path."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ pytest.importorskip("streamlit")
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
+from dashboard import library
 from serving.errors import UserError
 from tests.dashboard_samples import write_samples
 from tokentwin.commands.dashboard import dashboard
@@ -109,6 +112,23 @@ def test_choosing_another_recording_changes_the_url(samples):
     assert "badge[simulated]" in text(app)
 
 
+def test_a_run_is_called_by_where_it_lies(tmp_path, samples):
+    for name in ("exp/run_[1]*", "exp/two"):
+        shutil.copytree(samples / "real-1", tmp_path / name)
+    titles = {run(tmp_path, run=name).title[0].value.replace("\\", "") for name in ("exp/run_[1]*", "exp/two")}
+    assert titles == {"exp/run_[1]*", "exp/two"}
+
+
+def test_an_old_run_of_a_link_is_opened_however_many_there_are(tmp_path, samples, monkeypatch):
+    for name in ("old", "new"):
+        shutil.copytree(samples / "real-1", tmp_path / name)
+    os.utime(tmp_path / "old" / "requests.parquet", (1, 1))
+    monkeypatch.setattr(library, "MOST", 1)
+    app = run(tmp_path, run="old")
+    assert app.title[0].value == "old" and not app.info
+    assert run(tmp_path).title[0].value == "new"
+
+
 def test_without_recordings_the_page_says_what_makes_one(tmp_path):
     app = run(tmp_path)
     assert not app.exception
@@ -123,7 +143,12 @@ def test_a_damaged_recording_is_one_line(tmp_path, samples, file):
     for path in (samples / "real-1").iterdir():
         (tmp_path / "broken" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "broken" / file).write_bytes(b"PAR1 but not really")
-    assert "recording" in one_line(run(tmp_path))
+    told = one_line(run(tmp_path))
+    assert f"'broken/{file}'" in told and str(tmp_path) not in told
+    (tmp_path / "broken" / "steps.parquet").unlink()
+    if file == "requests.parquet":
+        (tmp_path / "broken" / file).write_bytes((samples / "real-1" / file).read_bytes())
+        assert "'broken': is damaged: steps.parquet is missing" in one_line(run(tmp_path))
 
 
 # The app and the command

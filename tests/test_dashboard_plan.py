@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,23 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from dashboard import plan_charts
+from dashboard import frontier_charts, plan_charts, plan_request
 from dashboard.example import example, example_plan, example_request
 from dashboard.palette import REAL, policy_colour
 from dashboard.plan_inputs import settings_of
+from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
 from dashboard.shapes import MOST_REQUESTS, shapes
-from dashboard.uploads import keep_trace
+from dashboard.uploads import keep_model, keep_trace, model_path
+from serving.errors import UserError
 from serving.scheduler import POLICIES
 from tests.test_dashboard_uploads import CONFIG, CSV
 from tokentwin.jobs.files import write_json
 from tokentwin.jobs.job import DIED, Job
 from tokentwin.jobs.process import mark_of
+from tokentwin.planning.document import length_histogram
+from tokentwin.planning.frontier import per_dollar, per_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -179,11 +184,14 @@ def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
     ("url", "says"),
     [
         ({"traffic": "trace"}, "Upload a trace."),
-        ({"traffic": "trace", "trace": "../../etc/passwd"}, "is not here; upload it again"),
+        ({"traffic": "trace", "trace": "../../etc/passwd"}, "of this link is not on this server"),
         ({"gpus": ""}, "Choose at least one GPU."),
         ({"tp": "3"}, "Choose at least one tensor-parallel size."),
         ({"model": "a config.json of your own"}, "Paste the model's config.json."),
-        ({"model": "a config.json of your own", "config": "/etc"}, "Paste the model's config.json."),
+        (
+            {"model": "a config.json of your own", "config": "/etc"},
+            "The config.json of this link is not on this server",
+        ),
         ({"model": "nonsense"}, "There is no model 'nonsense' here"),
         ({"slo": "cost<=3"}, "'cost<=3' in the link is no SLO"),
     ],
@@ -299,7 +307,7 @@ def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
     text, best = shown(app), example()["answer"]["recommendation"]
     assert f"{len(example()['answer']['points'])} fleets simulated" in text
     assert f"**{best['replicas']} × {best['engine']}** :blue-badge[meets the SLOs]" in text
-    assert app.query_params["fleet"] == f"{best['replicas']} x {best['engine']}"
+    assert not dict(app.query_params), "what is as usual is not in the link"
     assert len(app.get("plotly_chart")) == 2
 
 
@@ -320,16 +328,154 @@ def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
     leave(unanswered(tmp_path), result={**example()["answer"], "requests": 4321})
     app = page("frontier", tmp_path, fleet="99 x nothing")
     assert "4,321 requests" in shown(app)
-    assert app.selectbox(key="url_plan").options[-1].startswith("Llama-3.1-70B, Chat: ")
+    assert app.selectbox(key="url_plan").value == unanswered(tmp_path).id
 
 
-def test_a_plan_without_any_fleet_says_so(tmp_path: Path) -> None:
+def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_path: Path) -> None:
     nothing = {**example()["answer"], "recommendation": None, "points": [], "frontier": [], "frontier_by_price": []}
     leave(unanswered(tmp_path), result=nothing)
-    assert "no candidate can serve at all" in shown(page("frontier", tmp_path))
+    app = page("frontier", tmp_path)
+    assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
+    app.selectbox(key="url_plan").set_value(unanswered(tmp_path).id).run()
+    assert "no candidate can serve at all" in shown(app)
+
+
+def test_the_frontier_opens_on_the_plan_that_was_just_looked_at(tmp_path: Path) -> None:
+    for seconds, rate in enumerate("78"):
+        leave(unanswered(tmp_path, rate), result=example()["answer"])
+        os.utime(unanswered(tmp_path, rate).directory / "request.json", (seconds, seconds))
+
+    def both(runs):
+        from pathlib import Path
+
+        import streamlit as st
+
+        from dashboard import frontier_page, plan_page
+
+        plan_page.show(Path(runs)) if st.session_state.get("on", "plan") == "plan" else frontier_page.show(Path(runs))
+
+    app = AppTest.from_function(both, args=(str(tmp_path),), default_timeout=60)
+    app.query_params["rate"] = "7"
+    app.run()
+    app.session_state["on"] = "frontier"
+    app.query_params.clear()
+    app.run()
+    assert not app.exception and app.selectbox(key="url_plan").value == unanswered(tmp_path, "7").id
+
+
+def test_names_tell_plans_apart(tmp_path: Path) -> None:
+    settings, answer = example()["settings"], example()["answer"]
+    pasted = model_path(tmp_path, keep_model(tmp_path, json.dumps(CONFIG)))
+    arrivals = {"kind": "poisson", "rate": 21.5}
+    others = [
+        (settings | {"traffic": settings["traffic"] | {"arrivals": arrivals}}, answer),
+        (settings, answer | {"objectives": ["ttft_ms p99<=2000"]}),
+        (settings | {"model": str(pasted)}, answer),
+        (settings | {"traffic": {"path": "/x", "window_s": 60, "rate_scale": 1}}, answer),
+        (settings | {"model": str(tmp_path / "gone")}, answer | {"recommendation": None}),
+    ]
+    names = [plan_name(settings, answer), *(plan_name(*other) for other in others)]
+    assert len(set(names)) == len(names)
+    assert "Llama-3.1-70B, Chat at 20 requests/s, TTFT p99 ≤ 1,000 ms, TPOT p99 ≤ 50 ms" in names[0]
+    assert "21.5 requests/s" in names[1] and "≤ 2,000 ms" in names[2]
+    assert "LlamaForCausalLM, " in names[3] and "model-" not in names[3]
+    assert names[5].startswith("no fleet: a model that is gone")
+
+
+def test_the_line_joins_fleets_that_meet_the_slos_only() -> None:
+    points = example()["answer"]["points"]
+    assert not all(point["met"] for point in points)
+    for plot, gain in ((frontier_charts.frontier, per_gpu), (frontier_charts.price, per_dollar)):
+        (line,) = [trace for trace in plot(points, None).data if trace.mode == "lines"]
+        met = {point["tok_s_user"] for point in points if point["met"]}
+        assert set(line.x) <= met and len(line.x) > 1
+        for at in frontier_charts.unbeaten(points, gain):
+            mine = points[at]
+            assert not any(
+                other["met"]
+                and other["tok_s_user"] > mine["tok_s_user"]
+                and other["tok_s_gpu"] > mine["tok_s_gpu"]
+                and other["usd_per_mtok_out"] < mine["usd_per_mtok_out"]
+                for other in points
+            )
+
+
+# Traffic that is too much
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of all requests that are synthesised."""
+    ids: list[int] = []
+    whole = plan_request.synthesise
+
+    def counted(spec):
+        def requests():
+            for request in workload.requests:
+                ids.append(request.id)
+                yield request
+
+        workload = whole(spec)
+        return replace(workload, requests=requests())
+
+    monkeypatch.setattr(plan_request, "synthesise", counted)
+    return ids
+
+
+def of_many(requests: int) -> plan_request.PlanRequest:
+    request = example_request()
+    return request.model_copy(update={"traffic": request.traffic.model_copy(update={"requests": requests})})
+
+
+def test_too_many_requests_are_refused_before_any_is_made(made: list[int]) -> None:
+    for look in (plan_request.PlanRequest.workload, lambda request: request.glance(20_000)):
+        with pytest.raises(UserError, match="'36,000,000 requests': are too many to plan for; 100,000 are allowed"):
+            look(of_many(36_000_000))
+    assert not made
+
+
+def test_of_much_traffic_the_first_requests_are_looked_at(made: list[int]) -> None:
+    first = of_many(97_200).glance(1_000).requests
+    assert len(list(first)) == 1_000 and len(made) < 10_000
+    assert len(list(of_many(600).glance(1_000).requests)) == 600
+
+
+@pytest.mark.parametrize("rate", ["10000", "27"])
+def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list[int], rate: str) -> None:
+    url = {"traffic": "shape", "prompt": "1e6", "output": "1e5", "minutes": "60", "rate": rate}
+    app = plan(tmp_path, **url)
+    assert not app.exception and len(made) < 30_000
+    assert app.error or "requests in" in shown(app)
+
+
+def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_request, "MOST_REQUESTS", 2)
+    digest = keep_trace(tmp_path, CSV)
+    assert "'3 requests': are too many to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
 
 
 # Figures
+
+
+@pytest.mark.parametrize("most", [300, 40_000])
+def test_a_bound_is_named_where_its_line_is(most: float) -> None:
+    points = [{"requests_per_s": at, "ttft_p99_ms": value} for at, value in enumerate((100, most), start=1)]
+    layout = plan_charts.latency(points, "ttft_ms", 2, 3, [("p99", 300)]).layout
+    (line,) = [shape for shape in layout.shapes if shape.y0 == shape.y1]
+    (name,) = [note for note in layout.annotations if note.text == "SLO p99"]
+    assert line.y0 == 300
+    assert (10**name.y if layout.yaxis.type == "log" else name.y) == pytest.approx(300)
+    assert layout.yaxis.dtick == (1 if layout.yaxis.type == "log" else None)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(40, 89), (100, 101), (128, 128), (1, 2), (3, 900), (1, 100_000), (900, 1100)]
+)
+def test_lengths_have_ticks_however_little_they_differ(low: int, high: int) -> None:
+    told = length_histogram([low, high])
+    ticks = plan_charts.lengths({"prompt": told, "output": told}).layout.xaxis.tickvals
+    assert len(ticks) >= 2 and len(ticks) < 10
+    assert all(low <= tick <= high + 1 and tick == int(tick) for tick in ticks)
 
 
 def test_the_axis_is_logarithmic_only_where_latency_explodes() -> None:

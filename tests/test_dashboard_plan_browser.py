@@ -54,15 +54,25 @@ def test_from_a_question_to_a_run(server, page, tmp_path):
     page.get_by_text("Why not fewer?").wait_for()
     assert page.locator("h1").inner_text() == title
 
-    page.get_by_role("link", name="Frontier").click()
+    page.get_by_role("link", name="See the frontier").click()
     page.get_by_text("What speed costs").wait_for()
     settle(page, plots=2)
     page.get_by_role("button", name="Simulate it").click()
-    page.get_by_role("link", name="Open the run").click(timeout=LONG)
-    page.get_by_text("Four lifecycles").wait_for()
+    page.get_by_text("Four lifecycles").wait_for(timeout=LONG)  # it goes there by itself
     assert "run?run=jobs%2F" in page.url
+    assert page.locator("h1").inner_text() == f"{best['replicas']} \u00d7 {best['engine']}"
     settle(page, plots=6)
     drawn(page, least=60)
+
+    run = page.url
+    page.go_back()
+    page.get_by_text("What speed costs").wait_for()
+    page.get_by_role("link", name="Open the run").wait_for()
+    settle(page, plots=2)
+    star = "[data-testid=stPlotlyChart] .scatterlayer .trace:nth-last-of-type(2) .points path.point"
+    page.locator(star).first.click(force=True)
+    page.wait_for_url(run)  # a click on a recorded fleet opens it
+    page.get_by_text("Four lifecycles").wait_for()
 
 
 def test_two_tabs_share_a_job_and_a_cancel_ends_it_in_both(server, browser):

@@ -10,9 +10,11 @@ import pytest
 
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, fleet, plan
+from dashboard.run_header import bands_of
 from dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
 from serving.config import parse
 from serving.errors import UserError
+from tokentwin.diagnosing import diagnosed
 from tokentwin.jobs.files import read_json
 from tokentwin.planning.objectives import parse_objectives
 from tokentwin.planning.plan import make_plan
@@ -100,6 +102,12 @@ def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, 
     metrics = RunMetrics.of(Recording.load(tmp_path / "run"))
     assert parse_objectives(SETTINGS["slos"]).attainment(metrics) == point["attainment"]
     assert metrics.distribution("tok_s_user").p50 == pytest.approx(point["tok_s_user"])
+    recording = Recording.load(tmp_path / "run")
+    assert bands_of(recording.run)["ttft_ms"]["p99"][1] >= metrics.distribution("ttft_ms").p99
+    assert dict(recording.run["usd_per_gpu_hour"])["pool"] == pytest.approx(point["usd_per_hour"] / point["gpus"])
+    assert metrics.scalars()["usd_per_mtok_out"] > 0
+    _, again = diagnosed(tmp_path / "run", gpu="H100")
+    assert again.simulated == again.recorded and again.warning is None, "the router of the plan is the run's"
     assert found["mark"] in ("validated", "interpolated", "extrapolated") and found["duration_s"] > 0
 
 

@@ -18,6 +18,7 @@ from calibration.diagnosis import LATENCIES
 from calibration.predict import identity, predicted_cost
 from calibration.run_explanation import PREDICTED_COLUMNS, SAMPLE, explain_run, measured_parts
 from dashboard.diagnosis_charts import what_it_buys
+from dashboard.example_run import example_diagnosis, example_settings
 from dashboard.loading import token_gaps
 from dashboard.request_table import _row, slowest
 from dashboard.step_time_charts import part_times
@@ -27,6 +28,7 @@ from tests.badges import badges
 from tests.dashboard_samples import write_samples
 from tests.test_dashboard_pages import charts, main_module, one_line, parameter, text  # noqa: F401
 from tokentwin.commands.simulate import simulate
+from tokentwin.diagnosing import diagnosis
 from tokentwin.repricing import Source, source_of
 from traces.recording import Recording, RecordingWriter
 from traces.recording_notes import add_notes, notes_of
@@ -224,6 +226,21 @@ def test_a_diagnosis_is_asked_for_and_found_again(runs, timed):
     assert shown == {c["name"] for c in answer["counterfactuals"] if not c["skipped"]}
     assert {"one more replica", "free prefill"} <= shown
     assert any("not tried" in caption.value for caption in again.caption)
+
+
+def test_the_bundled_run_shows_what_helps_before_anything_was_recorded(tmp_path):
+    app = page(tmp_path, view="diagnosis")
+    assert not app.exception and not app.error and not app.warning
+    assert "free prefill" in {name for trace in charts(app)[1]["data"] for name in trace["y"]}
+    assert not [button for button in app.button if button.key == "diagnose"]
+    other = page(tmp_path, view="diagnosis", judged="tpot_ms")
+    assert [button for button in other.button if button.key == "diagnose"], "it is the answer to one question"
+
+
+def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
+    asked = example_settings()
+    assert diagnosis(asked, tmp_path, lambda stage, share: None) == example_diagnosis(asked)
+    assert example_diagnosis({**asked, "run": str(tmp_path)}) is None
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
+from calibration.decision_replay import recorded_deployment
 from calibration.predict import identity, predicted_cost
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
 from dashboard.domain import domain
@@ -24,9 +25,12 @@ from dashboard.report import RunRow, load_report
 from dashboard.trust_charts import errors
 from serving.config import Deployment, SchedulerConfig
 from serving.errors import UserError
+from serving.fleet import FleetConfig
 from sim.simulate import simulate_to
 from tests.dashboard_samples import report, write_report, write_samples
+from tokentwin.costs import priced
 from tokentwin.repricing import Source
+from tokentwin.simulating import simulated_run
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
 
@@ -117,7 +121,7 @@ def test_trust_opens_with_the_verdict(samples):
     assert len(cdfs["data"]) == 12  # three real repeats and the simulation, of three metrics
     assert len(errors["layout"]["shapes"]) == 14
     assert len(residuals["data"]) == 9
-    assert parameter(app, "report") == "validation"
+    assert app.selectbox(key="url_report").value == "validation" and not dict(app.query_params)
 
 
 def test_a_disturbed_run_says_so(tmp_path, samples):
@@ -230,7 +234,7 @@ def test_a_whisker_is_the_band_around_the_simulated_number():
 def test_the_run_in_question_is_the_reports_own_and_the_url_chooses_another(tmp_path):
     shutil.copytree(DEMO, tmp_path / "runs")
     app = trust(tmp_path / "runs")
-    assert parameter(app, "scenario") == "validation/simulated"
+    assert app.selectbox(key="url_scenario").value == "validation/simulated"
     share = json.loads((DEMO / "validation" / "report.json").read_text())["extrapolated_share"]
     assert f"**{100 * share:.1f} %** of the" in text(app)  # as the cost model counted while it simulated
     real = trust(tmp_path / "runs", scenario="real-1")
@@ -255,9 +259,30 @@ def test_kernel_tables_have_a_map_too(on_a_gpu):
     assert not app.exception and not app.error
     assert "kernel tables of the H100" in text(app)
     found = domain(Recording.load(on_a_gpu / "run"), Source(None, "H100"))
-    assert not found.counted and found.mark == "interpolated" and found.share == 0
+    assert not found.counted and found.mark == "interpolated" and found.beyond.steps == 0
     long = domain(Recording.load(predicted_run(on_a_gpu / "long", 16) / "run"), Source(None, "H100"))
-    assert long.mark == "extrapolated" and 0 < long.share <= 1 and "beyond measured shapes" in long.reason
+    assert long.mark == "extrapolated" and "beyond measured shapes" in long.reason
+    assert 0 < long.beyond.steps <= 1 and str(long.beyond) in long.standing.reason
+
+
+def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
+    monkeypatch.setattr("dashboard.domain._MOST_JUDGED", 50)
+    run = Recording.load(on_a_gpu / "run")
+    found = domain(run, Source(None, "H100"))
+    assert (found.steps, found.of) == (50, run.steps.num_rows)
+    assert f"none of 50 (of {found.of:,}) steps lies beyond" in found.standing.reason
+
+
+def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
+    """`tokentwin simulate` and a fleet of a plan note it; here of prompts far beyond those that were measured."""
+    made = Recording.load(predicted_run(tmp_path / "long", 16) / "run")
+    own = priced(None, "H100", lambda _: recorded_deployment(made).model_copy(update={"fleet": None}))
+    done = simulated_run(tmp_path / "run", made.workload(), own, FleetConfig(), [own], {}, band=False)
+    found = domain(done.recording, Source(None, "H100"))
+    assert found.mark == done.standing["mark"] == "extrapolated"
+    assert done.standing["reason"].endswith(f"beyond measured shapes, in {found.beyond}")
+    few = simulated_run(tmp_path / "few", made.workload(), own, FleetConfig(), [own], {}, band=False, details=False)
+    assert few.standing["reason"].endswith("beyond measured shapes")
 
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):

@@ -139,3 +139,11 @@ def test_a_folder_that_cannot_be_written_is_said_to_be_so(tmp_path: Path) -> Non
     (tmp_path / "uploads").write_text("a file")
     assert "cannot be written" in refused(keep_trace, tmp_path, CSV)
     assert "cannot be written" in refused(keep_model, tmp_path, json.dumps(CONFIG))
+
+
+def test_a_trace_of_too_many_requests_is_refused_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MOST_REQUESTS", 2)
+    assert "holds more than 2 requests; upload a part of it" in refused(keep_trace, tmp_path, CSV)
+    assert not list(tmp_path.rglob("*.parquet"))
+    monkeypatch.setattr(uploads, "MOST_REQUESTS", 3)
+    assert keep_trace(tmp_path, CSV)

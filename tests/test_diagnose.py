@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.constraint_lifts import dispersion, double_bandwidth, infinite_kv, more_places, one_more_replica
+from calibration.diagnosis import Diagnosis
 from calibration.lifted_costs import FreePrefill, NoCpuTime, TwiceTheBandwidth, repriced, twice_the_bandwidth
 from calibration.operation_cost import HostTimes, OperationCost
 from calibration.operations import DecodeAttention, Elementwise, Gemm
 from calibration.scenario import Scenario
+from calibration.simulated_again import another_run
 from calibration.step_cost import Calibration, StepCost
 from calibration.symptoms import Evidence, attainable_hit_rate, symptoms
 from serving.config import Deployment, SchedulerConfig
@@ -303,6 +306,42 @@ def test_the_command_explains_a_recording(slow_run: Path) -> None:
     assert tried["more running requests"]["bought"]["ttft_ms"] > 0.9 and tried["routing by load"]["skipped"]
     shown = run("diagnose", slow_run / "run", "-c", slow_run / "calibration", "--metric", "e2e").output
     assert "p99 of E2E" in shown and "more running requests" in shown
+
+
+@pytest.fixture(scope="module")
+def routed(slow_run: Path) -> Path:
+    """Three replicas that a router chooses among by what they have to do."""
+    options = ("-c", slow_run / "calibration", "--max-num-seqs", 2, "--no-band")
+    run("simulate", slow_run / "t.parquet", *options, "--replicas", 3, "--router", "least-tokens", "-o", slow_run / "3")
+    return slow_run / "3"
+
+
+def test_a_simulated_fleet_is_simulated_again_as_it_was(routed: Path) -> None:
+    told = json.loads(run("diagnose", routed, "-c", routed.parent / "calibration", "--format", "json").output)
+    assert told["simulated_p99"] == told["recorded_p99"] and told["warning"] is None
+    assert "least-tokens looks at loads already" in json.dumps(told["counterfactuals"])
+
+
+def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp_path: Path) -> None:
+    arguments = ("diagnose", routed, "-c", routed.parent / "calibration")
+    shown = run(*arguments, "--router", "random").output
+    assert "of 120 requests come out otherwise than recorded: its router, policy or cost model was another" in shown
+    assert "otherwise" not in run(*arguments).output
+    recording = Recording.load(routed)
+    again = diagnosed_as(recording, recording.requests)
+    assert another_run(recording, again, recording.run["calibration"]) is None
+    last = recording.requests.num_rows - 1
+    late = recording.requests["finish_ns"].to_pylist()
+    late[last] += 1
+    requests = recording.requests.set_column(
+        recording.requests.schema.get_field_index("finish_ns"), "finish_ns", pa.array(late)
+    )
+    told = another_run(recording, diagnosed_as(recording, requests), "fedcba")
+    assert told is not None and "1 of 120 requests" in told and "timed by invented, here by fedcba" in told
+
+
+def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
+    return Diagnosis([], "e2e_ms", {}, {}, [], again=again)
 
 
 def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:

@@ -286,7 +286,7 @@ def test_memory_that_cuda_itself_lacks_is_one_line_too() -> None:
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time
+import os, signal, sys
 from pathlib import Path
 from realengine.engine import Engine
 from realengine.replay import record
@@ -298,9 +298,9 @@ if __name__ == "__main__":
     config = SchedulerConfig(max_model_len=400, num_blocks=200, max_num_seqs=4)
     deployment = Deployment(model="random:llama", dtype="float32", tensor_parallel_size=2, scheduler=config)
     engine = Engine(deployment, load_model_files("random:llama", Path()))
-    requests = [WorkloadRequest(n, 0, (("", 40),), 300) for n in range(400)]
-    threading.Timer(1.0, lambda: os.killpg(0, signal.SIGINT)).start()
-    done = record(Workload(requests, "long"), engine, sys.argv[1])
+    requests = [WorkloadRequest(n, 0, (("", 40),), 1 if n == 0 else 300) for n in range(400)]
+    ended = iter([lambda: os.killpg(0, signal.SIGINT)])
+    done = record(Workload(requests, "long"), engine, sys.argv[1], progress=lambda _: next(ended, lambda: None)())
     engine.close()
     print(done.status)
 """

@@ -191,7 +191,23 @@ def test_a_mistake_is_one_line_and_a_bug_says_where_to_look(root: Path) -> None:
     assert "Traceback" in (broken.directory / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("damage", ["", '{"state', "null", "7", "[]", "{}", '["a", "b"]', '{"state": "?", "error": 1}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        '{"state',
+        "null",
+        "7",
+        "[]",
+        "{}",
+        '["a", "b"]',
+        '{"state": "?", "error": 1}',
+        '{"task": "tests.test_jobs:tiny"}',
+        '{"task": "tests.test_jobs:tiny", "settings": 7}',
+        '{"task": "tests.test_jobs:tiny", "settings": {"rate": NaN}}',
+        "[" * 100_000,
+    ],
+)
 def test_damaged_files_are_as_good_as_none(root: Path, damage: str) -> None:
     job = waiting(root)
     for name in ("progress.json", "outcome.json", "result.json.partial"):

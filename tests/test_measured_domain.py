@@ -146,6 +146,17 @@ def test_many_steps_are_marked_as_each_alone(
         assert found.sigma[at] == pytest.approx(errors / times, rel=1e-9)
 
 
+def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
+    """Many rows of short contexts, and few of long ones: not as many rows of long ones."""
+    cost = predicted_cost("H100", deployment(**PLAIN))
+    for rows, context in ((256, 300), (1, 16_000)):
+        cost.decode_run_ns(rows, rows * context, rows * context**2, 1)
+    assert cost.standing_of([StepSizes(**of(256, 16_000, 0, 0, 0))])[0] == Mark.EXTRAPOLATED
+    assert cost.standing()[0] == Mark.INTERPOLATED
+    cost.decode_run_ns(256, 256 * 16_000, 256 * 16_000**2, 1)
+    assert cost.standing()[0] == Mark.EXTRAPOLATED
+
+
 def test_what_measured_steps_cover_is_validated(predicted: OperationCost) -> None:
     covered = Correction(domain={"tokens": (1, 64), "decode rows": (1, 64), "decode context": (1, 64_000)}, source="us")
     cost = OperationCost(predicted.model, predicted.deployment, predicted.kernels, covered)

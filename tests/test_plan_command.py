@@ -166,6 +166,13 @@ def test_a_closed_loop_has_no_rate_to_plan_for() -> None:
         planned_traffic(closed, 3600, None)
 
 
+def test_requests_of_one_instant_have_no_rate_to_plan_for() -> None:
+    at_once = [WorkloadRequest(number, 5, (("", 10),), 5) for number in range(50)]
+    with pytest.raises(UserError, match="holds requests of one instant, which have no rate") as caught:
+        planned_traffic(Workload(at_once, "burst"), 3600, 2.0)
+    assert "\n" not in str(caught.value)
+
+
 # The command
 
 

@@ -273,7 +273,7 @@ RECORD = """
 import sys
 from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
-from sim.router import find_router
+from serving.fleet import FleetConfig, PoolConfig, RouterConfig
 from sim.simulate import simulate_to
 from traces.synth import parse_spec, synthesise
 spec = parse_spec({
@@ -282,7 +282,8 @@ spec = parse_spec({
 })
 scheduler = SchedulerConfig(max_model_len=2048, num_blocks=140, max_num_seqs=32, async_scheduling=sys.argv[2] == "1")
 simulate_to(sys.argv[1], synthesise(spec), Deployment(scheduler=scheduler), TokenCost(6000000, 18000, 450, 100000),
-            replicas=3, router=find_router("least-tokens"), steps=True, tokens=True)
+            fleet=FleetConfig(pools=(PoolConfig(replicas=3),), router=RouterConfig(name="least-tokens")),
+            steps=True, tokens=True)
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -54,6 +55,7 @@ def cli() -> None:
 
 def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
     try:
         cli.main(standalone_mode=False)
     except UserError as error:

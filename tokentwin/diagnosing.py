@@ -32,6 +32,7 @@ def diagnosed(
     `slo` is as `parse_slo` takes it, `judged` the latency to explain. Raises UserError for what cannot be simulated.
     """
     from calibration.diagnosis import diagnose
+    from calibration.simulated_again import another_run
     from calibration.symptoms import Evidence, symptoms
     from serving.errors import UserError
     from traces.recording import Recording
@@ -39,17 +40,18 @@ def diagnosed(
 
     recording = Recording.load(run)
     evidence = Evidence(recording, parse_slo(slo) if slo else {})
-    scenario = None
-    if calibration is not None or gpu is not None:
-        if recording.run["status"] != "complete":
-            raise UserError(
-                "run", str(run), f"is {recording.run['status']} and cannot be simulated; leave -c and --gpu out"
-            )
-        deployment = evidence.as_run()
-        replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
-        scenario, _ = priced_scenario(recording.workload(), calibration, gpu, lambda _: deployment, replicas, router)
+    if calibration is None and gpu is None:
+        return evidence, diagnose(symptoms(evidence), evidence.metrics, judged=judged)
+    if recording.run["status"] != "complete":
+        raise UserError(
+            "run", str(run), f"is {recording.run['status']} and cannot be simulated; leave -c and --gpu out"
+        )
+    deployment = evidence.as_run()
+    replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
+    scenario, price = priced_scenario(recording.workload(), calibration, gpu, lambda _: deployment, replicas, router)
     found = diagnose(symptoms(evidence), evidence.metrics, scenario, judged, tell)
-    return evidence, found if scenario is None else replace(found, standing=scenario.standing())
+    warning = another_run(recording, found, price.calibration)
+    return evidence, replace(found, standing=scenario.standing(), warning=warning)
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from serving.errors import UserError
 
 _SECOND_NS = 1e9
 LATEST_NS = 2.0**62
+TOO_LATE = "is too late; a workload ends within 146 years"
 
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 

@@ -33,7 +33,7 @@ class AzureReader:
         rows = []
         for row in csv_rows(path):
             row.only(*_COLUMNS)
-            rows.append((_time_ns(row), row.integer("ContextTokens", 1), row.integer("GeneratedTokens", 1)))
+            rows.append((_time_ns(row), row.tokens("ContextTokens"), row.tokens("GeneratedTokens")))
         if not rows:
             raise UserError("trace", str(path), "holds no requests")
         rows.sort(key=lambda row: row[0])

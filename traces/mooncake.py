@@ -33,7 +33,7 @@ class MooncakeReader:
         for row in json_rows(path):
             row.only(*_FIELDS)
             prompt = tuple(_segments(row))
-            rows.append((row.time_ns("timestamp", 1_000_000), prompt, row.integer("output_length", 1)))
+            rows.append((row.time_ns("timestamp", 1_000_000), prompt, row.tokens("output_length")))
         if not rows:
             raise UserError("trace", str(path), "holds no requests")
         rows.sort(key=lambda row: row[0])
@@ -42,7 +42,7 @@ class MooncakeReader:
 
 
 def _segments(row: Row) -> Iterator[Segment]:
-    length = row.integer("input_length", 1)
+    length = row.tokens("input_length")
     ids = row.items("hash_ids")
     blocks = -(-length // BLOCK_TOKENS)
     if len(ids) != blocks:

@@ -17,10 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest
+from traces.arrivals import LATEST_NS, TOO_LATE
+from traces.lengths import LONGEST
 
 MAGIC = b"PAR1"
+_PRIORITIES = 2**31  # of either sign; recordings hold 32 bits
 ROW_GROUP = 8192
 
 _WORKLOAD = b"tokentwin.workload"
@@ -58,6 +61,11 @@ SCHEMA = pa.schema(
 _LATER = {"session": "", "turn": 0, "think_ns": None}  # columns that older traces lack, and what they mean by it
 
 
+def arrow_reason(error: Exception) -> str:
+    """What went wrong with a file, without the details of the system call that pyarrow adds."""
+    return reason(error).partition(" Detail:")[0].strip(" .\n")
+
+
 class ParquetReader:
     """Reads the trace format of this project. See `traces.reader.TraceReader`."""
 
@@ -71,13 +79,13 @@ class ParquetReader:
         try:
             file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
-            raise UserError("trace", str(path), f"is not a readable Parquet file: {error}") from None
+            raise UserError("trace", str(path), f"is not a readable Parquet file: {arrow_reason(error)}") from None
         with file:
             about = _about(path, file.schema_arrow)
             try:
                 _check(path, file)
             except (pa.ArrowException, OSError) as error:
-                raise UserError("trace", str(path), f"is damaged: {error}") from None
+                raise UserError("trace", str(path), f"is damaged: {arrow_reason(error)}") from None
             return Workload(
                 requests=_StoredRequests(path, file.metadata.num_rows),
                 name=about["name"],
@@ -195,8 +203,10 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
     for batch in file.iter_batches(batch_size=ROW_GROUP):
         rows = _Rows(path, seen, batch)
         id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
-        outputs.append(rows.numbers("output_len", least=1))
-        rows.refuse_nulls("priority", "tenant", "slo_class")
+        rows.refuse(arrival > int(LATEST_NS), "arrival_ns", arrival, TOO_LATE)
+        outputs.append(rows.numbers("output_len", least=1, most=LONGEST))
+        rows.numbers("priority", least=-_PRIORITIES, most=_PRIORITIES - 1)
+        rows.refuse_nulls("tenant", "slo_class")
         rows.refuse_nulls(*(name for name in ("session", "turn") if name in batch.schema.names))
         rows.check_prompts()
         used.append(rows.outputs_used())
@@ -243,16 +253,18 @@ class _Rows:
                 row = pc.index(pc.is_null(column), True).as_py()
                 raise UserError(f"{self._path}: row {self._first + row}: {name}", None, "must not be null")
 
-    def numbers(self, name: str, least: int) -> np.ndarray:
-        """A column of integers, none null or below `least`."""
+    def numbers(self, name: str, least: int, most: int | None = None) -> np.ndarray:
+        """A column of integers, none null, below `least` or above `most`."""
         self.refuse_nulls(name)
         values: np.ndarray = self._batch.column(name).to_numpy(zero_copy_only=False)
         self.refuse(values < least, name, values, f"must be at least {least}")
+        if most is not None:
+            self.refuse(values > most, name, values, f"must be at most {most:,}")
         return values
 
     def check_prompts(self) -> None:
         """Segments of 1 token or more, which sum to `prompt_len`."""
-        prompt_len = self.numbers("prompt_len", least=1)
+        prompt_len = self.numbers("prompt_len", least=1, most=LONGEST)
         self.refuse_nulls("prompt")
         prompt = self._batch.column("prompt")
         offsets = prompt.offsets.to_numpy()

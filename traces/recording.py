@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from serving.errors import UserError
 from serving.workload import Workload
-from traces.parquet import ParquetReader, write_parquet
+from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.schema import DATASETS, arrow_schema
 
 ROW_GROUP = 8192
@@ -264,7 +264,7 @@ class Recording:
                 column = file.read_row_groups(kept, [name], use_threads=False)
                 table = table.append_column(column.schema.field(0), column.column(0))
         except (pa.ArrowException, OSError) as error:
-            raise UserError("recording", str(self._file(dataset)), f"is damaged: {error}") from None
+            raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
         for name in wanted:
             if name not in present:
                 table = table.append_column(schema.field(name), pa.nulls(table.num_rows, schema.field(name).type))
@@ -295,7 +295,7 @@ class Recording:
             file = pq.ParquetFile(self._file(dataset), pre_buffer=False)
             heads = [next(file.iter_batches(rows, [at], columns, use_threads=False)) for at in groups]
         except (pa.ArrowException, OSError) as error:
-            raise UserError("recording", str(self._file(dataset)), f"is damaged: {error}") from None
+            raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
         return pa.Table.from_batches(heads)
 
     def workload(self) -> Workload:
@@ -310,10 +310,12 @@ class Recording:
     def _check(self, dataset: str) -> set[str]:
         """The columns of a dataset's file that we know, after holding its schema to ours."""
         path = self._file(dataset)
+        if not path.is_file():
+            raise UserError("recording", str(self.path), f"is damaged: {path.name} is missing; record the run again")
         try:
             schema = pq.read_schema(path)
         except (pa.ArrowException, OSError) as error:
-            raise UserError("recording", str(path), f"cannot be read: {error}") from None
+            raise UserError("recording", str(path), f"cannot be read: {arrow_reason(error)}") from None
         if (schema.metadata or {}).get(b"tokentwin.dataset") != dataset.encode():
             raise UserError("recording", str(path), f"is not the dataset {dataset!r} of a tokentwin recording")
         ours = arrow_schema(dataset)

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from serving.errors import UserError, reason
+from traces.arrivals import LATEST_NS, TOO_LATE
+from traces.lengths import LONGEST
 
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
@@ -39,20 +41,27 @@ class Row:
             if field not in known:
                 raise self.error(field, self.fields[field], f"no such field; known are {', '.join(known)}")
 
-    def integer(self, field: str, least: int, default: int | None = None) -> int:
-        """A whole number of at least `least`; `default` where the field is absent or an empty CSV cell."""
+    def tokens(self, field: str) -> int:
+        """A length in tokens, from 1 to `LONGEST`."""
+        return self.integer(field, 1, most=LONGEST)
+
+    def integer(self, field: str, least: int, default: int | None = None, most: int = _LARGEST) -> int:
+        """A whole number from `least` to `most`; `default` where the field is absent or an empty CSV cell."""
         value = self.fields.get(field, "")
         if value == "" and default is not None:
             return default
         number = self._number(field, value)
         if number != number.to_integral_value():
             raise self.error(field, value, "must be a whole number")
-        return self._in_range(field, value, int(number), least)
+        return self._in_range(field, value, int(number), least, most)
 
     def time_ns(self, field: str, unit_ns: int) -> int:
-        """A time of 0 or more in units of `unit_ns`, rounded to the nanosecond."""
+        """A time of 0 to 146 years in units of `unit_ns`, rounded to the nanosecond."""
         value = self.fields.get(field, "")
-        return self._in_range(field, value, round(self._number(field, value) * unit_ns), 0)
+        number = round(self._number(field, value) * unit_ns)
+        if number > LATEST_NS:
+            raise self.error(field, value, TOO_LATE)
+        return self._in_range(field, value, number, 0, _LARGEST)
 
     def text(self, field: str) -> str:
         """A string; empty where the field is absent."""
@@ -82,11 +91,11 @@ class Row:
             raise self.error(field, value, "must be a finite number")
         return number
 
-    def _in_range(self, field: str, value: Any, number: int, least: int) -> int:
+    def _in_range(self, field: str, value: Any, number: int, least: int, most: int) -> int:
         if number < least:
             raise self.error(field, value, f"must be at least {least}")
-        if number > _LARGEST:
-            raise self.error(field, value, "is too large for 64 bits")
+        if number > most:
+            raise self.error(field, value, f"must be at most {most:,}")
         return number
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from serving.errors import UserError
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
+from traces.lengths import LONGEST
 from traces.rows import Row, csv_rows, json_rows
 
 _ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1}
@@ -70,8 +71,8 @@ def _request(row: Row, number: int) -> WorkloadRequest:
         id=row.integer("id", 0) if "id" in row.fields else number,
         arrival_ns=row.time_ns(arrivals[0], _ARRIVALS[arrivals[0]]),
         prompt=_prompt(row),
-        output_len=row.integer("output_tokens", 1),
-        priority=row.integer("priority", -(2**31), default=0),
+        output_len=row.tokens("output_tokens"),
+        priority=row.integer("priority", -(2**31), default=0, most=2**31 - 1),
         tenant=row.text("tenant"),
         slo_class=row.text("slo_class"),
     )
@@ -79,17 +80,19 @@ def _request(row: Row, number: int) -> WorkloadRequest:
 
 def _prompt(row: Row) -> tuple[Segment, ...]:
     if "prompt" not in row.fields:
-        return ((PRIVATE, row.integer("prompt_tokens", 1)),)
+        return ((PRIVATE, row.tokens("prompt_tokens")),)
     prompt: list[Segment] = []
     for item in row.items("prompt"):
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
             raise row.error("prompt", item, 'each segment is [name, tokens], such as ["sys0", 400]')
         segment = Row(row.path, row.line, {"prompt": item[1]})
-        prompt.append((item[0], segment.integer("prompt", 1)))
+        prompt.append((item[0], segment.tokens("prompt")))
     if not prompt:
         raise row.error("prompt", [], "must hold a segment")
     total = sum(tokens for _, tokens in prompt)
-    if "prompt_tokens" in row.fields and row.integer("prompt_tokens", 1) != total:
+    if total > LONGEST:
+        raise row.error("prompt", f"{total} tokens", f"must be at most {LONGEST:,} tokens in all")
+    if "prompt_tokens" in row.fields and row.tokens("prompt_tokens") != total:
         raise row.error("prompt_tokens", row.fields["prompt_tokens"], f"the segments of prompt sum to {total}")
     return tuple(prompt)
 

@@ -77,6 +77,14 @@ class SynthSpec(BaseModel):
     tenant: str = Field("", description="tenant of every request")
     slo_class: str = Field("", description="SLO class of every request")
 
+    @property
+    def expected_requests(self) -> float:
+        """How many there will be: as many as asked for, or on average within the duration; of a ramp, at most."""
+        if self.requests is not None:
+            return self.requests
+        rates = (getattr(self.arrivals, name, 0.0) for name in ("rate", "start_rate", "end_rate"))
+        return (self.duration_s or 0.0) * max(rates)
+
     @model_validator(mode="after")
     def _consistent(self) -> SynthSpec:
         if (self.requests is None) == (self.duration_s is None):

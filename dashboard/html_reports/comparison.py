@@ -20,7 +20,7 @@ from dashboard.html_reports.document import (
 from dashboard.html_reports.origin import origin
 from dashboard.lab.side_names import side_names
 from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
-from dashboard.lab_charts import Sides, label, side_colours, unit
+from dashboard.lab_charts import Sides, change, label, side_colours, unit
 from dashboard.standing import Standing, noted, together
 from tokentwin.exports.comparison import ComparisonAnswer
 
@@ -84,7 +84,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "unit": unit(row),
         "A": row["a"],
         "B": row["b"],
-        "B - A (%)": None if row["percent"] is None else f"{row['percent']:+.1f}",
+        "B - A (%)": change(row),
         "from": row["low"],
         "to": row["high"],
         "better": row["better"] or None,

@@ -68,7 +68,7 @@ def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator
             "$ per hour": _usd(best["usd_per_hour"]),
             "$ per Mtok output": _usd(best["usd_per_mtok_out"]),
             "attainment": f"{100 * best['attainment']:.1f} %",
-            "headroom": f"{best['headroom_percent']} %",
+            "headroom": f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %",
             "tok/s per user": "–" if best["tok_s_user"] is None else f"{best['tok_s_user']:,.0f}",
         }
     )
@@ -110,18 +110,16 @@ def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
     best = answer["recommendation"]
     recommended = frontier_charts.place(points, best) if best else None
     rated = _standing(points, "fleets")
-    per_gpu, per_dollar = (
-        [frontier_charts.place(points, point) for point in answer[name]] for name in ("frontier", "frontier_by_price")
-    )
+    best_of = frontier_charts.on_a_frontier(points)
     yield heading("What can be bought")
     yield paragraph(f"{len(points)} fleets, simulated on the same {answer['requests']:,} requests.", soft=True)
     yield beside(
         [
-            figure(frontier_charts.frontier(points, per_gpu, recommended), rated, "Fast for users, or for GPUs"),
-            figure(frontier_charts.price(points, per_dollar, recommended), rated, "What speed costs"),
+            figure(frontier_charts.frontier(points, recommended), rated, "Fast for users, or for GPUs"),
+            figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
         ]
     )
-    yield table([_row(point, at in {*per_gpu, *per_dollar}) for at, point in enumerate(points)])
+    yield table([_row(point, at in best_of) for at, point in enumerate(points)])
 
 
 def _others(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -149,11 +149,9 @@ def _domain(source: Validation) -> Iterator[str]:
     except UserError as error:
         yield warning(str(error))
         return
-    outside = f"{100 * found.share:.1f} % of the {found.steps:,} simulated steps lie outside what was measured"
-    why = f"{outside}, most by {found.reason}" if found.share else "nothing beyond what was measured"
     clock = recording.run["clock"]
     maps = domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL))
-    yield figure(maps, Standing(found.mark, why))
+    yield figure(maps, found.standing)
     yield paragraph(f"Behind it: {found.about}.", soft=True)
 
 

@@ -17,8 +17,8 @@ from dashboard.lab.mixes import mixes
 from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
 from dashboard.library import find, stamp
 from dashboard.plan_request import RecordedTraffic
-from dashboard.uploads import MOST_MB, keep_trace, trace_path
-from dashboard.url import amount, choose, keep, named, number, pick
+from dashboard.uploads import MOST_MB, keep_trace, missing, trace_path
+from dashboard.url import amount, choose, fresh_key, keep, named, number, pick, text
 from serving.config import SchedulerConfig, parse
 from serving.errors import UserError
 from serving.gpu_spec import gpus
@@ -78,7 +78,9 @@ def simulation_inputs(runs: Path) -> LabRequest | Incomplete:
         "bounds": bounds,
         "threshold": percent / 100,
     }
-    return parse(LabRequest, asked, where="lab")
+    request = parse(LabRequest, asked, where="lab")
+    request.check()
+    return request
 
 
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> RecordedRequest:
@@ -88,11 +90,11 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> RecordedRequest:
     """
     found = {**own, **bundled_pair()}
     first, second = _likely(own if len(own) > 1 else bundled_pair())
+    paths = []
     for name, place, likely in zip("ab", st.columns(2, gap="medium"), (first, second), strict=True):
         with place:
             options = [likely, *(other for other in found if other != likely)]
-            choose(name.upper(), options, f"rec_{name}")
-    paths = [found[st.session_state[f"last_rec_{name}"]] for name in "ab"]
+            paths.append(found[choose(name.upper(), options, f"rec_{name}", lasting=False)])
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         bounds = _bounds()
@@ -149,7 +151,10 @@ def _traffic(runs: Path) -> tuple[SynthSpec, ...] | RecordedTraffic | Incomplete
 
 def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     upload = st.file_uploader(
-        "A trace", key="lab_trace_upload", max_upload_size=MOST_MB, help="Any format that `tokentwin trace` reads."
+        "A trace",
+        key=fresh_key("lab_trace_upload", "lab_trace"),
+        max_upload_size=MOST_MB,
+        help="Any format that `tokentwin trace` reads.",
     )
     said = named("lab_trace") or ""
     if upload is not None:
@@ -158,7 +163,7 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     keep("lab_trace", said)
     path = trace_path(runs, said)
     if path is None:
-        return Incomplete("Upload a trace." if not said else "The trace of this link is not here; upload it again.")
+        return Incomplete(missing("trace", "upload") if said else "Upload a trace.")
     window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
     scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
     return RecordedTraffic(path=path, window_s=window, rate_scale=scale)
@@ -241,13 +246,9 @@ def _setting(side: str, name: str, low: float, high: float, step: float) -> floa
 
 def _deadlines(side: str) -> dict[str, Any]:
     """The bounds of `edf`, as `chat=300, batch=20000`."""
-    said = named(f"{side}_deadlines") or _DEADLINES
-    text = st.text_input(
-        "TTFT bound by SLO class (ms)", said, key=f"url_{side}_deadlines", max_chars=500, help=f"`{_DEADLINES}`"
-    )
-    keep(f"{side}_deadlines", text, _DEADLINES)
+    said = text("TTFT bound by SLO class (ms)", f"{side}_deadlines", _DEADLINES, max_chars=500, help=f"`{_DEADLINES}`")
     bounds = {}
-    for pair in filter(str.strip, text.split(",")):
+    for pair in filter(str.strip, said.split(",")):
         match = _DEADLINE.fullmatch(pair)
         if match is None:
             raise UserError("edf_ttft_ms", pair.strip(), f"should be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
@@ -259,22 +260,29 @@ def _pasted(runs: Path, side: str) -> Side | Incomplete:
     parameter = f"{side}_yaml"
     said = named(parameter) or ""
     with st.expander("Its YAML", expanded=kept_deployment(runs, said) is None):
-        text = st.text_area(
-            "Paste it", height=160, max_chars=MOST_KB * 1000, key=f"{parameter}_text", placeholder=_EXAMPLE, help=_YAML
+        pasted = st.text_area(
+            "Paste it",
+            height=160,
+            max_chars=MOST_KB * 1000,
+            key=fresh_key(f"{parameter}_text", parameter),
+            placeholder=_EXAMPLE,
+            help=_YAML,
         )
-        upload = st.file_uploader("or upload it", type=["yaml", "yml"], key=f"{parameter}_upload", max_upload_size=1)
-        if upload is not None and not text.strip():
-            text = upload.getvalue().decode("utf-8", errors="replace")
-        if text.strip():
-            said = keep_deployment(runs, text)
+        upload = st.file_uploader(
+            "or upload it",
+            type=["yaml", "yml"],
+            key=fresh_key(f"{parameter}_upload", parameter),
+            max_upload_size=1,
+        )
+        if upload is not None and not pasted.strip():
+            pasted = upload.getvalue().decode("utf-8", errors="replace")
+        if pasted.strip():
+            said = keep_deployment(runs, pasted)
     keep(parameter, said)
     data = kept_deployment(runs, said)
     if data is None:
-        return Incomplete(
-            f"Paste the deployment of {side.upper()}."
-            if not said
-            else f"The deployment of {side.upper()} in this link is not here; paste it again."
-        )
+        what = f"deployment of {side.upper()}"
+        return Incomplete(missing(what, "paste") if said else f"Paste the {what}.")
     return Side(deployment=data)
 
 

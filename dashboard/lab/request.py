@@ -21,6 +21,7 @@ from tokentwin.settings import with_settings
 from traces.synth import SynthSpec
 
 MOST_REQUESTS = 200_000  # of one run
+MOST_IN_ALL = 1_000_000  # of all runs of a side, which are in memory together
 
 
 class _Asked(BaseModel):
@@ -62,14 +63,21 @@ class LabRequest(_Asked):
     bounds: dict[str, float] = {}
     threshold: float = Field(0.05, ge=0, le=10)
 
+    def check(self) -> None:
+        """Raises UserError for a specification of too many requests, of which none is made here."""
+        if isinstance(self.traffic, RecordedTraffic):
+            return
+        expected = sum(part.expected_requests for part in self.traffic)
+        for count, most, where in ((expected, MOST_REQUESTS, ""), (expected * self.seeds, MOST_IN_ALL, " in all runs")):
+            if count > most:
+                raise UserError("traffic", f"{count:,.0f} requests{where}", f"are too many; {most:,} are allowed")
+
     def workloads(self) -> list[Workload]:
         """What both sides are offered, run by run. Raises UserError when that is nothing, or too much."""
         if isinstance(self.traffic, RecordedTraffic):
             made = [self.traffic.workload()]
         else:
-            expected = sum(_expected(part) for part in self.traffic)
-            if expected > MOST_REQUESTS:
-                raise UserError("traffic", f"{expected:,.0f} requests", f"are too many; {MOST_REQUESTS:,} are allowed")
+            self.check()
             made = [
                 merged([part.model_copy(update={"seed": part.seed + number}) for part in self.traffic])
                 for number in range(self.seeds)
@@ -105,10 +113,6 @@ class LabRequest(_Asked):
             raise UserError("model", self.timing.model, "is not in the catalogue")
         named = {"model": self.timing.model, "tensor_parallel_size": self.timing.tensor_parallel_size}
         return long_enough(base.model_copy(update=named), longest)
-
-
-def _expected(part: SynthSpec) -> float:
-    return part.requests or (part.duration_s or 0.0) * getattr(part.arrivals, "rate", 0.0)
 
 
 class RecordedRequest(_Asked):

@@ -18,6 +18,7 @@ import torch
 from realengine.gpu_suite.engine_benchmark import usual_workload
 from realengine.weights import RANDOM
 from serving.model_spec import ModelSpec
+from serving.python_process import module_command, module_environment
 
 HANDICAP = (
     "no flash-attn kernels: attention through torch, one step at a time, scheduled in Python; a quarter of the "
@@ -30,9 +31,11 @@ def peer_throughput(
 ) -> dict[str, Any]:
     """`transformers_throughput` of the first `part` of the usual workload, in at most `seconds`."""
     asked = json.dumps([model, dtype, device, requests, longest, part, small])
-    command = [sys.executable, "-m", "realengine.gpu_suite.peer", asked]
+    command, where = module_command("realengine.gpu_suite.peer", asked), module_environment()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(seconds, 1.0))
+        done = subprocess.run(
+            command, env=where, capture_output=True, text=True, check=False, timeout=max(seconds, 1.0)
+        )
     except subprocess.TimeoutExpired:
         return {"failed": f"not done in the {seconds:.0f} s that were left", "handicap": HANDICAP}
     if done.returncode:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from serving.python_process import module_command, module_environment
 
 
 def validate_runs(runs: Path, out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
@@ -57,5 +58,6 @@ def _from(paths: list[Path]) -> list[str]:
 
 def _tokentwin(*arguments: str) -> str | None:
     """Run a verb; its last words if it failed."""
-    done = subprocess.run([sys.executable, "-m", "tokentwin", *arguments], capture_output=True, text=True, check=False)
+    command, where = module_command("tokentwin", *arguments), module_environment()
+    done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"

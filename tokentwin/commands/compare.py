@@ -247,7 +247,7 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison.rows:
         label = METRICS[row.metric].axis if row.metric in METRICS else row.metric
         interval = "-" if math.isnan(row.low) else f"{_shown(row.low)} to {_shown(row.high)}"
-        numbers = (_shown(row.a), _shown(row.b), _shown(row.b - row.a), _percent(row.percent))
+        numbers = (_shown(row.a), _shown(row.b), _shown(row.b - row.a), _change(row.metric, row.percent))
         rows.add_row(label, row.stat, *numbers, interval, row.better)
     console.print(rows)
     tallies = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
@@ -284,7 +284,12 @@ def print_ranking(ranked: Sequence[Ranked]) -> None:
     console = Console()
     table = Table("metric", "stat", "simulated", "real", "outcome")
     for row in ranked:
-        table.add_row(row.metric, row.stat, _percent(row.simulated_percent), _percent(row.real_percent), row.outcome)
+        table.add_row(
+            row.metric,
+            row.stat,
+            *(_change(row.metric, change) for change in (row.simulated_percent, row.real_percent)),
+            row.outcome,
+        )
     console.print(table)
     counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing was claimed"
@@ -297,5 +302,10 @@ def _shown(value: float) -> str:
     return "-" if not math.isfinite(value) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _percent(value: float) -> str:
-    return "-" if not math.isfinite(value) else f"{value:+.1f}"
+def _change(name: str, value: float) -> str:
+    """In percent of A; of a share in points, and said so."""
+    from calibration.comparison import SHARES
+
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:+.1f}{' points' if name in SHARES else ''}"

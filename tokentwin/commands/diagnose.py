@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from calibration.diagnosis import Diagnosis
 
 _JUDGED = {"ttft": "ttft_ms", "itl": "itl_ms", "tpot": "tpot_ms", "e2e": "e2e_ms"}
-_TWIN_ERROR = 0.25  # of the p99: beyond, counterfactuals are about another run
 
 
 @click.command()
 @click.argument("run", type=click.Path())
 @click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
 @click.option("--gpu", help="Time steps by the kernel tables of this GPU.")
-@click.option("--router", default="", help="The router of the run; a recording does not say.")
+@click.option("--router", default="", help="Another router than the recording says.")
 @click.option("--metric", "judged", type=click.Choice(list(_JUDGED)), help="Explain the p99 of this one.")
 @click.option("--slo", help="Bounds in ms that say what is high, e.g. 'ttft:200 tpot:50'.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -80,11 +79,8 @@ def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
     for c in found.counterfactuals:
         if c.skipped:
             console.print(f"[dim]{c.name}: not tried, {c.skipped}[/]")
-    error = found.twin_error
-    if error is not None and abs(error) > _TWIN_ERROR:
-        console.print(
-            f"[yellow]the simulated p99 is {100 * error:+.0f} % off the recorded one: these are causes in the twin[/]"
-        )
+    if found.warning:
+        console.print(f"[yellow]{found.warning}[/]", soft_wrap=True)
 
 
 def _ms(value: float) -> str:

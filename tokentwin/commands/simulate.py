@@ -55,53 +55,26 @@ def simulate(
     Without --deployment, the calibrated deployment is simulated (Llama-3.1-8B if there is none); flags change single
     fields of it. On a --gpu, KV blocks follow from its memory unless the deployment states them.
     """
-    from calibration.bands import bands, run_metrics
-    from sim.simulate import simulate_to
-    from tokentwin.fleets import asked_fleet, ends, pool_prices, priced_pools, usd_per_gpu_hour
+    from tokentwin.fleets import asked_fleet, pool_prices
     from tokentwin.run_table import print_metrics, print_rejections, print_tiers
+    from tokentwin.simulating import simulated_run
     from traces.reader import read_workload
-    from traces.recording import Recording
-    from traces.recording_notes import add_notes
     from traces.reshape import reshaped
-    from traces.run_metrics import RunMetrics
 
     own = priced_deployment(calibration, gpu, deployment_file, flags)
     if own.gpu:
         refuse_engine_flags(flags)
-    deployment, cost, identity = own
-    fleet = asked_fleet(deployment.fleet, replicas, router)
+    fleet = asked_fleet(own.deployment.fleet, replicas, router)
     priced = pool_prices(fleet, own, calibration, gpu, lambda base: read_deployment(deployment_file, flags, base))
-    pools = priced_pools(fleet, priced)
-    usd = usd_per_gpu_hour(fleet, priced, _asked_prices(prices, priced))
+    asked = _asked_prices(prices, priced)
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
-    simulate_to(
-        out,
-        workload,
-        deployment,
-        cost,
-        fleet=fleet,
-        pools=pools,
-        calibration=identity,
-        usd_per_gpu_hour=usd,
-        steps=not summary_only,
-        tokens=not summary_only,
-        overwrite=force,
-    )
-    recording = Recording.load(out)
-    metrics, around = RunMetrics.of(recording), None
-    if band:
-        others = (run_metrics(workload, deployment, cost, fleet=fleet, pools=end) for end in ends(pools))
-        around = bands(metrics, *others)
-    mark, why = max(pool.cost.standing() for pool in pools)
-    standing = {"mark": mark.name.lower(), "reason": why}
-    timed_by = {"gpu": own.gpu.name} if own.gpu else {}
-    add_notes(out, {**timed_by, "standing": standing, **({"bands": around} if around else {})})
-    tiers = {"tier_hit_rates": metrics.tier_hit_rates()} if deployment.kv_tiers else {}
-    print_metrics(metrics, style, bands=around, standing=standing, **tiers)
+    done = simulated_run(out, workload, own, fleet, priced, asked, band=band, details=not summary_only, overwrite=force)
+    tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if own.deployment.kv_tiers else {}
+    print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers)
     if style == "table":
-        print_rejections(recording)
-        print_tiers(metrics)
-        click.echo(f"{mark.name.lower()}: {why}")
+        print_rejections(done.recording)
+        print_tiers(done.metrics)
+        click.echo(f"{done.standing['mark']}: {done.standing['reason']}")
 
 
 def _asked_prices(texts: tuple[str, ...], priced: list[Priced]) -> dict[str, float]:

@@ -151,7 +151,7 @@ def _rows() -> pa.Schema:
             number_field("b", own, "on side B"),
             number_field("low", own, "lower end of the 95 % interval of B - A, which holds for all rows together"),
             number_field("high", own, "upper end"),
-            number_field("percent", "%", "B - A in percent of A"),
+            number_field("percent", "%", "B - A in percent of A; of a share in percentage points"),
             text_field("better", "A or B where a difference can be claimed, else empty"),
         ]
     )

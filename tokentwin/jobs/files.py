@@ -23,6 +23,10 @@ def write_json(path: Path, document: Any) -> None:
 def read_json(path: Path) -> Any:
     """The document; None if there is none, or what lies there is not JSON (no file of ours)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from serving.python_process import module_command, module_environment
 from tokentwin import __version__
 from tokentwin.jobs.files import read_json, write_json
 from tokentwin.jobs.process import ProcessMark, mark_of
@@ -96,7 +96,8 @@ class Job:
             write_json(self.directory / "request.json", {"task": self.task, "settings": self.settings})
             with (self.directory / "log.txt").open("w") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tokentwin.jobs.worker", str(self.directory.resolve())],
+                    module_command("tokentwin.jobs.worker", str(self.directory.resolve())),
+                    env=module_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -151,9 +152,10 @@ def finished(root: Path, task: str) -> list[Job]:
     jobs = []
     for path in found:
         request = read_json(path)
-        if not isinstance(request, dict) or request.get("task") != task:
+        settings = request.get("settings") if isinstance(request, dict) else None
+        if not isinstance(settings, dict) or request["task"] != task:
             continue
-        job = Job(root, task, request.get("settings", {}))
+        job = Job(root, task, settings)
         # Else of another version, with other results
         if job.directory == path.parent and job.status.state == "done":
             jobs.append(job)

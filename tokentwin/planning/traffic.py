@@ -27,6 +27,9 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
     first, end = _busiest([r.arrival_ns for r in requests], [r.prompt_len + r.output_len for r in requests], window_s)
     if end - first < 2:
         raise UserError("window-s", window_s, "holds one request; take a longer stretch")
+    if requests[first].arrival_ns == requests[end - 1].arrival_ns:
+        remedy = "holds requests of one instant, which have no rate; give a trace with arrivals over some time"
+        raise UserError("trace", workload.name, remedy)
     return reshaped(replace(workload, requests=requests[first:end]), rate_scale=rate_scale)
 
 

@@ -1,0 +1,27 @@
+"""Processes of this interpreter that find the packages this one found, wherever they are started.
+
+`python -m` looks for modules in the working directory first: a user's `sim.py` there would be run for ours.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[1]  # the directory of all our packages
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs `module` without looking in the working directory; wants `module_environment`."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """This process's environment, and where our packages are if that is no place that Python looks in anyway."""
+    found = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    places = [*site.getsitepackages(), site.getusersitepackages()]
+    if HOME not in [Path(place).resolve() for place in places]:
+        found.append(str(HOME))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(found)} if found else dict(os.environ)
