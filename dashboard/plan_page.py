@@ -142,7 +142,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
 
 
 def _warn_of_short_traffic(answer: Mapping[str, Any]) -> None:
-    if not answer["too_short"]:
+    if not answer.get("too_short"):
         return
     said = literal(answer["too_short"])
     most = f" This page simulates no more than {MOST_REQUESTS:,} requests; `tokentwin plan` takes any number."

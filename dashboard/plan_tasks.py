@@ -27,7 +27,7 @@ from tokentwin.planning.workers import Workers
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
 COARSE = "coarse.json"
-ENOUGH = (150, 500)  # requests that the part of a fleet gets, at least
+ENOUGH = (100, 500)  # requests that the part of a fleet gets, at least
 _FIRST = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
 _CURVES = 30  # simulations that the curves around an answer take, more or less
 _UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take

@@ -73,6 +73,8 @@ def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator
         }
     )
     reasons = [f"{prose(answer['why_not_fewer'] or '')}."]
+    if short := answer.get("too_short"):
+        reasons.insert(0, f"{short[:1].upper()}{short[1:]}.")
     if best["breaks_first"]:
         more = f"beyond {best['headroom_percent']} % more"
         reasons.append(f"With more traffic, {prose(best['breaks_first'])} breaks first, {more}.")

@@ -83,6 +83,7 @@ class _Plan(Asked):
     objectives: list[str]
     requests: int
     span_s: float
+    too_short: str | None = None
     requests_per_s: float | None
     spares: int
     recommendation: _Recommendation | None
