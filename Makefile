@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/tokentwin demo
 
 test: setup lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

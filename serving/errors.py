@@ -24,5 +24,5 @@ def reason(error: Exception) -> str:
 
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 80 else text[:77] + "..."
+    text = text if len(text) <= 80 else f"{text[:40]}...{text[-37:]}"  # the end of a path tells most
     return repr(text) if isinstance(value, str) else text

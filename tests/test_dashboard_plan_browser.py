@@ -78,7 +78,7 @@ def test_from_a_question_to_a_run(server, page, tmp_path):
 def test_two_tabs_share_a_job_and_a_cancel_ends_it_in_both(server, browser):
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     first, second = context.new_page(), context.new_page()
-    link = f"{server}/?preset=documents&rate=9&gpus=H100,H200,B200"
+    link = f"{server}/?preset=reasoning&rate=9&gpus=H100,H200,B200"  # minutes of work
     first.goto(link)
     first.get_by_role("button", name="Find the fleet").click()
     first.get_by_role("button", name="Cancel").wait_for()
