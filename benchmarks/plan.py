@@ -29,17 +29,20 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--rate-scale", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json draws curves, too")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "tokentwin", "plan", str(arguments.trace.resolve()), *QUERY, *SLOS]
-    command += ["--format", "json", "--rate-scale", str(arguments.rate_scale), "--jobs", str(arguments.jobs)]
+    command += ["--rate-scale", str(arguments.rate_scale), "--jobs", str(arguments.jobs), "--format", arguments.format]
     began = perf_counter()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     wall_s = perf_counter() - began
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = json.loads(done.stdout)
     print(f"{wall_s:.1f} s wall, {used.ru_utime + used.ru_stime:.1f} s CPU, {arguments.jobs} jobs")
-    print(f"{found['requests']} requests, {found['trials']} fleets tried in the search")
-    print(found["answer"])
+    if arguments.format == "table":
+        print(*done.stdout.splitlines()[:2], sep="\n")
+    else:
+        found = json.loads(done.stdout)
+        print(f"{found['answer']}\n{found['requests']:,} requests, {found['trials']} fleets tried in the search")
 
 
 if __name__ == "__main__":
