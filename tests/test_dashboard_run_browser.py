@@ -40,6 +40,7 @@ def test_a_box_on_the_timeline_narrows_the_requests(server, browser, timed, tmp_
     page.mouse.move(plot["x"] + plot["width"] / 2, row + 8, steps=6)
     page.mouse.up()
     page.get_by_text(re.compile(r"in the time window")).wait_for()
+    page.wait_for_url(re.compile(r"window="))  # written when the page is complete
     low, high = map(float, re.search(r"window=([\d.]+)-([\d.]+)", page.url).groups())
     assert 0 < low < high
     settle(page, plots=6)
@@ -47,7 +48,7 @@ def test_a_box_on_the_timeline_narrows_the_requests(server, browser, timed, tmp_
     page.get_by_text(re.compile(r"in the time window")).wait_for()
     page.get_by_role("button", name="Whole run").click()
     page.get_by_text(re.compile(r"in the time window")).wait_for(state="detached")
-    assert "window=" not in page.url
+    page.wait_for_url(lambda url: "window=" not in url)
 
 
 def test_a_diagnosis_is_made_once(server, browser, timed, tmp_path):
