@@ -71,5 +71,5 @@ def test_pages_lead_to_each_other(server, browser):
     page.get_by_role("link", name="Run", exact=True).click()
     page.get_by_text("Four lifecycles").wait_for()
     settle(page, plots=6)
-    assert page.url == f"{server}/run"
+    page.wait_for_url(f"{server}/run")
     context.close()

@@ -20,7 +20,7 @@ def test_a_query_is_run_and_its_link_shows_it_again(server, browser):
     page.locator("textarea").fill("select count(*) as of_them from runs where gpu = 'H100'")
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("1 row", exact=True).wait_for()
-    assert "sql=" in page.url
+    page.wait_for_url("**sql=**")
     page.goto(page.url)
     page.get_by_text("1 row", exact=True).wait_for()
     page.close()

@@ -36,7 +36,7 @@ def test_from_two_policies_to_an_answer(server, page):
     page.get_by_text("Winners and losers").wait_for()
     page.get_by_text("Recordings", exact=True).click()
     page.get_by_role("button", name="Compare").wait_for()
-    assert "compare=recordings" in page.url and "rec_a=" in page.url
+    page.wait_for_url(lambda url: "compare=recordings" in url and "rec_a=" in url)
 
 
 def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, page):
@@ -48,4 +48,4 @@ def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, pag
     text.fill("model: Llama-3.1-8B\ndevice: cuda\npolicy: edf")
     text.press("Control+Enter")
     page.get_by_role("button", name="Compare").wait_for()
-    assert "b_yaml=" in page.url
+    page.wait_for_url("**b_yaml=**")

@@ -59,7 +59,7 @@ def test_from_a_question_to_a_run(server, page, tmp_path):
     settle(page, plots=2)
     page.get_by_role("button", name="Simulate it").click()
     page.get_by_text("Four lifecycles").wait_for(timeout=LONG)  # it goes there by itself
-    assert "run?run=jobs%2F" in page.url
+    page.wait_for_url(lambda url: "run?run=jobs%2F" in url)
     assert page.locator("h1").inner_text() == f"{best['replicas']} \u00d7 {best['engine']}"
     settle(page, plots=6)
     drawn(page, least=60)
@@ -96,7 +96,7 @@ def test_a_click_on_the_frontier_chooses_a_fleet(server, page):
     before = page.url
     page.locator(".scatterlayer .points path.point").first.click(force=True)
     page.wait_for_function("before => location.href !== before", arg=before)
-    assert "fleet=" in page.url
+    page.wait_for_url("**fleet=**")
     page.get_by_text("breaks the SLOs").last.wait_for()
 
 
@@ -107,7 +107,7 @@ def test_an_upload_is_read_and_its_mistake_shown_in_a_line(server, page):
     good = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 10},{100 + at},20\n" for at in range(60))
     upload.set_input_files({"name": "../../t.csv", "mimeType": "text/csv", "buffer": good.encode()})
     page.get_by_text("60 requests in").wait_for()
-    assert "trace=" in page.url
+    page.wait_for_url(lambda url: "&trace=" in url)  # written when the page is complete
     page.get_by_role("button", name="Find the fleet").wait_for()
     upload.set_input_files({"name": "bad.csv", "mimeType": "text/csv", "buffer": good.encode() + b"soon,1,1\n"})
     page.get_by_text("line 62: arrival_s").wait_for()
