@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.standing import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Standing
+from calibration.standing import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Standing
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}

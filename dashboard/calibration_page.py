@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from calibration.kernel_shapes import NO_WINDOW, KernelKind, kind_of
 from calibration.kernel_surfaces import KernelFit, KernelSurfaces, bundled, bundled_names, load_kernels
 from calibration.kernel_times import Mark
+from calibration.standing import EXTRAPOLATED, INTERPOLATED, VALIDATED, Standing, together
 from calibration.surface_file import about_surfaces
 from dashboard import calibration_charts as charts
 from dashboard import step_calibration
 from dashboard.badge import figure, heading
 from dashboard.mistake import mistake
-from dashboard.standing import EXTRAPOLATED, INTERPOLATED, VALIDATED, Standing, together
 from dashboard.sweep_charts import SERIES
 from dashboard.url import choose, choose_many, in_url, pick
 from serving.errors import UserError

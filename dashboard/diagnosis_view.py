@@ -14,6 +14,7 @@ import streamlit as st
 
 from calibration.decision_replay import recorded_deployment
 from calibration.diagnosis import LATENCIES
+from calibration.standing import Standing, noted
 from dashboard.badge import BARE, figure
 from dashboard.diagnosis_charts import what_it_buys
 from dashboard.example_run import example_diagnosis
@@ -21,7 +22,6 @@ from dashboard.job_view import follow, start
 from dashboard.library import stamp
 from dashboard.prose import literal
 from dashboard.shown import shown
-from dashboard.standing import Standing, noted
 from dashboard.url import choose
 from serving.metrics import metric
 from tokentwin.diagnosing import DIAGNOSIS, diagnosed

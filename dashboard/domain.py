@@ -20,11 +20,11 @@ from calibration.kernel_times import Mark
 from calibration.measured_domain import beyond, factor_beyond, first_reason
 from calibration.operation_cost import OperationCost
 from calibration.operations import StepSizes
+from calibration.standing import Standing
 from calibration.step_cost import Calibration
 from calibration.step_features import STEP_FEATURES, MeasuredSteps
 from calibration.step_marks import Beyond, recorded_sizes, step_marks
 from dashboard.series import column, thin
-from dashboard.standing import Standing
 from serving.config import Deployment
 from serving.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError

@@ -8,8 +8,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from calibration.standing import UNKNOWN
 from dashboard.palette import NEUTRAL, SIMULATED, finish, symbols
-from dashboard.standing import UNKNOWN
 from serving.metrics import metric
 from tokentwin.planning.frontier import Point, pareto, per_dollar, per_gpu
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
+from calibration.standing import Standing, noted, together
 from dashboard import frontier_charts
 from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
@@ -21,7 +22,6 @@ from dashboard.mistake import mistake
 from dashboard.plan_names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_tasks import FLEET, PLAN
 from dashboard.prose import literal, prose
-from dashboard.standing import Standing, noted, together
 from dashboard.url import choose, go_to, in_url, keep, named
 from serving.errors import UserError
 from tokentwin.exports.plan import PlanAnswer

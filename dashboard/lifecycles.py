@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import streamlit as st
 
+from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour, token_gaps
 from dashboard.shown import percent, shown
-from dashboard.standing import of_run
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import Distribution, RunMetrics

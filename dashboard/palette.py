@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboard.standing import EXTRAPOLATED
+from calibration.standing import EXTRAPOLATED
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"

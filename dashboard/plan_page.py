@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
+from calibration.standing import ASSUMED, Standing, noted, together
 from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
 from dashboard.downloads import downloads
@@ -27,7 +28,6 @@ from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.prose import literal, prose
 from dashboard.published_error import published_error
 from dashboard.shapes import MOST_REQUESTS
-from dashboard.standing import ASSUMED, Standing, noted, together
 from dashboard.url import in_url
 from serving.errors import UserError
 from serving.metrics import metric

@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from calibration.decision_replay import recorded_deployment
+from calibration.standing import Standing, noted, together
 from dashboard import lab_charts
 from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
@@ -27,7 +28,6 @@ from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.mistake import mistake
-from dashboard.standing import Standing, noted, together
 from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
 from serving.metrics import metric

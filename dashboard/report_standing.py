@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from calibration.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
 from dashboard.domain import NEGLIGIBLE
 from dashboard.report import Report
-from dashboard.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
 
 
 def of_report(report: Report) -> Standing:

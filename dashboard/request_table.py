@@ -9,12 +9,12 @@ import pyarrow as pa
 import streamlit as st
 from numpy.typing import NDArray
 
+from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.badge import BARE, figure
 from dashboard.loading import run_colour
 from dashboard.series import column
 from dashboard.shown import shown
-from dashboard.standing import of_run
 from dashboard.time_window import Window
 from dashboard.url import choose, go_to, keep, named
 from serving.metrics import metric

@@ -9,12 +9,12 @@ from typing import Any
 import streamlit as st
 
 from calibration.decision_replay import recorded_deployment
+from calibration.standing import of_run
 from dashboard.badge import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
 from dashboard.prose import literal
 from dashboard.shown import shown
-from dashboard.standing import of_run
 from serving.metrics import metric
 from tokentwin.exports.recorded_run import RecordedRun
 from traces.recording import Recording

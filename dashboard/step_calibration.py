@@ -13,13 +13,13 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from calibration.engine_calibration import FILE, EngineCalibration
+from calibration.standing import UNKNOWN, VALIDATED, Standing
 from calibration.step_cost import Calibration
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from dashboard import calibration_charts, trust_charts
 from dashboard.badge import figure, heading
 from dashboard.library import find
 from dashboard.mistake import mistake
-from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.url import choose
 from serving.errors import UserError
 

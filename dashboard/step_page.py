@@ -9,9 +9,9 @@ from calibration.explanation import Explanation, explain
 from calibration.operation_cost import OperationCost
 from calibration.operations import uniform_step
 from calibration.predict import predicted_cost
+from calibration.standing import Standing, of_operation, together
 from dashboard.badge import figure, heading
 from dashboard.mistake import mistake
-from dashboard.standing import Standing, of_operation, together
 from dashboard.step_charts import parts_bar, roofline
 from dashboard.url import choose, in_url, number
 from serving.config import Deployment

@@ -20,10 +20,10 @@ from calibration.run_explanation import (
     explain_run,
     measured_parts,
 )
+from calibration.standing import VALIDATED, Standing, of_operation, together
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
-from dashboard.standing import VALIDATED, Standing, of_operation, together
 from dashboard.step_charts import roofline
 from dashboard.step_time_charts import part_times
 from serving.gpu_spec import GpuSpec

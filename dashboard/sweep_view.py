@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from calibration.standing import Standing, noted, together
 from dashboard import sweep_charts
-from dashboard.standing import Standing, noted, together
 from tokentwin.sweeps.results import SweepResults
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")

@@ -7,11 +7,11 @@ from pathlib import Path
 import plotly.graph_objects as go
 import streamlit as st
 
+from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.badge import figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
-from dashboard.standing import of_run
 from dashboard.url import interval, set_interval
 from serving.metrics import metric
 from traces.recording import Recording

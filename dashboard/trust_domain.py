@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from calibration.standing import Standing
 from calibration.step_marks import shown_share
 from dashboard.badge import figure
 from dashboard.domain import Domain, domain
@@ -14,7 +15,6 @@ from dashboard.domain_source import timed_by
 from dashboard.library import stamp
 from dashboard.mistake import mistake
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.standing import Standing
 from dashboard.url import choose, forget, moved
 from serving.errors import UserError
 from tokentwin.repricing import Source

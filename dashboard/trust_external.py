@@ -6,11 +6,11 @@ from typing import get_args
 
 import streamlit as st
 
+from calibration.standing import noted, together
 from dashboard.badge import figure
 from dashboard.external_charts import errors_by_source
 from dashboard.external_results import Column, External, Source
 from dashboard.shown import when
-from dashboard.standing import noted, together
 from dashboard.url import pick
 from serving.metrics import METRICS
 

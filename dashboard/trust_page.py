@@ -9,6 +9,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from calibration.standing import UNKNOWN, VALIDATED, Standing
 from dashboard import trust_charts
 from dashboard.badge import badge, figure
 from dashboard.bundled import DEMO, bundled_recordings
@@ -21,7 +22,6 @@ from dashboard.mistake import mistake
 from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.report_standing import of_report
 from dashboard.shown import when
-from dashboard.standing import UNKNOWN, VALIDATED, Standing
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
 from dashboard.url import choose, in_url, named, switch

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from dashboard.standing import MARKS
+from calibration.standing import MARKS
 
 _BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(MARKS)})\]")
 

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.kernel_surfaces import load_kernels
 from calibration.kernel_times import Mark
+from calibration.standing import Standing, noted, of_run, together
 from dashboard import calibration_charts, frontier_charts, plan_charts, sweep_charts
 from dashboard.bundled import DEMO, RUN_SAMPLE
 from dashboard.calibration_page import _of_dots
@@ -21,7 +22,6 @@ from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import _standing
 from dashboard.report import Report
 from dashboard.report_standing import of_report
-from dashboard.standing import Standing, noted, of_run, together
 from serving.gpu_spec import find_gpu
 from tests.badges import badges
 from tests.dashboard_samples import report, toy_run
@@ -65,8 +65,8 @@ def test_a_plot_without_a_badge_is_found():
         import plotly.graph_objects as go
         import streamlit as st
 
+        from calibration.standing import Standing
         from dashboard.badge import figure
-        from dashboard.standing import Standing
 
         figure(go.Figure(), "one", "With", Standing("validated", "measured"))
         st.plotly_chart(go.Figure(), key="two")

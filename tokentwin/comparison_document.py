@@ -62,7 +62,7 @@ def simulated_side(scenario: Scenario, calibration: str) -> dict[str, Any]:
 def recorded_side(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Which clock ran it, how often, what ran, and how far to trust it."""
     from calibration.decision_replay import recorded_deployment
-    from dashboard.standing import of_run, together
+    from calibration.standing import of_run, together
 
     return {
         "clock": recordings[0].run["clock"],

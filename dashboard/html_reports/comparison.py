@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from calibration.standing import Standing, noted, together
 from dashboard import lab_charts
 from dashboard.html_reports.document import (
     badge,
@@ -21,7 +22,6 @@ from dashboard.html_reports.origin import origin
 from dashboard.lab.side_names import side_names
 from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, change, label, side_colours, unit
-from dashboard.standing import Standing, noted, together
 from tokentwin.exports.comparison import ComparisonAnswer
 
 

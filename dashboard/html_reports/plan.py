@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from calibration.standing import ASSUMED, Standing, noted, together
 from dashboard import frontier_charts, plan_charts
 from dashboard.html_reports.document import (
     badge,
@@ -21,7 +22,6 @@ from dashboard.html_reports.document import (
 from dashboard.html_reports.origin import origin
 from dashboard.plan_command import plan_command
 from dashboard.prose import prose
-from dashboard.standing import ASSUMED, Standing, noted, together
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
 

@@ -9,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.html_reports.document import (
     beside,
@@ -22,7 +23,6 @@ from dashboard.html_reports.document import (
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.series import STEP_SERIES, column
-from dashboard.standing import of_run
 from serving.metrics import STATISTICS, metric
 from tokentwin.exports.recorded_run import RecordedRun
 from traces.recording import Recording

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from numpy.typing import NDArray
 
+from calibration.standing import UNKNOWN, VALIDATED, Standing, noted, together
 from dashboard import trust_charts
 from dashboard.domain import domain
 from dashboard.domain_charts import domain_maps
@@ -30,7 +31,6 @@ from dashboard.report import Report, load_residuals, resolve
 from dashboard.report_standing import of_report
 from dashboard.rungs import rungs
 from dashboard.shown import when
-from dashboard.standing import UNKNOWN, VALIDATED, Standing, noted, together
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.exports.validation import Validation
