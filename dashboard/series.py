@@ -23,22 +23,6 @@ def column(table: pa.Table, name: str) -> Floats:
     return values
 
 
-def ecdf(values: NDArray[Any], points: int = 400) -> tuple[Floats, Floats]:
-    """The empirical distribution in percent, as at most `points` of its own values; the tail keeps its detail.
-
-    Half of the points are spread evenly over the ranks, half crowd towards the largest values.
-    """
-    ordered = np.sort(values[~np.isnan(values)])
-    n = len(ordered)
-    if n <= points:
-        ranks = np.arange(n)
-    else:
-        even = np.linspace(0, n - 1, points // 2)
-        tail = n - np.geomspace(1, n, points // 2)
-        ranks = np.unique(np.concatenate([even, tail]).round().astype(int))
-    return ordered[ranks], 100.0 * (ranks + 1) / n if n else np.empty(0)
-
-
 def thin(count: int, most: int) -> NDArray[np.int64]:
     """Indices of at most `most` of `count` rows, evenly spaced: the same ones every time."""
     if count <= most:

@@ -12,8 +12,9 @@ from plotly.subplots import make_subplots
 
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
 from dashboard.report import RunRow
-from dashboard.series import ecdf, thin
+from dashboard.series import thin
 from serving.metrics import METRICS
+from traces.ecdf import ecdf
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500

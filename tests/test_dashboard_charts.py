@@ -12,7 +12,8 @@ from dashboard import held_steps, run_charts, trust_charts
 from dashboard.held_steps import HeldSteps
 from dashboard.palette import REAL, SIMULATED
 from dashboard.report import RunRow
-from dashboard.series import bucket_means, ecdf, envelope
+from dashboard.series import bucket_means, envelope
+from traces.ecdf import ecdf
 
 MS = 1_000_000
 SCALE = {"ttft_ms": 200.0, "tpot_ms": 10.0, "e2e_ms": 900.0}

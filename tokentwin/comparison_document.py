@@ -78,7 +78,7 @@ def beside(simulated: dict[str, Any], ranked: Sequence[Ranked]) -> dict[str, Any
 
 
 def _curve(values: NDArray[Any]) -> dict[str, list[float]]:
-    from dashboard.series import ecdf
+    from traces.ecdf import ecdf
 
     x, y = ecdf(values, _POINTS)
     return {"x": [float(f"{v:.6g}") for v in x], "y": [round(float(v), 3) for v in y]}
