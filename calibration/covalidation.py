@@ -22,6 +22,7 @@ from calibration.decision_replay import DecisionReplay, recorded_deployment, rep
 from calibration.fit import predict, residuals, step_residuals_table
 from calibration.step_cost import Calibration, Residuals, StepCost
 from calibration.step_features import MeasuredSteps
+from calibration.validation_report import REPORT, RESIDUALS
 from serving.config import Deployment, parse
 from serving.errors import UserError
 from sim.simulate import simulate_to
@@ -155,10 +156,10 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
             "simulated": "simulated",
         },
     )
-    pq.write_table(step_residuals_table(steps, predicted), out / "step_residuals.parquet")
-    temporary = out / ".report.json.tmp"
+    pq.write_table(step_residuals_table(steps, predicted), out / RESIDUALS)
+    temporary = out / f".{REPORT}.tmp"
     temporary.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(out / "report.json")
+    temporary.replace(out / REPORT)
     return report
 
 

@@ -12,8 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from dashboard.library import RECORDING, REPORT, find
-from dashboard.report import RESIDUALS, load_report
+from calibration.validation_report import REPORT, RESIDUALS, load_report
+from dashboard.library import RECORDING, find
 from serving.workload import Workload
 from traces.recording import Recording, RecordingWriter
 from traces.schema import RUNS, STEPS

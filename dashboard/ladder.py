@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
+from calibration.validation_report import Report
 from dashboard.external_results import External
 from dashboard.prose import literal
-from dashboard.report import Report
 from dashboard.rungs import rungs
 
 

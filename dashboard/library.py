@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 RECORDING = "requests.parquet"
-REPORT = "report.json"
 DEEPEST = 5
 MOST = 500
 _SETTLED_NS = 2_000_000_000  # a directory that was just written may change again and bear the same time

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from calibration.standing import EXTRAPOLATED, UNKNOWN, VALIDATED, Standing
+from calibration.validation_report import Report
 from dashboard.domain import NEGLIGIBLE
-from dashboard.report import Report
 
 
 def of_report(report: Report) -> Standing:

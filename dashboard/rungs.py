@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from calibration.validation_report import Report, RunRow
 from dashboard.external_results import External
-from dashboard.report import Report, RunRow
 from serving.metrics import METRICS
 
 _NOT_CLIMBED = "Not climbed in this report."

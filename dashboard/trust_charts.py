@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from calibration.validation_report import RunRow
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
-from dashboard.report import RunRow
 from dashboard.series import thin
 from serving.metrics import METRICS
 from traces.ecdf import ecdf

@@ -10,16 +10,16 @@ from pathlib import Path
 import streamlit as st
 
 from calibration.standing import UNKNOWN, VALIDATED, Standing
+from calibration.validation_report import REPORT, Report, load_report, load_residuals, resolve
 from dashboard import trust_charts
 from dashboard.badge import badge, figure
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.external_results import External, newest_external
 from dashboard.ladder import show_ladder
-from dashboard.library import RECORDING, REPORT, find
+from dashboard.library import RECORDING, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.mistake import mistake
-from dashboard.report import Report, load_report, load_residuals, resolve
 from dashboard.report_standing import of_report
 from dashboard.shown import when
 from dashboard.trust_domain import show_domain

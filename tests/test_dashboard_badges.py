@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from calibration.kernel_surfaces import load_kernels
 from calibration.kernel_times import Mark
 from calibration.standing import Standing, noted, of_run, together
+from calibration.validation_report import Report
 from dashboard import calibration_charts, frontier_charts, plan_charts, sweep_charts
 from dashboard.bundled import DEMO, RUN_SAMPLE
 from dashboard.calibration_page import _of_dots
@@ -20,7 +21,6 @@ from dashboard.lab.tasks import recorded
 from dashboard.lab_charts import side_colours
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import _standing
-from dashboard.report import Report
 from dashboard.report_standing import of_report
 from serving.gpu_spec import find_gpu
 from tests.badges import badges

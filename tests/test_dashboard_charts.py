@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("plotly")
 
+from calibration.validation_report import RunRow
 from dashboard import held_steps, run_charts, trust_charts
 from dashboard.held_steps import HeldSteps
 from dashboard.palette import REAL, SIMULATED
-from dashboard.report import RunRow
 from dashboard.series import bucket_means, envelope
 from traces.ecdf import ecdf
 

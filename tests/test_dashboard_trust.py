@@ -17,11 +17,11 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.decision_replay import recorded_deployment
 from calibration.predict import identity, predicted_cost
+from calibration.validation_report import RunRow, load_report
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
 from dashboard.domain import domain
 from dashboard.external_charts import errors_by_source
 from dashboard.external_results import EXTERNAL, load_external
-from dashboard.report import RunRow, load_report
 from dashboard.trust_charts import errors
 from serving.config import Deployment, SchedulerConfig
 from serving.errors import UserError

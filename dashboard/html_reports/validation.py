@@ -9,6 +9,7 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from calibration.standing import UNKNOWN, VALIDATED, Standing, noted, together
+from calibration.validation_report import Report, load_residuals, resolve
 from dashboard import trust_charts
 from dashboard.domain import domain
 from dashboard.domain_charts import domain_maps
@@ -27,7 +28,6 @@ from dashboard.html_reports.document import (
     write_document,
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.report import Report, load_residuals, resolve
 from dashboard.report_standing import of_report
 from dashboard.rungs import rungs
 from dashboard.shown import when

@@ -21,7 +21,7 @@ class Validation:
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
         """`runs` is by default the directory that the report lies in. Raises UserError when it is damaged."""
-        from dashboard.report import load_report
+        from calibration.validation_report import load_report
 
         self.path = path
         self.runs = path.resolve().parent if runs is None else runs
@@ -29,7 +29,7 @@ class Validation:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        from dashboard.report import RESIDUALS
+        from calibration.validation_report import RESIDUALS
 
         rows = ("rows",) if self.report.rungs.run and self.report.rungs.run.rows else ()
         return (*rows, "steps") if (self.path / RESIDUALS).is_file() else rows
@@ -38,7 +38,7 @@ class Validation:
         """`rows`: rung 3, with the bands of rung 5. `steps`: measured and predicted time of every held-out step."""
         import pyarrow as pa
 
-        from dashboard.report import load_residuals
+        from calibration.validation_report import load_residuals
 
         if name == "steps":
             steps = load_residuals(self.path, whole=True)

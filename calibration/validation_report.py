@@ -1,7 +1,7 @@
 """A validation report, as `tokentwin validate` writes it: `report.json` and `step_residuals.parquet`.
 
-Read here and checked, so that the page never meets a report it cannot show. Fields that a later version adds
-are ignored.
+Read here and checked, so that what shows or exports one never meets a report that it cannot show. Fields
+that a later version adds are ignored.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from dashboard.library import REPORT
 from serving.config import parse
 from serving.errors import UserError
 
+REPORT = "report.json"
 RESIDUALS = "step_residuals.parquet"
 _RESIDUAL_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
 
