@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from calibration.standing import Standing, noted, together
 from dashboard import sweep_charts
+from tokentwin.exports.sweep import SweepView
 from tokentwin.sweeps.results import SweepResults
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 SERIES = 4  # shown unasked
-
-
-class SweepView(NamedTuple):
-    """Metric `y` over parameter `x`, a series for each of `values` of parameter `by`; (None,) without one."""
-
-    y: str
-    x: str
-    by: str | None
-    values: Sequence[Any]
-    log_y: bool = False
 
 
 def opening_view(found: SweepResults) -> SweepView:

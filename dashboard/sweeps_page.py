@@ -22,7 +22,6 @@ from dashboard.sweep_charts import shown
 from dashboard.sweep_view import (
     FIRST,
     SERIES,
-    SweepView,
     drawn,
     metrics_in_order,
     numeric,
@@ -34,7 +33,7 @@ from dashboard.sweep_view import (
 from dashboard.url import choose, choose_many, go_to, in_url, interval, keep, moved, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS
-from tokentwin.exports.sweep import Sweep
+from tokentwin.exports.sweep import Sweep, SweepView
 from tokentwin.sweeps.results import ABOUT, SweepResults
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"

@@ -18,9 +18,9 @@ from dashboard.html_reports.document import (
     warning,
     write_document,
 )
-from dashboard.sweep_view import FIRST, SweepView, drawn, opening_view, standing
+from dashboard.sweep_view import FIRST, drawn, opening_view, standing
 from serving.metrics import METRICS
-from tokentwin.exports.sweep import Sweep
+from tokentwin.exports.sweep import Sweep, SweepView
 from tokentwin.sweeps.results import SweepResults
 
 _ROWS = 1000  # more are in Parquet and CSV

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from serving.metrics import METRICS
+from tokentwin.exports.html_report import html_report
 from tokentwin.exports.saved_answer import Asked, Part, checked, rows_of
 from tokentwin.exports.tables import number_field, text_field
 
@@ -116,7 +117,7 @@ class ComparisonAnswer:
 
     what: ClassVar[str] = "a comparison"
     writers: ClassVar[Mapping[str, str]] = {
-        "html": "dashboard.html_reports.comparison:write_html",
+        "html": html_report("comparison"),
         "json": "tokentwin.exports.saved_answer:write_json",
     }
     tables = ("rows", "tallies")

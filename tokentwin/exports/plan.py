@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from tokentwin.exports.html_report import html_report
 from tokentwin.exports.saved_answer import Asked, Part, checked, rows_of
 from tokentwin.exports.tables import flag_field, metric_field, number_field, text_field
 
@@ -104,7 +105,7 @@ class PlanAnswer:
 
     what: ClassVar[str] = "a plan"
     writers: ClassVar[Mapping[str, str]] = {
-        "html": "dashboard.html_reports.plan:write_html",
+        "html": html_report("plan"),
         "json": "tokentwin.exports.saved_answer:write_json",
     }
     tables = ("fleets",)

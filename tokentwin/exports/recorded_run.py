@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from tokentwin.exports.html_report import html_report
 from tokentwin.exports.tables import metric_field
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class RecordedRun:
 
     what: ClassVar[str] = "a recording"
     writers: ClassVar[Mapping[str, str]] = {
-        "html": "dashboard.html_reports.recorded_run:write_html",
+        "html": html_report("recorded_run"),
         "perfetto": "tokentwin.exports.perfetto:write_perfetto",
         "openmetrics": "tokentwin.exports.openmetrics:write_openmetrics",
     }

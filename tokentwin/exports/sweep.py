@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from tokentwin.exports.html_report import html_report
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dashboard.sweep_view import SweepView
     from tokentwin.sweeps.results import SweepResults
+
+
+class SweepView(NamedTuple):
+    """Metric `y` over parameter `x`, a series for each of `values` of parameter `by`; (None,) without one."""
+
+    y: str
+    x: str
+    by: str | None
+    values: Sequence[Any]
+    log_y: bool = False
 
 
 class Sweep:
     """A sweep, or some runs of one; `view` is what the report draws, by default what the page opens on."""
 
     what: ClassVar[str] = "a sweep"
-    writers: ClassVar[Mapping[str, str]] = {"html": "dashboard.html_reports.sweep:write_html"}
+    writers: ClassVar[Mapping[str, str]] = {"html": html_report("sweep")}
     tables = ("runs",)
 
     def __init__(self, path: Path, results: SweepResults | None = None, view: SweepView | None = None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from serving.errors import UserError
+from tokentwin.exports.html_report import html_report
 from tokentwin.exports.tables import flag_field, number_field, text_field
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class Validation:
     """The report in `path`; calibrations and results of `validate external` are looked for under `runs`."""
 
     what: ClassVar[str] = "a validation report"
-    writers: ClassVar[Mapping[str, str]] = {"html": "dashboard.html_reports.validation:write_html"}
+    writers: ClassVar[Mapping[str, str]] = {"html": html_report("validation")}
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
         """`runs` is by default the directory that the report lies in. Raises UserError when it is damaged."""
