@@ -11,13 +11,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from serving.errors import UserError, reason
+from serving.errors import UserError
 from serving.fleet import FleetConfig
 from serving.kv_tiers import KvTiersConfig
 from serving.speculative import SpeculativeConfig
+from serving.yaml_file import read_mapping
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -196,17 +196,7 @@ class Deployment(BaseModel):
 
 def load_deployment(path: str | Path) -> Deployment:
     """A deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("deployment", str(path), f"cannot be read: {reason(error)}") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError("deployment", str(path), f"is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError("deployment", str(path), "is no mapping of settings; see docs/engine.md for an example")
-    return parse(Deployment, data, where=str(path))
+    return parse(Deployment, read_mapping(path, "deployment", "docs/engine.md"), where=str(path))
 
 
 def parse(model: type[Model], data: Any, where: str) -> Model:

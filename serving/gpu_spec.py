@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.config import parse
-from serving.errors import UserError, reason
+from serving.errors import UserError
+from serving.yaml_file import read_yaml
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
@@ -68,12 +67,7 @@ def gpus() -> dict[str, GpuSpec]:
 
 
 def _read(path: Path) -> dict[str, GpuSpec]:
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("gpu", str(path), f"cannot be read: {reason(error)}") from None
-    except yaml.YAMLError as error:
-        raise UserError("gpu", str(path), f"is not YAML: {' '.join(str(error).split())}") from None
+    data = read_yaml(path, "gpu")
     if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
         raise UserError("gpu", str(path), "is no mapping of a GPU's name to its numbers; see docs/models-and-gpus.md")
     return {str(name): parse(GpuSpec, {"name": str(name), **entry}, where=str(name)) for name, entry in data.items()}

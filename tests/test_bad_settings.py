@@ -53,6 +53,25 @@ def test_a_path_is_named_once(tmp_path: Path) -> None:
     assert str(caught.value).endswith("cannot be read: No such file or directory")
 
 
+@pytest.mark.parametrize("content", ["a: [", "seed: 2020-99-99", "seed: !!bool x", "[" * 10_000, "!!python/name:os.x"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "never", "--gpu", "H100", "-o", "never", "-d"),
+        ("simulate", "never", "-o", "never", "--gpu"),
+        ("sweep", "-o", "never"),
+        ("trace", "synth", "never.parquet", "--spec"),
+        ("compare", "--gpu", "H100", "--b", "policy=fair", "--trace"),
+        ("plan", "--slo", "ttft_ms p99<=500", "--gpu", "H100"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, arguments: tuple[str, ...], content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match="is not YAML"):
+        cli.main([*arguments, str(path)], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

@@ -57,7 +57,7 @@ def test_a_yaml_spec_and_options_over_it(tmp_path):
         (("convert", "good", "kept.parquet"), "kept.parquet': exists; use --force"),
         (("synth", "new.parquet", "--prompt", "normal", *SYNTH[:4], "--output", 3), "spec.prompt"),
         (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' is not key=value"),
-        (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': must be a mapping"),
+        (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': is no mapping"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, message):

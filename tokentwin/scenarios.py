@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PricedScenario(NamedTuple):
-    """A scenario, and how far its step times can be trusted."""
+    """A scenario, and what prices the steps of whatever has no price of its own in it."""
 
     scenario: Scenario
     price: Priced
@@ -81,14 +81,7 @@ def offered_workloads(trace: str, seeds: int, limit: int | None, rate_scale: flo
 
 
 def _synthesised(path: str, seeds: int) -> list[Workload]:
-    import yaml
+    from traces.synth import read_spec, synthesise
 
-    from serving.errors import UserError, reason
-    from traces.synth import parse_spec, synthesise
-
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError("trace", path, f"cannot be read: {reason(error)}") from None
-    spec = parse_spec(data, where=path)
+    spec = read_spec(path)
     return [synthesise(spec.model_copy(update={"seed": spec.seed + number})) for number in range(seeds)]

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from serving.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.yaml_file import read_yaml
 from traces.arrivals import LATEST_NS, Arrivals, Closed
 from traces.lengths import Empirical, Lengths
 from traces.reader import read_workload
@@ -106,6 +107,11 @@ class SynthSpec(BaseModel):
 def parse_spec(data: Any, where: str = "spec") -> SynthSpec:
     """`data` as a spec, or a UserError with the first field that is wrong."""
     return parse(SynthSpec, data, where)
+
+
+def read_spec(path: str | Path) -> SynthSpec:
+    """The spec in a YAML file. Raises UserError that names the file, and the first field that is wrong."""
+    return parse_spec(read_yaml(path, "trace"), where=str(path))
 
 
 def synthesise(spec: SynthSpec) -> Workload:

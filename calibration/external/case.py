@@ -11,11 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.config import Deployment, parse
-from serving.errors import UserError, reason
+from serving.errors import UserError
+from serving.yaml_file import read_yaml
 from traces.measured.formats import measured_format
 from traces.measured.run import MeasuredFormat, MeasuredRun
 
@@ -102,13 +102,7 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_case(path: Path) -> Case:
     """A case file. Raises UserError that names the file and the field."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("case", str(path), f"cannot be read: {reason(error)}") from None
-    except yaml.YAMLError as error:
-        raise UserError("case", str(path), f"is not YAML: {error}") from None
-    case = parse(Case, data, where=path.name)
+    case = parse(Case, read_yaml(path, "case"), where=path.name)
     if not case.is_of_steps:
         _ = case.format  # refuses unknown formats and fields before anything runs
     return case

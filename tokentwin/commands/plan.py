@@ -137,25 +137,10 @@ def _read(traffic: str, limit: int | None) -> Workload:
     """A trace, or the workload that a YAML file specifies."""
     from traces.reader import read_workload
     from traces.reshape import reshaped
+    from traces.synth import read_spec, synthesise
 
-    if Path(traffic).suffix in (".yaml", ".yml"):
-        return reshaped(_synthetic(Path(traffic)), limit=limit)
-    return reshaped(read_workload(traffic), limit=limit)
-
-
-def _synthetic(path: Path) -> Workload:
-    import yaml
-
-    from serving.errors import UserError, reason
-    from traces.synth import parse_spec, synthesise
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("traffic", str(path), f"cannot be read: {reason(error)}") from None
-    except yaml.YAMLError as error:
-        raise UserError("traffic", str(path), f"is not YAML: {error}") from None
-    return synthesise(parse_spec(data, where=str(path)))
+    specified = Path(traffic).suffix in (".yaml", ".yml")
+    return reshaped(synthesise(read_spec(traffic)) if specified else read_workload(traffic), limit=limit)
 
 
 def _candidates(

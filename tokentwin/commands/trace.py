@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.errors import UserError, reason
+from serving.errors import UserError
 
 if TYPE_CHECKING:
     from serving.workload import Workload
@@ -95,12 +95,13 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
 
     For distributions inside `--system-prompts` and `--sessions`, use a YAML file.
     """
+    from serving.yaml_file import read_mapping
     from traces.reader import read_workload
     from traces.summary import summarise
     from traces.synth import parse_spec, synthesise
     from traces.writer import write_workload
 
-    data = _yaml(spec_path) if spec_path else {}
+    data = read_mapping(spec_path, "spec", "docs/traces.md") if spec_path else {}
     for name, value in options.items():
         if value is not None:
             data[name] = _parsed(name, value)
@@ -119,20 +120,6 @@ def _read(path: Path, spread: bool) -> Workload:
 
     workload = read_workload(path)
     return spread_ticks(workload) if spread else workload
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("spec", str(path), f"cannot be read: {reason(error)}") from None
-    except yaml.YAMLError as error:
-        raise UserError("spec", str(path), f"is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError("spec", str(path), "must be a mapping of fields; see docs/traces.md")
-    return data
 
 
 def _parsed(name: str, text: str) -> Any:

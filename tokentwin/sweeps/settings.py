@@ -12,11 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from serving.config import parse
-from serving.errors import UserError, reason
+from serving.errors import UserError
+from serving.yaml_file import read_mapping
 
 Overrides = dict[str, Any]  # values by dotted path
 
@@ -139,14 +139,7 @@ def load_sweep(path: str | Path) -> SweepSettings:
 
 
 def _mapping(path: str | Path, kind: str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(kind, str(path), f"cannot be read: {reason(error)}") from None
-    except yaml.YAMLError as error:
-        raise UserError(kind, str(path), f"is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(kind, str(path), "is no mapping of settings; see docs/sweeps.md")
+    data = read_mapping(path, kind, "docs/sweeps.md")
     try:
         plain: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
