@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ def measure(engine: Engine, out: Path, seconds: float, overwrite: bool) -> Itera
         yield path
 
 
-def fit_recordings(paths: list[Path], out: Path, progress: Callable[[str], None] = lambda _: None) -> Calibration:
+def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`."""
     import json
 
