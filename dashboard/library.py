@@ -1,4 +1,4 @@
-"""What lies under the runs directory: recordings and validation reports, found by the files they hold.
+"""What lies under the runs directory: recordings, calibrations and validation reports, found by the files they hold.
 
 Names are paths relative to that directory and are only ever looked up in what was found: a name from a URL is
 never used as a path.
@@ -13,7 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from calibration.engine_calibration import FILE as ENGINE_CALIBRATION
+
 RECORDING = "requests.parquet"
+OWN_CALIBRATION = "calibration.json"
 DEEPEST = 5
 MOST = 500
 _SETTLED_NS = 2_000_000_000  # a directory that was just written may change again and bear the same time
@@ -39,6 +42,11 @@ def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
     }
     names = sorted(found, key=lambda name: (-found[name][0], name))
     return {name: Path(found[name][1]) for at, name in enumerate(names) if at < MOST or name in also}
+
+
+def calibrations(runs: Path) -> dict[str, Path]:
+    """Directories under `runs` that hold a calibration, of our own engine or of another, by name."""
+    return {**find(runs, OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
 
 
 def stamp(directory: Path) -> int:

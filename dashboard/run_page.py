@@ -13,10 +13,9 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.engine_calibration import FILE
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.diagnosis_view import diagnosis_view
-from dashboard.library import RECORDING, find
+from dashboard.library import RECORDING, calibrations, find
 from dashboard.lifecycles import lifecycles
 from dashboard.loading import open_run
 from dashboard.metric_table import metric_table
@@ -30,7 +29,6 @@ from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_OWN = "calibration.json"
 _VIEWS = {
     "requests": "Requests",
     "steps": "Where step time goes",
@@ -88,7 +86,7 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:
-    return {**find(runs, _OWN), **find(runs, FILE), "bundled": DEMO / "calibration"}
+    return {**calibrations(runs), "bundled": DEMO / "calibration"}
 
 
 def _bundled(runs: Path) -> None:

@@ -18,12 +18,11 @@ from calibration.step_cost import Calibration
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from dashboard import calibration_charts, trust_charts
 from dashboard.badge import figure, heading
-from dashboard.library import find
+from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.mistake import mistake
 from dashboard.url import choose
 from serving.errors import UserError
 
-_OWN = "calibration.json"
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
 _EVERY = "Of every measured step, those the fit saw among them."
@@ -31,7 +30,7 @@ _EVERY = "Of every measured step, those the fit saw among them."
 
 def show(runs: Path) -> None:
     """The calibrations under `runs`, of our own engine and of others."""
-    found = {**find(runs, _OWN), **find(runs, FILE)}
+    found = calibrations(runs)
     if not found:
         st.info(f"No calibration under `{runs}` yet.", icon=":material/tune:")
         st.markdown("Our engine is measured and fitted in a minute or two, here or as part of the whole loop:")
@@ -39,7 +38,7 @@ def show(runs: Path) -> None:
         return
     name = choose("Calibration", list(found), "calibration", lasting=False)
     try:
-        if (found[name] / _OWN).exists():
+        if (found[name] / OWN_CALIBRATION).exists():
             _own(Calibration.load(found[name]), found[name])
         else:
             _other(EngineCalibration.load(found[name] / FILE))

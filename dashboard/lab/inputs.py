@@ -10,12 +10,11 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.engine_calibration import FILE as ENGINE_CALIBRATION
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
 from dashboard.lab.deployment_text import MOST_KB, keep_deployment, kept_deployment
 from dashboard.lab.mixes import mixes
 from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
-from dashboard.library import find, stamp
+from dashboard.library import calibrations, stamp
 from dashboard.plan_request import RecordedTraffic
 from dashboard.uploads import MOST_MB, keep_trace, missing, trace_path
 from dashboard.url import amount, choose, fresh_key, keep, named, number, pick, text
@@ -32,7 +31,6 @@ POLICY = {"a": "vllm", "b": "fair"}
 RATE, SECONDS, SEEDS = 25.0, 30.0, 8
 BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
-_OWN_CALIBRATION = "calibration.json"
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
 _NUMBERS = {  # settings of a policy: lowest, highest, step
@@ -171,7 +169,7 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
 
 def _timing(runs: Path) -> Timing:
     """A GPU of the catalogue with a model, or a calibration under `runs`, which brings its deployment."""
-    measured, cards = _measured(runs), _cards()
+    measured, cards = calibrations(runs), _cards()
     chosen = choose("Steps timed by", [*cards, *measured], "timing", help=_TIMING)
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
@@ -182,7 +180,7 @@ def _timing(runs: Path) -> Timing:
 
 def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
     """What times recordings simulated once more, or nothing; of the `bundled` pair unasked what is bundled with it."""
-    measured = {**_measured(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
+    measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     usual = _BUNDLED if bundled else _ALONE
     options = [usual, *(name for name in (_ALONE, *measured, *_cards()) if name != usual)]
     chosen = choose("Simulate them too, timed by", options, "beside", help=_TIMING)
@@ -191,10 +189,6 @@ def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
     return Timing(gpu=chosen)
-
-
-def _measured(runs: Path) -> dict[str, Path]:
-    return {**find(runs, _OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
 
 
 def _cards() -> list[str]:
