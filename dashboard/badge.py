@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.standing import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Standing
+from dashboard.prose import sentence
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
@@ -39,7 +40,7 @@ def badge(standing: Standing, place: Any = st) -> None:
     """The badge, with the reason and what the mark means on hover."""
     mark, reason = standing
     meaning = _MEANING.get(mark, _MEANING[UNKNOWN])
-    place.markdown(mark_badge(mark), help=f"{reason[:1].upper()}{reason[1:]}.\n\n{meaning}", width="content")
+    place.markdown(mark_badge(mark), help=f"{sentence(reason)}\n\n{meaning}", width="content")
 
 
 def heading(

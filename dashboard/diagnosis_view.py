@@ -20,7 +20,7 @@ from dashboard.diagnosis_charts import what_it_buys
 from dashboard.example_run import example_diagnosis
 from dashboard.job_view import follow, start
 from dashboard.library import stamp
-from dashboard.prose import literal
+from dashboard.prose import literal, sentence
 from dashboard.shown import shown
 from dashboard.url import choose
 from serving.metrics import metric
@@ -68,8 +68,7 @@ def _verdict(found: Mapping[str, Any] | None) -> None:
     if found is None:
         st.markdown("A run of so many requests is diagnosed in the background.")
     elif found["counterfactuals"]:
-        sentence = found["verdict"]
-        st.markdown(f"**{sentence[:1].upper()}{sentence[1:]}.**")
+        st.markdown(f"**{sentence(found['verdict'])}**")
     elif found["symptoms"]:
         worst = found["symptoms"][0]
         st.markdown(f"The worst symptom: **{worst['name']}** ({worst['lifecycle']}).")
@@ -114,7 +113,7 @@ def _counterfactuals(found: Mapping[str, Any]) -> None:
         )
     figure(bars, "buys", "What would help", standing, _BUYS, menu=BARE)
     if found.get("warning"):
-        st.warning(literal(f"{found['warning'][:1].upper()}{found['warning'][1:]}."), icon=":material/warning:")
+        st.warning(literal(sentence(found["warning"])), icon=":material/warning:")
     with st.expander("All latencies, and what was not tried"):
         _table(found, tried)
         for c in found["counterfactuals"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.prose import verbatim
+from dashboard.prose import sentence, verbatim
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 
@@ -64,15 +64,10 @@ def _entry(known: Metric) -> None:
         left, right = st.columns([3, 2], gap="medium")
         with left:
             st.subheader(known.label, anchor=known.name)
-            unit = f" · {_literal(known.unit)}" if known.unit else ""
+            unit = f" · {verbatim(known.unit)}" if known.unit else ""
             st.markdown(f"`{known.name}`{unit} {_BETTER.get(known.better or '', '')}")
-            st.markdown(_literal(f"{known.definition[:1].upper()}{known.definition[1:]}."))
+            st.markdown(verbatim(sentence(known.definition)))
         with right:
             names = [(title, known.names_in(tool)) for tool, title in TOOLS.items() if known.names_in(tool)]
             lines = [f"**{title}** {', '.join(f'`{name}`' for name in called)}" for title, called in names]
             st.markdown("  \n".join(lines) or ":gray[no other tool has it]")
-
-
-def _literal(text: str) -> str:
-    """Text in which nothing is Markdown: two dollar signs would be a formula, asterisks emphasis."""
-    return "".join(f"\\{character}" if character in "$*_[]`~<>:" else character for character in text)

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.mistake import mistake
+from dashboard.prose import capitalised
 from serving.errors import UserError, reason
 from tokentwin.jobs.job import Job, Status
 
@@ -59,7 +60,7 @@ def _words(status: Status) -> str:
     if status.state == "queued":
         return "Queued: it starts when a processor is free"
     left = "" if status.eta_s is None else f", about {_seconds(status.eta_s)} left"
-    return f"{status.stage[:1].upper()}{status.stage[1:]}{left}"
+    return f"{capitalised(status.stage)}{left}"
 
 
 def _seconds(seconds: float) -> str:

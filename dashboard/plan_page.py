@@ -25,7 +25,7 @@ from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
-from dashboard.prose import literal, prose
+from dashboard.prose import literal, prose, sentence
 from dashboard.published_error import published_error
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.url import in_url
@@ -124,8 +124,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
     with right:
         fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
         heading(fewer, None)
-        reason = literal(answer["why_not_fewer"])
-        st.markdown(f"{reason[:1].upper()}{reason[1:]}.")
+        st.markdown(sentence(literal(answer["why_not_fewer"])))
         if best["breaks_first"]:
             st.markdown(
                 f"With more traffic, **{literal(best['breaks_first'])}** breaks first, beyond "
@@ -144,10 +143,9 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
 def _warn_of_short_traffic(answer: Mapping[str, Any]) -> None:
     if not answer.get("too_short"):
         return
-    said = literal(answer["too_short"])
     most = f" This page simulates no more than {MOST_REQUESTS:,} requests; `tokentwin plan` takes any number."
     limited = most if answer["requests"] == MOST_REQUESTS else ""
-    st.warning(f"{said[:1].upper()}{said[1:]}.{limited}", icon=":material/hourglass_bottom:")
+    st.warning(sentence(literal(answer["too_short"])) + limited, icon=":material/hourglass_bottom:")
 
 
 def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:

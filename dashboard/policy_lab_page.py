@@ -28,6 +28,7 @@ from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.mistake import mistake
+from dashboard.prose import capitalised, verbatim
 from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
 from serving.metrics import metric
@@ -125,9 +126,8 @@ def _standing(sides: Mapping[str, Any]) -> Standing:
 def _answer(answer: Mapping[str, Any]) -> None:
     colours = side_colours(*(answer[side]["deployment"]["policy"] for side in "ab"))
     names = Sides(*side_names(answer["a"], answer["b"]))
-    verdict = answer["verdict"]
     icon = ":material/check_circle:" if answer["difference"] else ":material/drag_handle:"
-    st.subheader(f"{icon} {_plain(verdict[:1].upper() + verdict[1:])}", anchor=False)
+    st.subheader(f"{icon} {verbatim(capitalised(answer['verdict']))}", anchor=False)
     standing = _standing(answer)
     badge(standing)
     st.caption(basis(answer))
@@ -169,7 +169,7 @@ def _ranking(answer: Mapping[str, Any]) -> None:
         st.success(told, icon=":material/check_circle:")
     else:
         st.info(told)
-    st.markdown(f"Simulated: {_plain(simulated['verdict'])}.")
+    st.markdown(f"Simulated: {verbatim(simulated['verdict'])}.")
 
 
 def _on_engine(runs: Path, answer: Mapping[str, Any], timing: Timing) -> None:
@@ -187,7 +187,7 @@ def _on_engine(runs: Path, answer: Mapping[str, Any], timing: Timing) -> None:
         if made == asked and all(recording.run["clock"] == "wall" for side in sides for recording in side):
             beside = timing.calibration and Path(timing.calibration).relative_to(runs.resolve()).as_posix()
             with st.container(horizontal=True, vertical_alignment="center"):
-                st.markdown(f"The real engine recorded these two in {_plain(name.rpartition('/')[0])}.")
+                st.markdown(f"The real engine recorded these two in {verbatim(name.rpartition('/')[0])}.")
                 st.button("Did the ranking hold there?", on_click=_go_to, args=(name, beside or timing.gpu))
             return
 
@@ -221,11 +221,6 @@ def _rest(answer: Mapping[str, Any]) -> None:
             place.markdown(f"**{side.upper()}**" + (f": {ran['replicas']} × " if ran.get("replicas", 1) > 1 else ""))
             place.json(ran["deployment"], expanded=1)
     downloads(ComparisonAnswer(answer), "comparison")
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
 _HELP = {

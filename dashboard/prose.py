@@ -25,6 +25,16 @@ def verbatim(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
+def capitalised(text: str) -> str:
+    """With a capital first; the rest, names among it, as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(clause: str) -> str:
+    """A clause, which a standing's reason and a verdict are, as a sentence of its own."""
+    return f"{capitalised(clause)}."
+
+
 def _objective(match: re.Match[str]) -> str:
     name, percentile, bound = match.groups()
     if name not in METRICS:

@@ -22,13 +22,13 @@ from dashboard.html_reports.origin import origin
 from dashboard.lab.side_names import side_names
 from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, change, label, side_colours, unit
+from dashboard.prose import capitalised
 from tokentwin.exports.comparison import ComparisonAnswer
 
 
 def write_html(source: ComparisonAnswer, out: IO[bytes]) -> None:
     """The report."""
     answer = source.document
-    verdict = answer["verdict"]
     names = Sides(*side_names(answer["a"], answer["b"]))
     colours = side_colours(*(answer[side]["deployment"]["policy"] for side in "ab"))
     standing = _standing(answer)
@@ -54,7 +54,7 @@ def write_html(source: ComparisonAnswer, out: IO[bytes]) -> None:
         *(details(f"{side.upper()}: {name}", answer[side]) for side, name in zip("ab", names, strict=True)),
         origin(answer, "Policy lab"),
     ]
-    write_document(out, verdict[:1].upper() + verdict[1:], blocks)
+    write_document(out, capitalised(answer["verdict"]), blocks)
 
 
 def _standing(sides: Mapping[str, Any]) -> Standing:

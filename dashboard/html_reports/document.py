@@ -17,6 +17,7 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from calibration.standing import Standing
+from dashboard.prose import sentence
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
 
@@ -100,8 +101,7 @@ def warning(text: str) -> str:
 def badge(standing: Standing) -> str:
     """How far a figure can be trusted, and why: the page's badge, with what is there on hover beside it."""
     mark, reason = standing
-    said = f"{reason[:1].upper()}{reason[1:]}."
-    return f'<p class="badge {mark}"><b>{escape(mark)}</b>{escape(said)}</p>'
+    return f'<p class="badge {mark}"><b>{escape(mark)}</b>{escape(sentence(reason))}</p>'
 
 
 def facts(values: Mapping[str, str]) -> str:

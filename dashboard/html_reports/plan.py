@@ -21,7 +21,7 @@ from dashboard.html_reports.document import (
 )
 from dashboard.html_reports.origin import origin
 from dashboard.plan_command import plan_command
-from dashboard.prose import prose
+from dashboard.prose import prose, sentence
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
 
@@ -74,7 +74,7 @@ def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator
     )
     reasons = [f"{prose(answer['why_not_fewer'] or '')}."]
     if short := answer.get("too_short"):
-        reasons.insert(0, f"{short[:1].upper()}{short[1:]}.")
+        reasons.insert(0, sentence(short))
     if best["breaks_first"]:
         more = f"beyond {best['headroom_percent']} % more"
         reasons.append(f"With more traffic, {prose(best['breaks_first'])} breaks first, {more}.")
