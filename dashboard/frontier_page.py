@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from calibration.standing import Standing, noted, together
+from calibration.standing import Standing
 from dashboard import frontier_charts
 from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
 from dashboard.example import example
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.plan_names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_tasks import FLEET, PLAN
+from dashboard.plan_words import FORMATS, costs, standing, standing_of
 from dashboard.prose import literal, prose
 from dashboard.url import choose, go_to, in_url, keep, named
 from serving.errors import UserError
@@ -55,15 +57,17 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         return
     recommended = frontier_charts.place(points, best) if best else None
     left, right = st.columns(2, gap="medium")
-    standing = together(map(_standing, points), "fleets")
+    rated = standing_of(points, "fleets")
     with left:
         plot = frontier_charts.frontier(points, recommended)
-        _clickable(plot, "frontier", "Fast for users, or for GPUs", standing, asked, runs)
+        _clickable(plot, "frontier", "Fast for users, or for GPUs", rated, asked, runs)
     with right:
         plot = frontier_charts.price(points, recommended)
-        _clickable(plot, "price", "What speed costs", standing, asked, runs)
+        _clickable(plot, "price", "What speed costs", rated, asked, runs)
     _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
-    st.dataframe(_rows(points, frontier_charts.on_a_frontier(points)), hide_index=True, column_config=_COLUMNS)
+    st.dataframe(
+        _rows(points, frontier_charts.on_a_frontier(points)), hide_index=True, column_config=number_columns(_FORMATS)
+    )
     downloads(PlanAnswer(answer), "plan")
 
 
@@ -79,11 +83,7 @@ def _plans(runs: Path) -> dict[str, _Asked]:
     return {name: found[name] for name in order}
 
 
-def _standing(point: Mapping[str, Any]) -> Standing:
-    return noted(point, "this plan was made before its fleets said how far their step times can be trusted")
-
-
-def _clickable(plot: Any, key: str, text: str, standing: Standing, asked: _Asked, runs: Path) -> None:
+def _clickable(plot: Any, key: str, text: str, rated: Standing, asked: _Asked, runs: Path) -> None:
     def clicked() -> None:
         marks = [mark for mark in st.session_state[key].selection.points if "customdata" in mark]
         if marks:
@@ -91,7 +91,7 @@ def _clickable(plot: Any, key: str, text: str, standing: Standing, asked: _Asked
             go_to(fleet=_name(point))
             st.session_state[_TO_OPEN] = _job(runs, asked, point).id
 
-    figure(plot, key, text, standing, _HELP, on_select=clicked, selection_mode="points")
+    figure(plot, key, text, rated, _HELP, on_select=clicked, selection_mode="points")
 
 
 def _chosen(points: Sequence[Mapping[str, Any]], recommended: int | None) -> int:
@@ -116,7 +116,7 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
         verdict = ":blue-badge[meets the SLOs]" if point["met"] else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(_name(point))}** {verdict}", width="content")
-            badge(_standing(point))
+            badge(standing(point))
         price = "" if point["usd_per_mtok_out"] is None else f", \\${point['usd_per_mtok_out']:,.2f} per Mtok of output"
         text.caption(
             f"{point['gpus']} GPUs, \\${point['usd_per_hour']:,.2f}/h{price}; "
@@ -159,12 +159,8 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
     return [
         {
             "fleet": prose(_name(point)),
-            "standing": _standing(point).mark,
-            "GPUs": point["gpus"],
-            "$/h": point["usd_per_hour"],
-            "tok/s per user": point["tok_s_user"],
-            "tok/s per GPU": point["tok_s_gpu"],
-            "$/Mtok output": point["usd_per_mtok_out"],
+            "standing": standing(point).mark,
+            **costs(point),
             "attainment (%)": 100 * point["attainment"],
             "SLOs": "met" if point["met"] else "broken",
             "on a frontier": at in frontier,
@@ -179,13 +175,4 @@ _HELP = (
     "no other such fleet beats on both axes. A click opens the run of a fleet, if it is recorded."
 )
 _SIMULATE = "Simulates this fleet on the plan's traffic once more, keeps every step, and opens it on the Run page."
-_COLUMNS = {
-    name: st.column_config.NumberColumn(format=form)
-    for name, form in {
-        "$/h": "$%.2f",
-        "tok/s per user": "%.0f",
-        "tok/s per GPU": "%.0f",
-        "$/Mtok output": "$%.2f",
-        "attainment (%)": "%.1f",
-    }.items()
-}
+_FORMATS = {**FORMATS, "attainment (%)": "%.1f"}

@@ -14,17 +14,29 @@ from typing import Any
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from calibration.standing import ASSUMED, Standing, noted, together
+from calibration.standing import ASSUMED, Standing
 from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
 from dashboard.downloads import downloads
 from dashboard.example import example_plan
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
 from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
+from dashboard.plan_words import (
+    FORMATS,
+    carriers,
+    costs,
+    fleet_name,
+    headroom,
+    plausible_gpus,
+    standing,
+    standing_of,
+    why_not_fewer,
+)
 from dashboard.prose import literal, prose, sentence
 from dashboard.published_error import published_error
 from dashboard.shapes import MOST_REQUESTS
@@ -93,7 +105,7 @@ def _first_answer(coarse: Mapping[str, Any] | None) -> None:
     if point is None:
         st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
     else:
-        st.subheader(f"About {_fleet(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
+        st.subheader(f"About {fleet_name(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
     st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
 
@@ -106,10 +118,10 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
         downloads(PlanAnswer(answer), "plan")
         return
     spares = answer["spares"]
-    st.title(_fleet(best, spares), anchor=False)
+    st.title(fleet_name(best, spares), anchor=False)
     st.markdown(literal(answer["answer"]))
     with st.container(horizontal=True, vertical_alignment="center"):
-        badge(noted(best["standing"], _UNSAID))
+        badge(standing(best["standing"]))
         if frontier_page is not None:
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
@@ -119,11 +131,10 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
     left, right = st.columns(2, gap="medium")
     with left:
         curve = plan_charts.attainment(answer["by_replicas"], best["replicas"])
-        standing = _standing(answer["by_replicas"], "simulated fleets")
-        figure(curve, "attainment", "How many replicas", standing, _HELP["replicas"])
+        rated = standing_of(answer["by_replicas"], "simulated fleets")
+        figure(curve, "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
-        fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
-        heading(fewer, None)
+        heading(why_not_fewer(best), None)
         st.markdown(sentence(literal(answer["why_not_fewer"])))
         if best["breaks_first"]:
             st.markdown(
@@ -131,7 +142,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
                 f"**{best['headroom_percent']} %** more."
             )
         offers = [best, *answer["runners_up"]]
-        figure(plan_charts.prices(offers), "prices", "What each fleet costs", _standing(offers, "fleets"), small=True)
+        figure(plan_charts.prices(offers), "prices", "What each fleet costs", standing_of(offers, "fleets"), small=True)
     _latencies(answer)
     if best["vllm_serve"]:
         st.subheader("To serve it", anchor=False, help="Every setting that the answer depends on, for one replica.")
@@ -148,19 +159,13 @@ def _warn_of_short_traffic(answer: Mapping[str, Any]) -> None:
     st.warning(sentence(literal(answer["too_short"])) + limited, icon=":material/hourglass_bottom:")
 
 
-def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:
-    return together((noted(point, _UNSAID) for point in points), things)
-
-
 def _headline(best: Mapping[str, Any]) -> None:
-    low, high = best["plausible_gpus"]
-    plausible = f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
     cells = [
-        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible}"),
+        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible_gpus(best)}"),
         ("\\$ per hour", _usd(best["usd_per_hour"]), None),
         ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), _HELP["price"]),
         ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
-        ("headroom", f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %", _HELP["headroom"]),
+        ("headroom", headroom(best), _HELP["headroom"]),
         ("tok/s per user", f"{best['tok_s_user']:,.0f}", metric("tok_s_user").help),
     ]
     with st.container(horizontal=True, gap="medium"):
@@ -172,10 +177,10 @@ def _latencies(answer: Mapping[str, Any]) -> None:
     figures = plan_charts.latencies(answer)
     if not figures:
         return
-    standing = _standing(answer["by_rate"], "rates")
+    rated = standing_of(answer["by_rate"], "rates")
     for place, (name, curve) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
         with place:
-            figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", standing, _HELP["latency"])
+            figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
 
 
 def _rest(answer: Mapping[str, Any]) -> None:
@@ -191,18 +196,14 @@ def _rest(answer: Mapping[str, Any]) -> None:
     ]
     if rows:
         st.subheader("What else there is", anchor=False)
-        st.dataframe(rows, hide_index=True, column_config=_COLUMNS)
+        st.dataframe(rows, hide_index=True, column_config=number_columns(FORMATS))
 
 
 def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     return {
-        "fleet": f"{point['replicas']} × {point['engine']}",
+        "fleet": carriers(point),
         "verdict": verdict,
-        "GPUs": point["gpus"],
-        "$/h": point["usd_per_hour"],
-        "tok/s per user": point["tok_s_user"],
-        "tok/s per GPU": point["tok_s_gpu"],
-        "$/Mtok output": point["usd_per_mtok_out"],
+        **costs(point),
     }
 
 
@@ -237,17 +238,11 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, float, list[int], list
     return count, seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
 
 
-def _fleet(point: Mapping[str, Any], spares: int = 0) -> str:
-    replicas = point["replicas"] + spares
-    return f"{replicas} × {point['engine']} = {point['gpus']} GPU{'' if point['gpus'] == 1 else 's'}"
-
-
 def _usd(value: float) -> str:
     """Dollars whose sign starts no formula."""
     return f"\\${value:,.2f}"
 
 
-_UNSAID = "this answer was made before its points said how far their step times can be trusted"
 _HELP = {
     "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
     "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
@@ -255,13 +250,4 @@ _HELP = {
     "price": "All dollars over the output tokens that the fleet serves in steady operation.",
     "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
     "which every SLO is met.",
-}
-_COLUMNS = {
-    name: st.column_config.NumberColumn(format=form)
-    for name, form in {
-        "$/h": "$%.2f",
-        "tok/s per user": "%.0f",
-        "tok/s per GPU": "%.0f",
-        "$/Mtok output": "$%.2f",
-    }.items()
 }

@@ -28,6 +28,7 @@ from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.prose import capitalised, verbatim
 from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
@@ -213,7 +214,7 @@ def _rest(answer: Mapping[str, Any]) -> None:
         for row in answer["rows"]
     ]
     with st.expander("The numbers"):
-        st.dataframe(rows, hide_index=True, column_config=_COLUMNS)
+        st.dataframe(rows, hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
         st.caption("`from` and `to` hold B - A, in the row's unit.")
     with st.expander("The two deployments"):
         for place, side in zip(st.columns(2), "ab", strict=True):
@@ -232,11 +233,5 @@ _HELP = {
     "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "
     "difference.",
 }
-_COLUMNS = {
-    name: st.column_config.NumberColumn(format=form)
-    for name, form in {"A": "%.5g", "B": "%.5g", "from": "%.4g", "to": "%.4g"}.items()
-} | {
-    "B - A (%)": st.column_config.NumberColumn(
-        format="%+.1f", help="In percent of A; of a share (attainment, requests that finish) in percentage points."
-    )
-}
+_FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
+_CHANGE = {"B - A (%)": "In percent of A; of a share (attainment, requests that finish) in percentage points."}

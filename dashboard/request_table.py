@@ -13,6 +13,7 @@ from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.badge import BARE, figure
 from dashboard.loading import run_colour
+from dashboard.number_columns import number_columns
 from dashboard.series import column
 from dashboard.shown import shown
 from dashboard.time_window import Window
@@ -77,7 +78,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         "preemptions": chosen["preemptions"].to_numpy(),
     }
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
-    helps = {_heading(name): metric(name).help for name in _SHOWN}
+    helps: dict[str, str | None] = {_heading(name): metric(name).help for name in _SHOWN}
     key = f"requests-{recording.path}-{by}"
     st.dataframe(
         columns,
@@ -86,9 +87,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         on_select=lambda: _selected(key, columns["request"]),
         selection_mode="single-row",
         key=key,
-        column_config={
-            name: st.column_config.NumberColumn(format=form, help=helps.get(name)) for name, form in formats.items()
-        },
+        column_config=number_columns(formats, helps),
     )
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))

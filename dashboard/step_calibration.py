@@ -20,6 +20,7 @@ from dashboard import calibration_charts, trust_charts
 from dashboard.badge import figure, heading
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.url import choose
 from serving.errors import UserError
 
@@ -98,7 +99,7 @@ def _prices(calibration: Calibration) -> None:
     st.dataframe(
         pd.DataFrame(prices),
         hide_index=True,
-        column_config={"price (µs)": st.column_config.NumberColumn(format="%.4g")},
+        column_config=number_columns({"price (µs)": "%.4g"}),
     )
 
 

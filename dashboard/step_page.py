@@ -12,6 +12,7 @@ from calibration.predict import predicted_cost
 from calibration.standing import Standing, of_operation, together
 from dashboard.badge import figure, heading
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.step_charts import parts_bar, roofline
 from dashboard.url import choose, in_url, number
 from serving.config import Deployment
@@ -81,10 +82,9 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
             }
         ),
         hide_index=True,
-        column_config={
-            name: st.column_config.NumberColumn(format="%.1f")
-            for name in ("GFLOP", "MB", "time (µs)", "of roofline (%)", "known to (± %)")
-        },
+        column_config=number_columns(
+            dict.fromkeys(("GFLOP", "MB", "time (µs)", "of roofline (%)", "known to (± %)"), "%.1f")
+        ),
     )
 
 

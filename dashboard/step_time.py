@@ -24,6 +24,7 @@ from calibration.standing import VALIDATED, Standing, of_operation, together
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
+from dashboard.number_columns import number_columns
 from dashboard.step_charts import roofline
 from dashboard.step_time_charts import part_times
 from serving.gpu_spec import GpuSpec
@@ -128,16 +129,15 @@ def _table(operations: Sequence[ExplainedOperation]) -> None:
             {
                 "operation": [o.name for o in rows],
                 "standing": [o.mark.name.lower() for o in rows],
-                "of kernel time, %": [100 * o.ns / total for o in rows],
+                "of kernel time (%)": [100 * o.ns / total for o in rows],
                 "FLOP/byte": [o.flops / o.bytes for o in rows],
-                "of roofline, %": [100 * o.utilisation for o in rows],
+                "of roofline (%)": [100 * o.utilisation for o in rows],
                 "bound by": [o.bound for o in rows],
-                "known to ± %": [100 * o.sigma for o in rows],
+                "known to (± %)": [100 * o.sigma for o in rows],
             }
         ),
         hide_index=True,
-        column_config={
-            name: st.column_config.NumberColumn(format="%.1f")
-            for name in ("of kernel time, %", "FLOP/byte", "of roofline, %", "known to ± %")
-        },
+        column_config=number_columns(
+            dict.fromkeys(("of kernel time (%)", "FLOP/byte", "of roofline (%)", "known to (± %)"), "%.1f")
+        ),
     )

@@ -20,13 +20,14 @@ from dashboard.ladder import show_ladder
 from dashboard.library import RECORDING, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.report_standing import of_report
 from dashboard.shown import when
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
 from dashboard.url import choose, in_url, named, switch
 from serving.errors import UserError
-from serving.metrics import METRICS, metric
+from serving.metrics import metric
 from tokentwin.exports.validation import Validation
 
 BUNDLED = "bundled: tokentwin demo"
@@ -169,7 +170,7 @@ def _errors(report: Report) -> None:
             st.dataframe(
                 [
                     {
-                        "metric": METRICS[row.metric].axis if row.metric in METRICS else row.metric,
+                        "metric": trust_charts.axis_title(row.metric),
                         "statistic": row.stat,
                         "real": row.real,
                         "simulated": row.simulated,
@@ -180,15 +181,9 @@ def _errors(report: Report) -> None:
                     for row in rows
                 ],
                 hide_index=True,
-                column_config={
-                    name: st.column_config.NumberColumn(format=form)
-                    for name, form in {
-                        "real": "%.2f",
-                        "simulated": "%.2f",
-                        "error (%)": "%+.1f",
-                        "floor (%)": "%.1f",
-                    }.items()
-                },
+                column_config=number_columns(
+                    {"real": "%.2f", "simulated": "%.2f", "error (%)": "%+.1f", "floor (%)": "%.1f"}
+                ),
             )
 
 

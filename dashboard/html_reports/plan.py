@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from calibration.standing import ASSUMED, Standing, noted, together
+from calibration.standing import ASSUMED, Standing
 from dashboard import frontier_charts, plan_charts
 from dashboard.html_reports.document import (
     badge,
@@ -21,11 +21,19 @@ from dashboard.html_reports.document import (
 )
 from dashboard.html_reports.origin import origin
 from dashboard.plan_command import plan_command
+from dashboard.plan_words import (
+    carriers,
+    costs,
+    fleet_name,
+    headroom,
+    plausible_gpus,
+    standing,
+    standing_of,
+    why_not_fewer,
+)
 from dashboard.prose import prose, sentence
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
-
-_UNSAID = "the plan does not say how far these step times can be trusted"
 
 
 def write_html(source: PlanAnswer, out: IO[bytes]) -> None:
@@ -47,28 +55,16 @@ def write_html(source: PlanAnswer, out: IO[bytes]) -> None:
     write_document(out, title, blocks)
 
 
-def fleet_name(point: Mapping[str, Any], spares: int = 0) -> str:
-    """`4 × TP4 H100 = 16 GPUs`, spares among them."""
-    gpus = f"{point['gpus']} GPU{'' if point['gpus'] == 1 else 's'}"
-    return f"{point['replicas'] + spares} × {point['engine']} = {gpus}"
-
-
-def _standing(points: Sequence[Mapping[str, Any]], things: str) -> Standing:
-    """Of several points of a plan, together."""
-    return together((noted(point, _UNSAID) for point in points), things)
-
-
 def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
-    low, high = best["plausible_gpus"]
-    yield badge(noted(best["standing"], _UNSAID))
+    yield badge(standing(best["standing"]))
     yield facts(
         {
             "GPUs": f"{best['gpus']:,}",
-            "plausible": f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}",
+            "plausible": plausible_gpus(best),
             "$ per hour": _usd(best["usd_per_hour"]),
             "$ per Mtok output": _usd(best["usd_per_mtok_out"]),
             "attainment": f"{100 * best['attainment']:.1f} %",
-            "headroom": f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %",
+            "headroom": headroom(best),
             "tok/s per user": "–" if best["tok_s_user"] is None else f"{best['tok_s_user']:,.0f}",
         }
     )
@@ -79,24 +75,26 @@ def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator
         more = f"beyond {best['headroom_percent']} % more"
         reasons.append(f"With more traffic, {prose(best['breaks_first'])} breaks first, {more}.")
     offers = [best, *answer["runners_up"]]
-    fewer = f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
     yield beside(
         [
             heading("How many replicas")
             + figure(
                 plan_charts.attainment(answer["by_replicas"], best["replicas"]),
-                _standing(answer["by_replicas"], "simulated fleets"),
+                standing_of(answer["by_replicas"], "simulated fleets"),
             ),
-            heading(fewer)
+            heading(why_not_fewer(best))
             + "".join(map(paragraph, reasons))
-            + figure(plan_charts.prices(offers), _standing(offers, "fleets")),
+            + figure(plan_charts.prices(offers), standing_of(offers, "fleets")),
         ]
     )
     drawn = plan_charts.latencies(answer)
     if drawn:
         yield heading("Latency against traffic")
         yield beside(
-            [figure(curve, _standing(answer["by_rate"], "rates"), metric(name).label) for name, curve in drawn.items()]
+            [
+                figure(curve, standing_of(answer["by_rate"], "rates"), metric(name).label)
+                for name, curve in drawn.items()
+            ]
         )
     if best["vllm_serve"]:
         yield heading("To serve it") + code(best["vllm_serve"])
@@ -109,7 +107,7 @@ def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
         return
     best = answer["recommendation"]
     recommended = frontier_charts.place(points, best) if best else None
-    rated = _standing(points, "fleets")
+    rated = standing_of(points, "fleets")
     best_of = frontier_charts.on_a_frontier(points)
     yield heading("What can be bought")
     yield paragraph(f"{len(points)} fleets, simulated on the same {answer['requests']:,} requests.", soft=True)
@@ -138,16 +136,12 @@ def _others(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(point: Mapping[str, Any], on_frontier: bool) -> dict[str, Any]:
     return {
-        "fleet": f"{point['replicas']} × {point['engine']}",
-        "GPUs": point["gpus"],
-        "$/h": point["usd_per_hour"],
-        "tok/s per user": point["tok_s_user"],
-        "tok/s per GPU": point["tok_s_gpu"],
-        "$/Mtok output": point["usd_per_mtok_out"],
+        "fleet": carriers(point),
+        **costs(point),
         "attainment (%)": 100 * point["attainment"],
         "SLOs": "met" if point["met"] else "broken",
         "on a frontier": on_frontier,
-        "standing": noted(point, _UNSAID).mark,
+        "standing": standing(point).mark,
     }
 
 

@@ -32,7 +32,6 @@ from dashboard.report_standing import of_report
 from dashboard.rungs import rungs
 from dashboard.shown import when
 from serving.errors import UserError
-from serving.metrics import METRICS
 from tokentwin.exports.validation import Validation
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -105,7 +104,7 @@ def _errors(report: Report) -> Iterator[str]:
     yield table(
         [
             {
-                "metric": METRICS[row.metric].axis if row.metric in METRICS else row.metric,
+                "metric": trust_charts.axis_title(row.metric),
                 "statistic": row.stat,
                 "real": row.real,
                 "simulated": row.simulated,
