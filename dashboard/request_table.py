@@ -78,7 +78,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         "preemptions": chosen["preemptions"].to_numpy(),
     }
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
-    helps: dict[str, str | None] = {_heading(name): metric(name).help for name in _SHOWN}
+    helps = {_heading(name): metric(name).help for name in _SHOWN}
     key = f"requests-{recording.path}-{by}"
     st.dataframe(
         columns,

@@ -12,6 +12,8 @@ from serving.errors import UserError
 from tokentwin.scenarios import priced_scenario
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from calibration.paired_runs import PairedRuns
     from calibration.scenario import Scenario
     from serving.config import Deployment
@@ -41,13 +43,13 @@ def simulated_pairs(
     """Simulate both sides; `told` is called with the number of runs that are done."""
     from calibration.paired_runs import PairedRuns
 
-    tables: list[list[object]] = []
-    for scenarios in sides:
-        tables.append([])
+    a: list[pa.Table] = []
+    b: list[pa.Table] = []
+    for scenarios, tables in zip(sides, (a, b), strict=True):
         for scenario in scenarios:
-            tables[-1].append(scenario.requests())
-            told(sum(map(len, tables)))
-    return PairedRuns(*tables, bounds, sides[0][0].closed)
+            tables.append(scenario.requests())
+            told(len(a) + len(b))
+    return PairedRuns(a, b, bounds, sides[0][0].closed)
 
 
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
@@ -58,8 +60,8 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
         closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
         closed = False  # it does not say what was offered
-    tables = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
-    return PairedRuns(*tables, bounds, closed)
+    of_a, of_b = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
+    return PairedRuns(of_a, of_b, bounds, closed)
 
 
 def _closed(workload: Workload) -> bool:

@@ -71,7 +71,7 @@ def _steps(steps: pa.Table, num_blocks: int | None) -> Iterator[Event]:
             replica, ends, shown = row["replica"], [0, 0], {}
         lane = 0 if row["start_ns"] >= ends[0] else 1
         ends[lane] = max(ends[lane], row["end_ns"])
-        common = {"pid": _process(replica), "ts": _us(row["start_ns"])}
+        common = {"pid": _process(row["replica"]), "ts": _us(row["start_ns"])}
         yield {
             **common,
             "ph": "X",

@@ -41,18 +41,17 @@ def steady(requests: pa.Table) -> Steady:
     begin, end = float(arrival.min()), float(arrival.max())
     if end <= begin:  # all at once: there is no rate but that at which they are done
         spent_s = (float(finish[finished].max(initial=begin)) - begin) / 1e9
-        return Steady(*(_over(float(tokens[finished].sum()), spent_s) for tokens in (output, prompt)))
+        out_s, in_s = (_over(float(tokens[finished].sum()), spent_s) for tokens in (output, prompt))
+        return Steady(out_s, in_s)
     rate = (len(arrival) - 1) / ((end - begin) / 1e9)
     piling_up = _queue_growth(arrival, scheduled)
-    served = [(rate - piling_up) * float(tokens[finished].sum()) / len(arrival) for tokens in (output, prompt)]
+    out_s, in_s = ((rate - piling_up) * float(tokens[finished].sum()) / len(arrival) for tokens in (output, prompt))
     if piling_up < PILING_UP * rate:
-        return Steady(*served, True, piling_up)
+        return Steady(out_s, in_s, keeps_up=True, piling_up_per_s=piling_up)
     half = (begin + end) / 2, end
-    measured = (
-        _tokens_within(half, first_token[finished], finish[finished], output[finished]),
-        _tokens_within(half, scheduled[finished], first_token[finished], prompt[finished]),
-    )
-    return Steady(*map(min, served, measured), False, piling_up)
+    out_s = min(out_s, _tokens_within(half, first_token[finished], finish[finished], output[finished]))
+    in_s = min(in_s, _tokens_within(half, scheduled[finished], first_token[finished], prompt[finished]))
+    return Steady(out_s, in_s, keeps_up=False, piling_up_per_s=piling_up)
 
 
 def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
