@@ -16,9 +16,9 @@ from serving.config import parse
 from serving.errors import UserError
 from tokentwin.diagnosing import diagnosed
 from tokentwin.jobs.files import read_json
+from tokentwin.planning.document import as_json
 from tokentwin.planning.objectives import parse_objectives
 from tokentwin.planning.plan import make_plan
-from tokentwin.planning.report import as_json
 from tokentwin.planning.workers import Workers
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics

@@ -13,10 +13,11 @@ from calibration.bands import run_metrics
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.router import find_router
 from tests.plan_samples import BySpeed, Steps, cheapest, engine, fewest, question, traffic
+from tokentwin.planning.answer import answer, why_not_fewer
+from tokentwin.planning.document import as_json
 from tokentwin.planning.frontier import Point, pareto, per_dollar
 from tokentwin.planning.lower_bounds import least_replicas
 from tokentwin.planning.plan import Limits, Plan, make_plan
-from tokentwin.planning.report import answer, as_json, why_not_fewer
 from tokentwin.planning.search import search
 from tokentwin.planning.sensitivity import knee
 from tokentwin.planning.trial import Question, try_alone, try_fleet

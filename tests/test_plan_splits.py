@@ -15,10 +15,10 @@ from serving.errors import UserError
 from serving.fleet import FleetConfig, LinksConfig
 from tests.plan_samples import engine, fewest, question, traffic
 from tokentwin.cli import cli
+from tokentwin.planning.document import as_json
 from tokentwin.planning.engines import Engine, Split
 from tokentwin.planning.lower_bounds import least_replicas
 from tokentwin.planning.plan import Limits, make_plan
-from tokentwin.planning.report import as_json
 from tokentwin.planning.trial import try_fleet
 from tokentwin.planning.workers import Workers
 

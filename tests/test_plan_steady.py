@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.plan_samples import engine, question, traffic
+from tokentwin.planning.answer import why_not_fewer
+from tokentwin.planning.document import as_json
 from tokentwin.planning.frontier import point
 from tokentwin.planning.plan import Limits, make_plan
-from tokentwin.planning.report import as_json, why_not_fewer
 from tokentwin.planning.sensitivity import KEEPING_UP, knee
 from tokentwin.planning.share import try_share
 from tokentwin.planning.trial import Question, try_fleet

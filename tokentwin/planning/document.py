@@ -10,12 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from serving.config import Deployment
 from serving.workload import Workload
 from tokentwin import __version__
+from tokentwin.planning.answer import answer, span_s, too_short, why_not_fewer
 from tokentwin.planning.curves import fleet_curve, load_curve, mean_rate
 from tokentwin.planning.engines import Engine
-from tokentwin.planning.plan import Plan
-from tokentwin.planning.report import as_json, why_not_fewer
+from tokentwin.planning.frontier import Point
+from tokentwin.planning.objectives import Objective
+from tokentwin.planning.plan import Offer, Plan
+from tokentwin.planning.trial import Figures
+from tokentwin.planning.vllm_command import vllm_command_of
 from tokentwin.planning.workers import Workers
 
 _BINS = 30
@@ -73,7 +78,7 @@ def plan_document(
             best.knee.headroom_percent,
             lambda share: tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share),
         )
-        document["by_rate"] = [_finite(asdict(p)) for p in curve]
+        document["by_rate"] = [{name: _finite(value) for name, value in asdict(p).items()} for p in curve]
     return document
 
 
@@ -95,5 +100,69 @@ def length_histogram(tokens: Sequence[int]) -> dict[str, list[float]]:
     return {"edges": [float(f"{edge:.6g}") for edge in edges], "percent": (100 * counts / len(tokens)).tolist()}
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The answer, what stands behind it and what lost, for scripts; infinities are null."""
+    best = plan.recommendation
+    objectives = plan.question.objectives.each
+    document: dict[str, Any] = {
+        "feasible": best is not None,
+        "answer": answer(plan),
+        "objectives": [objective.text for objective in objectives],
+        "requests": plan.question.requests,
+        "span_s": span_s(plan),
+        "too_short": too_short(plan),
+        "spares": plan.limits.spares,
+        "recommendation": None,
+        "runners_up": [_offered(offer, objectives) for offer in plan.runners_up],
+        "dearer": [{"engine": name, "usd_per_hour_at_least": usd} for name, usd in plan.dearer],
+        "infeasible": [{"engine": failure.name, "reason": failure.reason} for failure in plan.failures],
+        "frontier": [_point(point) for point in plan.frontier],
+        "frontier_by_price": [_point(point) for point in plan.by_price],
+        "points": [_point(point) for point in plan.points],
+        "trials": plan.trials,
+    }
+    if best is not None:
+        fewer = best.fewer.figures if best.fewer else None
+        gpus = best.offer.engine.gpus
+        document["recommendation"] = {
+            **_offered(best.offer, objectives),
+            "deployment": _deployment(plan, best.offer).model_dump(mode="json"),
+            "vllm_serve": vllm_command_of(best.offer.engine),
+            "one_fewer": fewer and {**_seen(fewer, objectives), "attainment": fewer.attainment},
+            "headroom_percent": best.knee.headroom_percent,
+            "breaks_first": best.knee.breaks,
+            "plausible_gpus": [
+                end.replicas and (end.replicas + plan.limits.spares) * gpus for end in (best.fast, best.slow)
+            ],
+            "standing": {"mark": best.fast.standing, "reason": best.fast.reason},
+        }
+    return document
+
+
+def _offered(offer: Offer, objectives: Sequence[Objective]) -> dict[str, Any]:
+    assert offer.trial.figures is not None
+    return {**_point(offer.point), **_seen(offer.trial.figures, objectives)}
+
+
+def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:
+    observed = zip(objectives, figures.observed, strict=True)
+    return {
+        "observed": {objective.text: _finite(value) for objective, value in observed},
+        "e2e_p99_s": _finite(figures.e2e_p99_s),
+        "piling_up_per_s": figures.steady.piling_up_per_s,
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {name: _finite(getattr(point, name)) for name in Point.__dataclass_fields__}
+
+
+def _deployment(plan: Plan, offer: Offer) -> Deployment:
+    """Of one replica; of a split one with the fleet, which it takes."""
+    engine = offer.engine
+    fleet = engine.fleet(offer.trial.replicas, plan.question.router) if engine.split else None
+    return engine.deployment.model_copy(update={"fleet": fleet})
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

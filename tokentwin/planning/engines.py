@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from serving.workload import Workload
 
 _ROUND = 1024  # tokens to which the longest request is rounded up
+_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # in the name of an engine
 
 
 class Split(NamedTuple):
@@ -83,9 +84,6 @@ class Engine:
                 PoolConfig(name="decode", role="decode", replicas=decode),
             )
         return FleetConfig(pools=pools, router=RouterConfig(name=router))
-
-
-_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")
 
 
 class RuledOut(NamedTuple):

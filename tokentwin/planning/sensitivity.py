@@ -12,8 +12,6 @@ from tokentwin.planning.engines import Engine
 from tokentwin.planning.trial import PricedSteps, Question, Trial, simulated
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
-
-
 KEEPING_UP = "keeping up with what arrives"
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from traces.run_metrics import RunMetrics
 
 
+_LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
+
+
 class Pricing(Protocol):
     """Times the steps of an engine. Called for each trial, since cost models note what they were asked."""
 
@@ -38,9 +41,6 @@ class PricedSteps(CostModel, Protocol):
     def standing(self) -> tuple[Any, str]:
         """How far to trust what was asked so far, and why."""
         ...
-
-
-_LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from serving.config import Deployment
 from serving.errors import UserError
 from serving.model_catalogue import hub_id
 from serving.speculative import SpeculativeConfig
+from tokentwin.planning.engines import Engine
 
 _QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  # None: as the checkpoint has it
 
@@ -54,6 +55,16 @@ def vllm_command(deployment: Deployment) -> str:
     words = ["vllm", "serve", hub_id(deployment.model)]
     words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return shlex.join([*words, *filter(None, switches)])
+
+
+def vllm_command_of(engine: Engine) -> str | None:
+    """That of a candidate; None for what vLLM cannot serve, or not by one command."""
+    if engine.split:
+        return None
+    try:
+        return vllm_command(engine.deployment)
+    except UserError:
+        return None
 
 
 def _speculative(config: SpeculativeConfig) -> str:
