@@ -34,7 +34,8 @@ from dashboard.url import choose, choose_many, go_to, in_url, interval, keep, mo
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.exports.sweep import Sweep, SweepView
-from tokentwin.sweeps.results import ABOUT, SweepResults
+from tokentwin.sweeps.dataset import ABOUT
+from tokentwin.sweeps.results import SweepResults
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).with_name("samples")

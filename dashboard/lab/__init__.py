@@ -1,1 +1,1 @@
-"""What the Policy lab asks, and the jobs that answer it; nothing here draws."""
+"""What the Policy lab asks, the inputs that ask it, and the jobs that answer; no figures."""

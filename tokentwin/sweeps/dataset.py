@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from serving.errors import UserError
 
-_ABOUT = "sweep.json"
+ABOUT = "sweep.json"  # what all rows have in common
 _FILE = "runs.parquet"
 
 
@@ -54,7 +54,7 @@ class SweepDataset:
             raise
 
     def _claim(self, about: Mapping[str, Any], resume: bool) -> None:
-        file = self.path / _ABOUT
+        file = self.path / ABOUT
         if file.exists():
             if not resume:
                 raise UserError("out", str(self.path), "holds a sweep; --resume continues it, or choose another")

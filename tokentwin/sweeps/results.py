@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
+from tokentwin.sweeps.dataset import ABOUT
 
-ABOUT = "sweep.json"
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 
 
