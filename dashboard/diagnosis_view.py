@@ -24,7 +24,7 @@ from dashboard.prose import literal, sentence
 from dashboard.shown import shown
 from dashboard.url import choose
 from serving.metrics import metric
-from tokentwin.diagnosing import DIAGNOSIS, diagnosed
+from tokentwin.diagnosing import DIAGNOSIS, diagnosed, diagnosis_document
 from tokentwin.jobs.job import Job
 from tokentwin.repricing import Source, fitting_sources, source_of
 from traces.recording import Recording
@@ -179,5 +179,4 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
 
 @st.cache_data(max_entries=16, show_spinner="Looking for symptoms")
 def _symptoms(directory: str, stamp: int) -> dict[str, Any]:
-    evidence, found = diagnosed(directory)
-    return {"steps": evidence.has_steps, **found.as_dict()}
+    return diagnosis_document(*diagnosed(directory))

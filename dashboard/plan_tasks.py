@@ -6,7 +6,6 @@ part; and then by whole fleets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +22,7 @@ from tokentwin.planning.plan import make_plan
 from tokentwin.planning.search import Progress, search
 from tokentwin.planning.share import try_share, try_some_alone
 from tokentwin.planning.workers import Workers
+from tokentwin.progress import Tell
 
 PLAN = "dashboard.plan_tasks:plan"
 FLEET = "dashboard.plan_tasks:fleet"
@@ -31,8 +31,6 @@ ENOUGH = (100, 500)  # requests that the part of a fleet gets, at least
 _FIRST = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
 _CURVES = 30  # simulations that the curves around an answer take, more or less
 _UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
-
-Tell = Callable[[str, float], None]
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

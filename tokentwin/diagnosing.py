@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokentwin.progress import Tell, untold
 from tokentwin.scenarios import priced_scenario
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from calibration.symptoms import Evidence
 
 DIAGNOSIS = "tokentwin.diagnosing:diagnosis"
-
-Tell = Callable[[str, float], None]
 
 
 def diagnosed(
@@ -25,7 +23,7 @@ def diagnosed(
     router: str = "",
     judged: str | None = None,
     slo: str = "",
-    tell: Tell = lambda stage, share: None,
+    tell: Tell = untold,
 ) -> tuple[Evidence, Diagnosis]:
     """What the recording `run` shows and, with a calibration or a GPU, what lifting each constraint would buy.
 
@@ -58,4 +56,9 @@ def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]
     """The task: `run`, `calibration` (directories), `gpu`, `router`, `judged`, `slo`; see `Diagnosis.as_dict`."""
     asked = {name: settings[name] for name in ("run", "calibration", "gpu", "router", "judged", "slo")}
     evidence, found = diagnosed(**asked, tell=tell)
+    return diagnosis_document(evidence, found)
+
+
+def diagnosis_document(evidence: Evidence, found: Diagnosis) -> dict[str, Any]:
+    """`Diagnosis.as_dict`, and whether there were `steps` to look at."""
     return {"steps": evidence.has_steps, **found.as_dict()}

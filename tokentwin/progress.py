@@ -1,9 +1,15 @@
-"""One progress bar for everything that takes long; on stderr, and silent where nobody looks."""
+"""How far long work is: what it tells of itself, and one progress bar on stderr, silent where nobody looks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+Tell = Callable[[str, float], None]  # the stage that work is at, and the share of all of it that is done
+
+
+def untold(stage: str, share: float) -> None:
+    """For when nobody asks."""
 
 
 @contextmanager

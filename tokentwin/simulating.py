@@ -5,9 +5,11 @@ For `tokentwin simulate`, and for a fleet of a plan as the dashboard's job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokentwin.progress import Tell, untold
 
 if TYPE_CHECKING:
     from serving.fleet import FleetConfig
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from tokentwin.costs import Priced
     from traces.recording import Recording
     from traces.run_metrics import RunMetrics
-
-Tell = Callable[[str, float], None]
 
 
 class SimulatedRun(NamedTuple):
@@ -39,7 +39,7 @@ def simulated_run(
     band: bool = True,
     details: bool = True,
     overwrite: bool = False,
-    tell: Tell = lambda stage, share: None,
+    tell: Tell = untold,
 ) -> SimulatedRun:
     """Simulate `workload` on `fleet`, whose pools are `priced` one by one, and record it in `out`.
 

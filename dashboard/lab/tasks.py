@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from serving.errors import UserError
 from tokentwin import __version__
 from tokentwin.comparing import recorded_pairs, side_scenarios, simulated_pairs
 from tokentwin.comparison_document import beside, comparison_document, recorded_side, simulated_side
+from tokentwin.progress import Tell
 from tokentwin.sides import recordings
 from traces.recording import Recording
 
 SIMULATED = "dashboard.lab.tasks:simulated"
 RECORDED = "dashboard.lab.tasks:recorded"
-
-Tell = Callable[[str, float], None]
 
 
 def simulated(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -32,11 +32,11 @@ def diagnose(
     With a cost model (-c or --gpu) the run is simulated again with one constraint lifted at a time, and its p99 is
     attributed to them: a capacity problem, or a policy problem. Without one only evidence is given.
     """
-    from tokentwin.diagnosing import diagnosed
+    from tokentwin.diagnosing import diagnosed, diagnosis_document
 
     evidence, found = diagnosed(run, calibration, gpu, router, _JUDGED.get(judged or ""), slo or "")
     if style == "json":
-        click.echo(json.dumps({"steps": evidence.has_steps, **found.as_dict()}))
+        click.echo(json.dumps(diagnosis_document(evidence, found)))
     else:
         print_diagnosis(found, evidence.has_steps)
 

@@ -52,7 +52,7 @@ class Status:
 class Job:
     """The job that a task and its settings name, wherever and whenever it is asked for.
 
-    task      `module:function`, called with the settings, the job's directory and a `Tell`; see `tokentwin.jobs.worker`
+    task      `module:function`, called with the settings, the job's directory and a `tokentwin.progress.Tell`
     settings  plain JSON; with the task and the version of tokentwin they decide the result
     """
 

@@ -19,11 +19,12 @@ from typing import IO, Any
 from serving.errors import UserError, reason
 from tokentwin.jobs.files import read_json, write_json
 from tokentwin.jobs.process import mark_of
+from tokentwin.progress import Tell
 
-Task = Callable[[dict[str, Any], Path, "Tell"], Any]
+Task = Callable[[dict[str, Any], Path, Tell], Any]
 
 
-class Tell:
+class _ProgressFile:
     """Where a task says how far it is: the stage it is at, and the share of all its work that is done."""
 
     def __init__(self, directory: Path) -> None:
@@ -43,7 +44,7 @@ def main(directory: Path) -> int:
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
     try:
-        result = _task(request["task"])(request["settings"], directory, Tell(directory))
+        result = _task(request["task"])(request["settings"], directory, _ProgressFile(directory))
         write_json(directory / "result.json", result)
     except UserError as error:
         return _failed(directory, str(error))

@@ -6,7 +6,7 @@ It is what `tokentwin plan --format json` prints, what a job of the Plan page ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,7 @@ from tokentwin.planning.plan import Offer, Plan
 from tokentwin.planning.trial import Figures
 from tokentwin.planning.vllm_command import vllm_command_of
 from tokentwin.planning.workers import Workers
+from tokentwin.progress import Tell, untold
 
 _BINS = 30
 _AROUND = 0.7  # of the work of both curves, the first one's: it is simulated at both ends of the interval, too
@@ -32,7 +33,7 @@ def plan_document(
     found: Plan,
     engines: Sequence[Engine],
     asked: Mapping[str, Any],
-    tell: Callable[[str, float], None] = lambda stage, share: None,
+    tell: Tell = untold,
 ) -> dict[str, Any]:
     """`as_json`, and
 
