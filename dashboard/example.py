@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dashboard.plan_inputs import GPUS, MODEL, RATE, SIZES, SLOS, settings_of
+from dashboard.plan_inputs import GPUS, MODEL, RATE, SIZES, SLOS
 from dashboard.plan_request import PlanRequest
 from dashboard.plan_tasks import plan
 from dashboard.shapes import shapes
@@ -45,7 +45,7 @@ def example() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = settings_of(example_request())
+    asked = example_request().as_json()
     with tempfile.TemporaryDirectory() as folder:
         found = plan(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
     write_json(_FILE, {"settings": asked, "answer": found})

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
@@ -67,11 +66,6 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         "spares": spares,
     }
     return parse(PlanRequest, asked, where="plan")
-
-
-def settings_of(request: PlanRequest) -> dict[str, Any]:
-    """The request as the plain JSON that a job takes."""
-    return request.model_dump(mode="json", exclude_none=True)
 
 
 def _model(runs: Path) -> str | Incomplete:

@@ -22,7 +22,7 @@ from dashboard.example import example_plan
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
-from dashboard.plan_inputs import Incomplete, plan_inputs, settings_of
+from dashboard.plan_inputs import Incomplete, plan_inputs
 from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
@@ -72,7 +72,7 @@ def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
 
 
 def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | None) -> None:
-    settings = settings_of(request)
+    settings = request.as_json()
     offered = json.dumps(settings["traffic"], sort_keys=True)
     _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
     job = Job(runs / "jobs", PLAN, settings)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dashboard.request import Request
 from serving.config import Deployment
 from serving.errors import UserError
 from serving.gpu_spec import find_gpu
@@ -25,10 +26,8 @@ from traces.synth import SynthSpec, synthesise
 MOST_REQUESTS = 100_000
 
 
-class RecordedTraffic(BaseModel):
+class RecordedTraffic(Request):
     """The busiest `window_s` seconds of a trace, arriving `rate_scale` times as fast."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     path: Path
     window_s: float = Field(600, gt=0, le=1e9)
@@ -39,15 +38,13 @@ class RecordedTraffic(BaseModel):
         return planned_traffic(read_workload(self.path), self.window_s, self.rate_scale)
 
 
-class PlanRequest(BaseModel):
+class PlanRequest(Request):
     """What may serve, what arrives, and what must hold. `prices` are dollars per GPU-hour, not the catalogue's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str
     gpus: tuple[str, ...]
     tensor_parallel_sizes: tuple[int, ...]
-    prices: dict[str, float] = {}
+    prices: dict[str, float] = Field({})
     traffic: SynthSpec | RecordedTraffic
     slos: tuple[str, ...]
     spares: int = Field(0, ge=0, le=10_000)

@@ -97,7 +97,7 @@ def _whole(
     with Workers(question) as workers:
         found = make_plan(workers, engines, ruled_out, request.limits, told)
         searched = so_far.done
-        asked = request.model_dump(mode="json", exclude_none=True)
+        asked = request.as_json()
         return plan_document(
             workers,
             found,

@@ -20,7 +20,7 @@ from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
 from dashboard.job_view import follow, start
 from dashboard.lab.example import example_answer
-from dashboard.lab.inputs import Incomplete, recording_inputs, settings_of, simulation_inputs
+from dashboard.lab.inputs import Incomplete, recording_inputs, simulation_inputs
 from dashboard.lab.request import Timing
 from dashboard.lab.side_names import side_names
 from dashboard.lab.tasks import RECORDED, SIMULATED
@@ -62,7 +62,7 @@ def _simulated(runs: Path) -> None:
     if isinstance(request, Incomplete):
         st.info(request.what)
         return
-    settings = settings_of(request)
+    settings = request.as_json()
     job = Job(runs / "jobs", SIMULATED, settings)
     answer = job.result or example_answer(settings)
     if answer is None:
@@ -78,7 +78,7 @@ def _recorded(runs: Path) -> None:
     request = recording_inputs(runs, found)
     if len(found) < 2:
         _how_to_record(runs)
-    settings = settings_of(request)
+    settings = request.as_json()
     job = Job(runs / "jobs", RECORDED, settings)
     answer = job.result or example_answer(settings)
     if answer is None:

@@ -23,7 +23,6 @@ pytest.importorskip("streamlit")
 from dashboard.bundled import DEMO, SAMPLES
 from dashboard.example import example
 from dashboard.lab.example import example_answer, example_request, recorded_request
-from dashboard.lab.inputs import settings_of
 from dashboard.plan_command import plan_command
 from dashboard.plan_tasks import plan as planned
 from dashboard.sweep_view import opening_view
@@ -51,11 +50,11 @@ def infeasible() -> PlanAnswer:
 
 
 def simulated() -> ComparisonAnswer:
-    return ComparisonAnswer(example_answer(settings_of(example_request())) or {})
+    return ComparisonAnswer(example_answer(example_request().as_json()) or {})
 
 
 def recorded() -> ComparisonAnswer:
-    return ComparisonAnswer(example_answer(settings_of(recorded_request())) or {})
+    return ComparisonAnswer(example_answer(recorded_request().as_json()) or {})
 
 
 def sweep() -> Sweep:

@@ -20,7 +20,6 @@ from streamlit.testing.v1 import AppTest
 from dashboard import lab_charts
 from dashboard.lab.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
 from dashboard.lab.example import example_answer, example_request, recorded_request
-from dashboard.lab.inputs import settings_of
 from dashboard.lab.mixes import merged, mixes
 from dashboard.lab.request import LabRequest, Side, Timing
 from dashboard.lab.side_names import side_names
@@ -107,7 +106,7 @@ def small(**changes: Any) -> LabRequest:
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
     """What `small` comes to, as a page reads it."""
-    return json.loads(json.dumps(simulated(settings_of(small()), QUIET, told)))
+    return json.loads(json.dumps(simulated(small().as_json(), QUIET, told)))
 
 
 def leave(runs: Path, task: str, settings: dict[str, Any], result: Any) -> Job:
@@ -153,7 +152,7 @@ def test_the_answer_is_that_of_the_command(tmp_path: Path) -> None:
     command = json.loads(CliRunner().invoke(cli, words, catch_exceptions=False).output)
     sides = {side: Side(deployment=bare | own) for side, own in limits.items()}
     request = small(**sides, traffic=spec, seeds=1, bounds={"ttft_ms": 500.0})
-    page = simulated(settings_of(request), QUIET, told)
+    page = simulated(request.as_json(), QUIET, told)
     for part in ("verdict", "rows", "tallies", "units"):
         assert page[part] == command[part]
 
@@ -249,7 +248,7 @@ def test_any_text_is_a_deployment_or_one_line(text: str) -> None:
 
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
-    found = example_answer(settings_of(example_request()))
+    found = example_answer(example_request().as_json())
     assert found is not None, "python -m dashboard.lab.example makes it anew"
     app = lab(tmp_path)
     text = shown(app)
@@ -277,7 +276,7 @@ def test_what_is_changed_is_in_the_link_and_a_link_is_the_same_question(tmp_path
     assert request.a.settings == {"policy": "sarathi", "sarathi_token_budget": 512}
     assert request.b.settings == {"policy": "edf", "max_num_seqs": 32, "edf_ttft_ms": {"chat": 250.0}}
     assert (request.b.replicas, request.b.router) == (3, "least-tokens")
-    assert asked(lab(tmp_path, **app.query_params), started) == settings_of(request)
+    assert asked(lab(tmp_path, **app.query_params), started) == request.as_json()
     assert started[-1].id == started[-2].id
 
 
@@ -293,14 +292,14 @@ def test_a_finished_job_is_shown_whoever_asked_first(
 ) -> None:
     url = {"a_max_num_seqs": "2", "b": "vllm", "b_max_num_seqs": "8", "mix": "classes", "req_s": "5", "seconds": "8"}
     settings = asked(lab(tmp_path, **url, seeds="2", ttft_within="0", tpot_within="0"), started)
-    assert settings == settings_of(small())
+    assert settings == small().as_json()
     leave(tmp_path, SIMULATED, settings, answer)
     text = shown(lab(tmp_path, **url, seeds="2", ttft_within="0", tpot_within="0"))
     assert "No difference can be claimed" in text if not answer["difference"] else "B is better" in text
 
 
 def test_a_failed_job_says_why_in_a_line(tmp_path: Path) -> None:
-    job = Job(tmp_path / "jobs", SIMULATED, settings_of(small()))
+    job = Job(tmp_path / "jobs", SIMULATED, small().as_json())
     job.directory.mkdir(parents=True)
     write_json(job.directory / "outcome.json", {"state": "failed", "error": "model: 'X' does not fit"})
     url = {"a_max_num_seqs": "2", "b": "vllm", "b_max_num_seqs": "8", "mix": "classes", "req_s": "5", "seconds": "8"}
@@ -381,7 +380,7 @@ def test_without_recordings_the_real_engines_bundled_pair_is_shown(tmp_path: Pat
 
 def test_the_bundled_pair_is_what_its_answer_says() -> None:
     """The bundled answer is made anew from the bundled recordings, number for number."""
-    settings = settings_of(recorded_request())
+    settings = recorded_request().as_json()
     found = json.loads(json.dumps(recorded(settings, QUIET, told)))
     known = example_answer(settings)
     assert known is not None and {**found, "asked": known["asked"]} == known

@@ -21,7 +21,6 @@ from streamlit.testing.v1 import AppTest
 from dashboard import frontier_charts, plan_charts, plan_request
 from dashboard.example import example, example_plan, example_request
 from dashboard.palette import REAL, policy_colour
-from dashboard.plan_inputs import settings_of
 from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
@@ -97,7 +96,7 @@ def unanswered(runs: Path, rate: str = "7") -> Job:
     """The job that the page opened with this rate asks for."""
     request = example_request()
     traffic = next(iter(shapes().values())).traffic(float(rate))
-    return Job(runs / "jobs", PLAN, settings_of(request.model_copy(update={"traffic": traffic})))
+    return Job(runs / "jobs", PLAN, request.model_copy(update={"traffic": traffic}).as_json())
 
 
 def leave(job: Job, **documents: Any) -> None:
@@ -111,7 +110,7 @@ def leave(job: Job, **documents: Any) -> None:
 
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
-    assert example_plan(settings_of(example_request())) is not None, "python -m dashboard.example makes it anew"
+    assert example_plan(example_request().as_json()) is not None, "python -m dashboard.example makes it anew"
     app = plan(tmp_path)
     text, answer = shown(app), example()["answer"]
     assert prose(answer["answer"]) in text

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
-from dashboard.lab.inputs import BOUNDS, GPU, MODEL, POLICY, RATE, SECONDS, SEEDS, settings_of
+from dashboard.lab.inputs import BOUNDS, GPU, MODEL, POLICY, RATE, SECONDS, SEEDS
 from dashboard.lab.mixes import mixes
 from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
 from dashboard.lab.tasks import recorded, simulated
@@ -62,7 +62,7 @@ def _examples() -> list[dict[str, Any]]:
 def _make() -> None:
     made = []
     for task, request in ((simulated, example_request()), (recorded, recorded_request())):
-        asked = settings_of(request)
+        asked = request.as_json()
         with tempfile.TemporaryDirectory() as folder:
             answer = task(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
         made.append({"settings": _portable(asked), "answer": _portable(answer)})

@@ -117,11 +117,6 @@ def _written(path: Path) -> int:
     return 0 if _is_bundled(path) else max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0)
 
 
-def settings_of(request: LabRequest | RecordedRequest) -> dict[str, Any]:
-    """The request as the plain JSON that a job takes."""
-    return request.model_dump(mode="json", exclude_none=True)
-
-
 def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
     """The newest pair that `compare --engine` left (OUT/a, OUT/b), else the two newest."""
     for name in found:

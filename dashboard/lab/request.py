@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from calibration.scenario import Scenario
 from dashboard.lab.mixes import merged
 from dashboard.plan_request import RecordedTraffic
+from dashboard.request import Request
 from serving.config import Deployment, parse
 from serving.errors import UserError
 from serving.model_catalogue import models
@@ -24,11 +25,7 @@ MOST_REQUESTS = 200_000  # of one run
 MOST_IN_ALL = 1_000_000  # of all runs of a side, which are in memory together
 
 
-class _Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Timing(_Asked):
+class Timing(Request):
     """What times a step: a calibration's directory, or a GPU with a model of the catalogue on so many of them."""
 
     calibration: str | None = None
@@ -37,11 +34,11 @@ class Timing(_Asked):
     tensor_parallel_size: int = Field(1, ge=1, le=64)
 
 
-class Side(_Asked):
+class Side(Request):
     """A whole deployment or, without one, settings that differ from what both sides have in common."""
 
     deployment: dict[str, Any] | None = None
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field({})
     replicas: int | None = Field(None, ge=1, le=1000)
     router: str = ""
 
@@ -52,7 +49,7 @@ class Side(_Asked):
         return parse(Deployment, self.deployment, where="deployment")
 
 
-class LabRequest(_Asked):
+class LabRequest(Request):
     """Two sides on the same traffic. `seeds` runs each where it is synthetic; bounds in ms, by metric, as attained."""
 
     a: Side
@@ -60,7 +57,7 @@ class LabRequest(_Asked):
     traffic: tuple[SynthSpec, ...] | RecordedTraffic
     seeds: int = Field(1, ge=1, le=50)
     timing: Timing
-    bounds: dict[str, float] = {}
+    bounds: dict[str, float] = Field({})
     threshold: float = Field(0.05, ge=0, le=10)
 
     def check(self) -> None:
@@ -115,7 +112,7 @@ class LabRequest(_Asked):
         return long_enough(base.model_copy(update=named), longest)
 
 
-class RecordedRequest(_Asked):
+class RecordedRequest(Request):
     """Two recordings, or two directories of them; `timing` has the same runs simulated, to hold them against.
 
     stamps      when each was last written: a later recording at the same place is another question
@@ -125,5 +122,5 @@ class RecordedRequest(_Asked):
     b: Path
     stamps: tuple[int, int]
     timing: Timing | None = None
-    bounds: dict[str, float] = {}
+    bounds: dict[str, float] = Field({})
     threshold: float = Field(0.05, ge=0, le=10)

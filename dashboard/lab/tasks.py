@@ -69,4 +69,4 @@ def _beside(
 
 
 def _asked(request: LabRequest | RecordedRequest) -> dict[str, Any]:
-    return {"version": __version__, "asked": request.model_dump(mode="json", exclude_none=True)}
+    return {"version": __version__, "asked": request.as_json()}
