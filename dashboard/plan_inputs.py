@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
 
+from dashboard.incomplete import Incomplete
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.slo_rows import slo_rows
-from dashboard.uploads import MOST_MB, keep_model, keep_trace, missing, model_path, trace_path
+from dashboard.trace_input import trace_input
+from dashboard.uploads import keep_model, missing, model_path
 from dashboard.url import amount, choose, choose_many, fresh_key, keep, moved, named, number, pick, quantity
 from serving.config import parse
 from serving.gpu_spec import gpus
@@ -29,13 +30,6 @@ _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
 _DEAREST = 1e6  # $/GPU-h
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
-
-
-@dataclass(frozen=True)
-class Incomplete:
-    """Something is still to be given: what, in a sentence."""
-
-    what: str
 
 
 def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
@@ -143,20 +137,9 @@ def _arrivals() -> tuple[float, float]:
 
 
 def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
-    upload = st.file_uploader(
-        "A trace",
-        key=fresh_key("trace_upload", "trace"),
-        max_upload_size=MOST_MB,
-        help="Any format that `tokentwin trace` reads: Azure, Mooncake, Parquet, CSV, JSON lines; plain or gzipped.",
-    )
-    said = named("trace") or ""
-    if upload is not None:
-        with st.spinner("Reading the trace"):
-            said = keep_trace(runs, upload.getvalue())
-    keep("trace", said)
-    path = trace_path(runs, said)
-    if path is None:
-        return Incomplete(missing("trace", "upload") if said else "Upload a trace.")
+    path = trace_input(runs, "trace")
+    if isinstance(path, Incomplete):
+        return path
     window = amount("Busiest stretch (s)", "window", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
     own = _own_rate(str(path), window)
     st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")

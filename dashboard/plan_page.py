@@ -19,10 +19,11 @@ from dashboard import plan_charts
 from dashboard.badge import BARE, badge, figure, heading
 from dashboard.downloads import downloads
 from dashboard.example import example_plan
+from dashboard.incomplete import Incomplete
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
-from dashboard.plan_inputs import Incomplete, plan_inputs
+from dashboard.plan_inputs import plan_inputs
 from dashboard.plan_names import EXAMPLE, LOOKED_AT
 from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN

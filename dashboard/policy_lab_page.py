@@ -18,9 +18,10 @@ from calibration.standing import Standing, noted, together
 from dashboard import lab_charts
 from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
+from dashboard.incomplete import Incomplete
 from dashboard.job_view import follow, start
 from dashboard.lab.example import example_answer
-from dashboard.lab.inputs import Incomplete, recording_inputs, simulation_inputs
+from dashboard.lab.inputs import recording_inputs, simulation_inputs
 from dashboard.lab.request import Timing
 from dashboard.lab.side_names import side_names
 from dashboard.lab.tasks import RECORDED, SIMULATED

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
+from dashboard.incomplete import Incomplete
 from dashboard.lab.deployment_text import MOST_KB, keep_deployment, kept_deployment
 from dashboard.lab.mixes import mixes
 from dashboard.lab.request import LabRequest, RecordedRequest, Side, Timing
 from dashboard.library import calibrations, stamp
 from dashboard.plan_request import RecordedTraffic
-from dashboard.uploads import MOST_MB, keep_trace, missing, trace_path
+from dashboard.trace_input import trace_input
+from dashboard.uploads import missing
 from dashboard.url import amount, choose, fresh_key, keep, named, number, pick, text
 from serving.config import SchedulerConfig, parse
 from serving.errors import UserError
@@ -41,13 +42,6 @@ _NUMBERS = {  # settings of a policy: lowest, highest, step
 }
 _LIMITS = {"max_num_seqs": (1, 1_000_000, 16), "max_num_batched_tokens": (1, 100_000_000, 256)}
 _DEADLINE = re.compile(r"\s*([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)\s*")
-
-
-@dataclass(frozen=True)
-class Incomplete:
-    """Something is still to be given: what, in a sentence."""
-
-    what: str
 
 
 def simulation_inputs(runs: Path) -> LabRequest | Incomplete:
@@ -143,20 +137,9 @@ def _traffic(runs: Path) -> tuple[SynthSpec, ...] | RecordedTraffic | Incomplete
 
 
 def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
-    upload = st.file_uploader(
-        "A trace",
-        key=fresh_key("lab_trace_upload", "lab_trace"),
-        max_upload_size=MOST_MB,
-        help="Any format that `tokentwin trace` reads.",
-    )
-    said = named("lab_trace") or ""
-    if upload is not None:
-        with st.spinner("Reading the trace"):
-            said = keep_trace(runs, upload.getvalue())
-    keep("lab_trace", said)
-    path = trace_path(runs, said)
-    if path is None:
-        return Incomplete(missing("trace", "upload") if said else "Upload a trace.")
+    path = trace_input(runs, "lab_trace")
+    if isinstance(path, Incomplete):
+        return path
     window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
     scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
     return RecordedTraffic(path=path, window_s=window, rate_scale=scale)
