@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,13 +80,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
     shown = [row for row in rows if row.error_pct is not None]
     if not shown:
         return empty("The report compares no run metrics", 340)
-    # A metric with one statistic (the throughputs) shares a panel with its like.
-    counts = {row.metric: sum(r.metric == row.metric for r in shown) for row in shown}
-    panels: dict[str, list[tuple[str, RunRow]]] = {}
-    for row in shown:
-        alone = counts[row.metric] == 1
-        label = row.metric.removesuffix("_throughput") if alone else row.stat
-        panels.setdefault("throughput" if alone else row.metric, []).append((label, row))
+    panels = _panels(shown)
     figure = make_subplots(
         cols=len(panels),
         shared_yaxes=True,
@@ -93,79 +88,84 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
         column_widths=[len(entries) + 0.6 for entries in panels.values()],
     )
     for at, (panel, entries) in enumerate(panels.items(), start=1):
-        for x, (_, row) in enumerate(entries):
+        for x, row in enumerate(entries.values()):
             if row.floor_pct is not None:
-                floor = abs(row.floor_pct)
-                figure.add_shape(
-                    type="rect",
-                    x0=x - 0.44,
-                    x1=x + 0.44,
-                    y0=-floor,
-                    y1=floor,
-                    line={"width": 0},
-                    fillcolor=tint(REAL, 0.28),
-                    layer="below",
-                    row=1,
-                    col=at,
-                )
-        figure.add_bar(
-            x=list(range(len(entries))),
-            y=[row.error_pct for _, row in entries],
-            marker_color=SIMULATED,
-            width=0.42,
-            name="error of the simulation",
-            legendgroup="error",
-            showlegend=at == 1,
-            error_y=_whiskers([row for _, row in entries]),
-            customdata=[
-                [
-                    METRICS[row.metric].label if row.metric in METRICS else row.metric,
-                    row.stat,
-                    _figure(row.real),
-                    _figure(row.simulated),
-                    "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
-                    "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
-                ]
-                for _, row in entries
-            ],
-            hovertemplate="<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, "
-            "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>",
-            text=[f"{row.error_pct:+.1f}" for _, row in entries],
-            textposition="outside" if not any(row.low is not None for _, row in entries) else "none",
-            cliponaxis=False,
-            row=1,
-            col=at,
-        )
-        title = METRICS[panel].label if panel in METRICS else panel
+                figure.add_shape(_floor(x, abs(row.floor_pct)), row=1, col=at)
+        figure.add_trace(_error_bars(list(entries.values()), first=at == 1), row=1, col=at)
         figure.update_xaxes(
-            title_text=title,
+            title_text=METRICS[panel].label if panel in METRICS else panel,
             tickvals=list(range(len(entries))),
-            ticktext=[label for label, _ in entries],
+            ticktext=list(entries),
             range=[-0.6, len(entries) - 0.4],
             showgrid=False,
             row=1,
             col=at,
         )
     if any(row.floor_pct is not None for row in shown):
-        figure.add_scatter(
-            x=[None],
-            y=[None],
-            mode="markers",
-            marker={"symbol": "square", "size": 12, "color": tint(REAL, 0.45)},
-            name="real against real (the floor)",
-        )
+        floor = {"symbol": "square", "size": 12, "color": tint(REAL, 0.45)}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=floor, name="real against real (the floor)")
     if any(row.low is not None for row in shown):
-        figure.add_scatter(
-            x=[None],
-            y=[None],
-            mode="markers",
-            marker={"symbol": "line-ns", "size": 12, "line": {"width": 1.5, "color": NEUTRAL}},
-            name="90 % band",
-        )
+        whisker = {"symbol": "line-ns", "size": 12, "line": {"width": 1.5, "color": NEUTRAL}}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=whisker, name="90 % band")
     reach = max(abs(end) for row in shown for end in (row.error_pct or 0, row.floor_pct or 0, *_ends_pct(row)))
     figure.update_yaxes(range=[-1.25 * reach - 0.5, 1.25 * reach + 0.5], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="error (%)", row=1, col=1)
     return finish(figure, 340)
+
+
+def _panels(rows: Sequence[RunRow]) -> dict[str, dict[str, RunRow]]:
+    """The rows by panel and label: a metric's statistics, and all metrics that have but one, the throughputs."""
+    counts = Counter(row.metric for row in rows)
+    panels: dict[str, dict[str, RunRow]] = {}
+    for row in rows:
+        alone = counts[row.metric] == 1
+        label = row.metric.removesuffix("_throughput") if alone else row.stat
+        panels.setdefault("throughput" if alone else row.metric, {})[label] = row
+    return panels
+
+
+def _floor(x: int, floor_pct: float) -> dict[str, Any]:
+    """The band behind bar number `x` within which real repeats differ."""
+    return {
+        "type": "rect",
+        "x0": x - 0.44,
+        "x1": x + 0.44,
+        "y0": -floor_pct,
+        "y1": floor_pct,
+        "line": {"width": 0},
+        "fillcolor": tint(REAL, 0.28),
+        "layer": "below",
+    }
+
+
+def _error_bars(rows: Sequence[RunRow], first: bool) -> go.Bar:
+    """A panel's bars; the `first` one's stand in the legend for all."""
+    return go.Bar(
+        x=list(range(len(rows))),
+        y=[row.error_pct for row in rows],
+        marker_color=SIMULATED,
+        width=0.42,
+        name="error of the simulation",
+        legendgroup="error",
+        showlegend=first,
+        error_y=_whiskers(rows),
+        customdata=[
+            [
+                METRICS[row.metric].label if row.metric in METRICS else row.metric,
+                row.stat,
+                _figure(row.real),
+                _figure(row.simulated),
+                "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
+                "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
+            ]
+            for row in rows
+        ],
+        hovertemplate="<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, "
+        "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>",
+        text=[f"{row.error_pct:+.1f}" for row in rows],
+        textposition="outside" if all(row.low is None for row in rows) else "none",
+        cliponaxis=False,
+    )
 
 
 def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
