@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import IO, Any
 
 import plotly.graph_objects as go
@@ -20,55 +21,9 @@ from calibration.standing import Standing
 from dashboard.prose import sentence
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
-
 _NUMBER = re.compile(r"[-+]?[\d.,]+( %| to [-+]?[\d.,]+)?")
 
-_STYLE = """
-:root { color-scheme: light dark; --text: #1b2330; --back: #ffffff; --line: #dde2ea; --soft: #5c6778; --code: #f3f5f8;
-        --validated: #18804f; --interpolated: #2f6fd0; --extrapolated: #c2620b; --warn: #fff4e5 }
-@media (prefers-color-scheme: dark) { :root { --text: #e6eaf1; --back: #11151c; --line: #2c3544; --soft: #9aa5b5;
-        --code: #1a202a; --validated: #4fc38a; --interpolated: #6fa3f0; --extrapolated: #f09a4a; --warn: #33270f } }
-@media print { :root { color-scheme: light; --text: #000000; --back: #ffffff; --line: #c8cdd5; --soft: #444444;
-        --code: #f3f5f8; --validated: #18804f; --interpolated: #2f6fd0; --extrapolated: #c2620b; --warn: #fff4e5 }
-  figure, tr, pre, .badge { break-inside: avoid } h2 { break-after: avoid } .wide { overflow: visible }
-  th, td { white-space: normal } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 1180px;
-       margin: 0 auto; padding: 1.5rem }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem }
-p { margin: .3rem 0 } .soft, figcaption { color: var(--soft) } figure { margin: 0; min-width: 0 }
-figcaption { font-weight: 600 } .warning { background: var(--warn); padding: .5rem .8rem; border-radius: 6px }
-.badge b { border: 1px solid; border-radius: 6px; padding: 0 .45rem; margin-right: .4rem }
-.validated b { color: var(--validated) } .interpolated b { color: var(--interpolated) }
-.extrapolated b { color: var(--extrapolated) }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(var(--least), 1fr)); gap: 1rem }
-.facts { display: flex; flex-wrap: wrap; gap: .3rem 2rem; margin: .8rem 0 } .facts div { min-width: 6rem }
-.facts span { color: var(--soft); font-size: .85rem; display: block } .facts b { font-size: 1.35rem; font-weight: 500 }
-.wide { overflow-x: auto; margin-top: .8rem } table { border-collapse: collapse; width: 100% }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-th:first-child, td:first-child, .text, .long { text-align: left }
-.long { white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
-th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--code); padding: .6rem .8rem; border-radius: 6px;
-      font-size: 13px }
-"""
-_DRAW = """
-const dark = matchMedia('(prefers-color-scheme: dark)');
-function draw(night) {
-  const ink = night ? '#c3ccd9' : '#3b4657', grid = night ? '#2c3544' : '#e4e8ee';
-  for (const node of document.querySelectorAll('script.figure')) {
-    const figure = JSON.parse(node.textContent), layout = figure.layout;
-    const clear = 'rgba(0,0,0,0)';
-    Object.assign(layout, {paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink, size: 12}});
-    for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) Object.assign(layout[name], {
-      gridcolor: grid, linecolor: grid, zerolinecolor: grid});
-    Plotly.react(node.previousElementSibling, figure.data, layout, {displaylogo: false, responsive: true});
-  }
-}
-draw(dark.matches);
-dark.addEventListener('change', () => draw(dark.matches));
-addEventListener('beforeprint', () => draw(false));
-addEventListener('afterprint', () => draw(dark.matches));
-"""
+_STYLE, _DRAW = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
 _LINE = 24  # characters of a name that stays on a line
 _PAIR, _CARDS = "420px", "260px"
 
@@ -77,11 +32,11 @@ def write_document(out: IO[bytes], title: str, blocks: Iterable[str]) -> None:
     """The file: `title` as its heading, then the blocks."""
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}: tokentwin</title>',
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>',
+        f'<meta name="viewport" content="width=device-width"><style>\n{_STYLE}</style>',
         f"<script>{get_plotlyjs()}</script></head><body>",
         f"<h1>{escape(title)}</h1>",
         *filter(None, blocks),
-        f"<script>{_DRAW}</script></body></html>\n",
+        f"<script>\n{_DRAW}</script></body></html>\n",
     ]
     out.write("\n".join(parts).encode())
 
