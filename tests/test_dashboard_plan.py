@@ -221,7 +221,7 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
         progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10},
     )
     app = plan(tmp_path, rate="7")
-    assert re.search(r"Searching 4 candidates, about 3\d s left", app.get("progress")[0].proto.text)
+    assert re.search(r"Searching 4 candidates, about \d+ (s|min) left", app.get("progress")[0].proto.text)
     assert "A first answer" not in shown(app)
     write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
