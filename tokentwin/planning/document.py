@@ -18,7 +18,7 @@ from tokentwin.planning.curves import fleet_curve, load_curve, mean_rate
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.frontier import Point
 from tokentwin.planning.objectives import Objective
-from tokentwin.planning.plan import Offer, Plan
+from tokentwin.planning.plan import Offer, Plan, Recommendation
 from tokentwin.planning.trial import Figures
 from tokentwin.planning.vllm_command import vllm_command_of
 from tokentwin.planning.workers import Workers
@@ -48,7 +48,7 @@ def plan_document(
     The two curves are simulated here: `tell` hears of them, with the share of this that is done.
     """
     best, rate = found.recommendation, mean_rate(found.question)
-    document: dict[str, Any] = {
+    return {
         **as_json(found),
         "why_not_fewer": why_not_fewer(found, best) if best else None,
         "requests_per_s": rate if math.isfinite(rate) else None,
@@ -57,30 +57,28 @@ def plan_document(
             for engine in engines
         },
         "lengths": workload_lengths(found.question.workload),
-        "by_replicas": [],
-        "by_rate": [],
+        **(_curves(workers, best, found.limits.most, tell) if best else {"by_replicas": [], "by_rate": []}),
         "version": __version__,
         "asked": dict(asked),
     }
-    if best is not None:
-        engine, replicas = best.offer.engine, best.offer.trial.replicas
-        around = fleet_curve(
-            workers,
-            engine,
-            replicas,
-            found.limits.most,
-            lambda share: tell("attainment with more and fewer replicas", _AROUND * share),
-        )
-        document["by_replicas"] = [asdict(p) for p in around]
-        curve = load_curve(
-            workers,
-            engine,
-            replicas,
-            best.knee.headroom_percent,
-            lambda share: tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share),
-        )
-        document["by_rate"] = [{name: _finite(value) for name, value in asdict(p).items()} for p in curve]
-    return document
+
+
+def _curves(workers: Workers, best: Recommendation, most: int, tell: Tell) -> dict[str, Any]:
+    """What more and fewer replicas, up to `most`, and more and less traffic would do."""
+    engine, replicas = best.offer.engine, best.offer.trial.replicas
+
+    def told_around(share: float) -> None:
+        tell("attainment with more and fewer replicas", _AROUND * share)
+
+    def told_load(share: float) -> None:
+        tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share)
+
+    around = fleet_curve(workers, engine, replicas, most, told_around)
+    load = load_curve(workers, engine, replicas, best.knee.headroom_percent, told_load)
+    return {
+        "by_replicas": [asdict(point) for point in around],
+        "by_rate": [{name: _finite(value) for name, value in asdict(point).items()} for point in load],
+    }
 
 
 def workload_lengths(workload: Workload) -> dict[str, dict[str, list[float]]]:

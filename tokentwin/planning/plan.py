@@ -120,19 +120,19 @@ def make_plan(
         (engine.name, trial.replicas): point(engine, trial, limits.spares) for engine, trial in trials if trial.figures
     }
     return Plan(
-        question,
-        limits,
-        recommendation,
-        tuple(offers[1:]),
-        tuple(sorted(dearer, key=lambda entry: entry[1])),
-        (
+        question=question,
+        limits=limits,
+        recommendation=recommendation,
+        runners_up=tuple(offers[1:]),
+        dearer=tuple(sorted(dearer, key=lambda entry: entry[1])),
+        failures=(
             *sorted(failures, key=lambda failure: failure.excess),
             *(Failure(name, reason, float("inf")) for name, reason in ruled_out),
         ),
-        tuple(pareto(points.values())),
-        tuple(pareto(points.values(), per_dollar)),
-        tuple(points[key] for key in sorted(points)),
-        sum(len(entry.trials) for entry in found),
+        frontier=tuple(pareto(points.values())),
+        by_price=tuple(pareto(points.values(), per_dollar)),
+        points=tuple(points[key] for key in sorted(points)),
+        trials=sum(len(entry.trials) for entry in found),
     )
 
 
