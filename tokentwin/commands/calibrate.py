@@ -11,6 +11,7 @@ from tokentwin.deployments import deployment_options, read_deployment
 from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
+    from calibration.step_cost import Calibration
     from serving.config import Deployment
 
 
@@ -47,7 +48,7 @@ def calibrate(
     tables of its GPU, and engine.json is written, which simulate takes as well.
     """
     from serving.errors import UserError
-    from tokentwin.calibrating import fit_recordings, measure
+    from tokentwin.calibrating import fit_recordings
 
     directory = Path(out)
     if bool(iterations) != bool(gpu):
@@ -55,37 +56,47 @@ def calibrate(
     sources = [name for name in (iterations, case, *recordings[:1]) if name]
     if len(sources) > 1:
         raise UserError("from", ", ".join(sources), "give one of --from-recordings, --from-iterations and --from-case")
-    if (directory / "calibration.json").exists() and not force:
-        raise UserError("out", out, "holds a calibration already; choose another directory or add --force")
+    _check_free(directory, "calibration.json", force)
     if iterations and gpu:
         _from_iterations(iterations, gpu, read_deployment(deployment_file, flags), directory, force)
-        click.echo(f"saved in {out}")
-        return
-    if case:
+    elif case:
         _from_case(Path(case), Path(data), directory, force)
-        click.echo(f"saved in {out}")
-        return
-    if recordings:
-        from calibration.decision_replay import recorded_deployment
-        from traces.recording import Recording
-
-        simulated = [path for path in recordings if Recording.load(path).run["clock"] != "wall"]
-        if simulated:
-            raise UserError("from-recordings", simulated[0], "was simulated; give recordings of the real engine")
-        engines = {recorded_deployment(Recording.load(path)).timing().model_dump_json() for path in recordings}
-        if len(engines) > 1:
-            raise UserError("from-recordings", len(engines), "engines among the recordings; give those of one")
-        paths = [Path(path) for path in recordings]
     else:
-        from tokentwin.engines import load_engine
-
-        engine = load_engine(read_deployment(deployment_file, flags))
-        paths = []
-        for path in measure(engine, directory, seconds, overwrite=force):
-            click.echo(f"measured {path.name}", err=True)
-            paths.append(path)
-    print_calibration(fit_recordings(paths, directory))
+        if recordings:
+            paths = _of_one_engine(recordings)
+        else:
+            paths = _measured(read_deployment(deployment_file, flags), directory, seconds, force)
+        print_calibration(fit_recordings(paths, directory))
     click.echo(f"saved in {out}")
+
+
+def _of_one_engine(recordings: tuple[str, ...]) -> list[Path]:
+    """Where they lie. Raises UserError for one that was simulated, and for those of several engines."""
+    from calibration.decision_replay import recorded_deployment
+    from serving.errors import UserError
+    from traces.recording import Recording
+
+    engines = set()
+    for path in recordings:
+        recording = Recording.load(path)
+        if recording.run["clock"] != "wall":
+            raise UserError("from-recordings", path, "was simulated; give recordings of the real engine")
+        engines.add(recorded_deployment(recording).timing().model_dump_json())
+    if len(engines) > 1:
+        raise UserError("from-recordings", len(engines), "engines among the recordings; give those of one")
+    return [Path(path) for path in recordings]
+
+
+def _measured(deployment: Deployment, directory: Path, seconds: float, force: bool) -> list[Path]:
+    """Recordings of the designed traces, made now."""
+    from tokentwin.calibrating import measure
+    from tokentwin.engines import load_engine
+
+    paths = []
+    for path in measure(load_engine(deployment), directory, seconds, overwrite=force):
+        click.echo(f"measured {path.name}", err=True)
+        paths.append(path)
+    return paths
 
 
 def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Path, force: bool) -> None:
@@ -94,12 +105,13 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
     from rich.console import Console
     from rich.table import Table
 
+    from calibration.engine_calibration import FILE
     from calibration.iteration_fit import calibrate_from_log
     from calibration.iteration_log import read_iteration_log
     from calibration.predict import kernels
     from serving.model_catalogue import find_model
 
-    _check_free(directory, force)
+    _check_free(directory, FILE, force)
     log = read_iteration_log(path)
     learnt = calibrate_from_log(
         log,
@@ -140,28 +152,28 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
 def _from_case(path: Path, data: Path, directory: Path, force: bool) -> None:
     from datetime import UTC, datetime
 
+    from calibration.engine_calibration import FILE
     from calibration.external.blind import blind
     from calibration.external.case import load_case
     from calibration.external.learning import learnt_from
     from calibration.external.scoring import score
     from tokentwin.commands.validate_external import print_outcomes
 
-    _check_free(directory, force)
+    _check_free(directory, FILE, force)
     outcome = score(load_case(path), data, blind)
     learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
     learnt.save(directory)
     print_outcomes([outcome])
 
 
-def _check_free(directory: Path, force: bool) -> None:
-    from calibration.engine_calibration import FILE
+def _check_free(directory: Path, file: str, force: bool) -> None:
     from serving.errors import UserError
 
-    if (directory / FILE).exists() and not force:
+    if (directory / file).exists() and not force:
         raise UserError("out", str(directory), "holds a calibration already; choose another directory or add --force")
 
 
-def print_calibration(calibration: Any) -> None:
+def print_calibration(calibration: Calibration) -> None:
     """Prices and held-out errors."""
     from rich.console import Console
     from rich.table import Table
