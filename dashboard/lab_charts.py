@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from calibration.comparison import SHARES
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
-from serving.metrics import METRICS
+from serving.metrics import METRICS, label_of
 
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -112,7 +112,7 @@ def label(row: Mapping[str, Any]) -> str:
     """What a row is of, such as `TTFT p99`."""
     if row["metric"] == "finished":
         return "requests that finish"
-    name = METRICS[row["metric"]].label if row["metric"] in METRICS else row["metric"]
+    name = label_of(row["metric"])
     return name if row["stat"] == "value" else f"{name} {row['stat']}"
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from calibration.validation_report import Report, RunRow
 from dashboard.external_results import External
-from serving.metrics import METRICS
+from serving.metrics import label_of
 
 _NOT_CLIMBED = "Not climbed in this report."
 
@@ -107,7 +107,7 @@ def _rows(report: Report | None) -> list[RunRow]:
 
 
 def _row(row: RunRow) -> str:
-    name = METRICS[row.metric].label if row.metric in METRICS else row.metric
+    name = label_of(row.metric)
     floor = "" if row.floor_pct is None else f" (floor {abs(row.floor_pct):.1f} %)"
     stat = "" if row.stat in ("", "value") else f" {row.stat}"
     return f"{name}{stat} {row.error_pct:+.1f} %{floor}"

@@ -14,16 +14,11 @@ from plotly.subplots import make_subplots
 from calibration.validation_report import RunRow
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
 from dashboard.series import thin
-from serving.metrics import METRICS
+from serving.metrics import axis_of, label_of
 from traces.ecdf import ecdf
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500
-
-
-def axis_title(name: str) -> str:
-    """A metric's label and unit, or the name itself where the registry has none."""
-    return METRICS[name].axis if name in METRICS else name
 
 
 def cdfs(
@@ -64,7 +59,7 @@ def cdfs(
     if not named:
         return empty("No finished requests to compare", 380)
     for at, metric in enumerate(metrics, start=1):
-        figure.update_xaxes(title_text=axis_title(metric), type="log" if log_x else "linear", row=1, col=at)
+        figure.update_xaxes(title_text=axis_of(metric), type="log" if log_x else "linear", row=1, col=at)
         if not log_x:
             figure.update_xaxes(range=[0, _reach([values.get(metric) for values, *_ in lines])], row=1, col=at)
     figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
@@ -93,7 +88,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
                 figure.add_shape(_floor(x, abs(row.floor_pct)), row=1, col=at)
         figure.add_trace(_error_bars(list(entries.values()), first=at == 1), row=1, col=at)
         figure.update_xaxes(
-            title_text=METRICS[panel].label if panel in METRICS else panel,
+            title_text=label_of(panel),
             tickvals=list(range(len(entries))),
             ticktext=list(entries),
             range=[-0.6, len(entries) - 0.4],
@@ -151,7 +146,7 @@ def _error_bars(rows: Sequence[RunRow], first: bool) -> go.Bar:
         error_y=_whiskers(rows),
         customdata=[
             [
-                METRICS[row.metric].label if row.metric in METRICS else row.metric,
+                label_of(row.metric),
                 row.stat,
                 _figure(row.real),
                 _figure(row.simulated),

@@ -27,7 +27,7 @@ from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
 from dashboard.url import choose, in_url, named, switch
 from serving.errors import UserError
-from serving.metrics import metric
+from serving.metrics import axis_of, metric
 from tokentwin.exports.validation import Validation
 
 BUNDLED = "bundled: tokentwin demo"
@@ -170,7 +170,7 @@ def _errors(report: Report) -> None:
             st.dataframe(
                 [
                     {
-                        "metric": trust_charts.axis_title(row.metric),
+                        "metric": axis_of(row.metric),
                         "statistic": row.stat,
                         "real": row.real,
                         "simulated": row.simulated,

@@ -508,6 +508,16 @@ def metric(name: str) -> Metric:
     return METRICS[name]
 
 
+def label_of(name: str) -> str:
+    """A metric's label; of what the registry does not have, which a document may name, the name itself."""
+    return METRICS[name].label if name in METRICS else name
+
+
+def axis_of(name: str) -> str:
+    """A metric's label with its unit, likewise."""
+    return METRICS[name].axis if name in METRICS else name
+
+
 def metric_of(tool: Tool, name: str) -> Metric:
     """The metric that `tool` calls `name`. Raises UserError that names the known ones."""
     for candidate in _METRICS:

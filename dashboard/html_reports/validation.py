@@ -32,6 +32,7 @@ from dashboard.report_standing import of_report
 from dashboard.rungs import rungs
 from dashboard.shown import when
 from serving.errors import UserError
+from serving.metrics import axis_of
 from tokentwin.exports.validation import Validation
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -104,7 +105,7 @@ def _errors(report: Report) -> Iterator[str]:
     yield table(
         [
             {
-                "metric": trust_charts.axis_title(row.metric),
+                "metric": axis_of(row.metric),
                 "statistic": row.stat,
                 "real": row.real,
                 "simulated": row.simulated,

@@ -234,7 +234,7 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from serving.metrics import METRICS
+    from serving.metrics import axis_of
 
     console = Console()
     rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
@@ -245,10 +245,9 @@ def print_comparison(comparison: Comparison) -> None:
     rows.add_column("95 % interval", justify="right", min_width=9)
     rows.add_column("better", no_wrap=True)
     for row in comparison.rows:
-        label = METRICS[row.metric].axis if row.metric in METRICS else row.metric
         interval = "-" if math.isnan(row.low) else f"{_shown(row.low)} to {_shown(row.high)}"
         numbers = (_shown(row.a), _shown(row.b), _shown(row.b - row.a), _change(row.metric, row.percent))
-        rows.add_row(label, row.stat, *numbers, interval, row.better)
+        rows.add_row(axis_of(row.metric), row.stat, *numbers, interval, row.better)
     console.print(rows)
     tallies = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     tallies.add_column("metric", no_wrap=True)
