@@ -98,26 +98,8 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
         return empty(f"Request {request.get('request_id')} was never scheduled", 260)
     last = max(stamp for stamp in stamps if stamp is not None)
     unit, scale = ("s", 1e9) if last - arrival >= 10e9 else ("ms", 1e6)
-    figure = go.Figure()
-    colours = phase_colours(colour)
-    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
-        if begin is None or end is None:
-            continue
-        length = (end - begin) / scale
-        share = 100 * (end - begin) / max(last - arrival, 1)
-        figure.add_bar(
-            y=[phase],
-            x=[length],
-            base=[(begin - arrival) / scale],
-            orientation="h",
-            marker_color=colours[phase],
-            name=phase,
-            text=f"{_short(length)} {unit} · {share:.0f} %",
-            textposition="auto",
-            hovertemplate=f"<b>{phase}</b>: {_short(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
-        )
+    figure, rows = go.Figure(_phase_bars(stamps, last, unit, scale, colour)), list(PHASES)
     tokens = request.get("token_times_ns")
-    rows = list(PHASES)
     if tokens:
         kept = [tokens[i] for i in thin(len(tokens), 1000)]
         figure.add_scatter(
@@ -144,6 +126,33 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
     figure.update_xaxes(title_text=f"time since intended arrival ({unit})", rangemode="tozero")
     figure.update_layout(barmode="overlay")
     return finish(figure, 90 + 42 * len(rows), legend=False)
+
+
+def _phase_bars(stamps: Sequence[int | None], last: int, unit: str, scale: float, colour: str) -> list[go.Bar]:
+    """A bar from each of `stamps` (ns, the arrival first) to the next, for the phases that came to their end.
+
+    `last` is the latest of them, `scale` the nanoseconds of a `unit`.
+    """
+    arrival, bars = stamps[0] or 0, []
+    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
+        if begin is None or end is None:
+            continue
+        length = (end - begin) / scale
+        share = 100 * (end - begin) / max(last - arrival, 1)
+        bars.append(
+            go.Bar(
+                y=[phase],
+                x=[length],
+                base=[(begin - arrival) / scale],
+                orientation="h",
+                marker_color=phase_colours(colour)[phase],
+                name=phase,
+                text=f"{_short(length)} {unit} · {share:.0f} %",
+                textposition="auto",
+                hovertemplate=f"<b>{phase}</b>: {_short(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
+            )
+        )
+    return bars
 
 
 def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:

@@ -15,7 +15,7 @@ from calibration.validation_report import RunRow
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
 from dashboard.series import thin
 from serving.metrics import axis_of, label_of
-from traces.ecdf import ecdf
+from traces.ecdf import Floats, ecdf
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500
@@ -177,51 +177,54 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
     error = 100.0 * (predicted - measured) / measured
     for at, name in enumerate(names, start=1):
         mine = np.flatnonzero(regime == name)
-        shown = mine[thin(len(mine), _POINTS)]
-        figure.add_scatter(
-            x=measured[shown] / 1e6,
-            y=error[shown],
+        times_ms = measured[mine] / 1e6
+        for trace in _residual_panel(times_ms, error[mine], first=at == 1):
+            figure.add_trace(trace, row=1, col=at)
+        scale = "log" if times_ms.max() > 30 * times_ms.min() else "linear"
+        figure.update_xaxes(title_text=f"{name}: measured step time (ms)", type=scale, row=1, col=at)
+        if scale == "linear":
+            figure.update_xaxes(range=[0, _reach([times_ms])], row=1, col=at)
+    bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
+    figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
+    figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)
+    return finish(figure, 340)
+
+
+def _residual_panel(times_ms: Floats, error_pct: Floats, first: bool) -> list[go.Scatter]:
+    """Dots of one regime, their median and p5 to p95; the `first` panel's stand in the legend for all."""
+    shown = thin(len(times_ms), _POINTS)
+    low, middle, high = np.percentile(error_pct, [5, 50, 95], method="inverted_cdf")
+    ends = [float(times_ms.min()), float(times_ms.max())]
+    return [
+        go.Scatter(
+            x=times_ms[shown],
+            y=error_pct[shown],
             mode="markers",
             marker={"color": SIMULATED, "size": 5, "opacity": 0.4},
             name="a held-out step",
-            showlegend=at == 1,
+            showlegend=first,
             hovertemplate="measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>",
-            row=1,
-            col=at,
-        )
-        low, middle, high = np.percentile(error[mine], [5, 50, 95], method="inverted_cdf")
-        ends = [float(measured[mine].min() / 1e6), float(measured[mine].max() / 1e6)]
-        figure.add_scatter(
+        ),
+        go.Scatter(
             x=ends,
             y=[middle, middle],
             mode="lines",
             line={"color": SIMULATED, "width": 2.2},
             name="median",
-            showlegend=at == 1,
+            showlegend=first,
             hovertemplate="median %{y:+.1f} %<extra></extra>",
-            row=1,
-            col=at,
-        )
-        figure.add_scatter(
+        ),
+        go.Scatter(
             x=[*ends, *reversed(ends)],
             y=[low, low, high, high],
             fill="toself",
             mode="none",
             fillcolor=tint(SIMULATED, 0.14),
             name="p5 to p95",
-            showlegend=at == 1,
+            showlegend=first,
             hoverinfo="skip",
-            row=1,
-            col=at,
-        )
-        scale = "log" if ends[1] > 30 * ends[0] else "linear"
-        figure.update_xaxes(title_text=f"{name}: measured step time (ms)", type=scale, row=1, col=at)
-        if scale == "linear":
-            figure.update_xaxes(range=[0, _reach([measured[mine] / 1e6])], row=1, col=at)
-    bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
-    figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
-    figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)
-    return finish(figure, 340)
+        ),
+    ]
 
 
 def _reach(distributions: Sequence[NDArray[Any] | None]) -> float:
