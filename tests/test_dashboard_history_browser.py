@@ -114,6 +114,20 @@ def test_a_page_come_to_by_its_name_is_as_it_was_left(server, page):
     page.wait_for_url("**rate=23")
 
 
+def test_the_first_page_is_found_by_its_name_as_well(server, page):
+    page.goto(f"{server}/plan?rate=33")
+    assert rate(page, "33") == "33"
+    page.wait_for_url("**/plan?rate=33")
+    set_rate(page, "34")
+    page.wait_for_url("**/plan?rate=34")
+    page.get_by_role("link", name="Plan", exact=True).click()
+    assert rate(page, "20") == "20"
+    page.wait_for_url(lambda url: url.rstrip("/") == server)
+    page.go_back()
+    assert rate(page, "34") == "34"
+    page.wait_for_url("**/plan?rate=34")
+
+
 def test_the_frontier_is_that_of_the_plan_and_both_plots_can_be_clicked_in_turn(server, page):
     page.goto(server)
     page.get_by_role("link", name="See the frontier").click()
