@@ -22,7 +22,11 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def shortened(text: str, most: int) -> str:
+    """`text` in no more than `most` characters, without its middle: the end of a path tells most."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[3 + most // 2 - most :]}"
+
+
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 80 else f"{text[:40]}...{text[-37:]}"  # the end of a path tells most
+    text = shortened(value if isinstance(value, str) else repr(value), 80)
     return repr(text) if isinstance(value, str) else text

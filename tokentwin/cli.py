@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
-from serving.errors import UserError
+from serving.errors import UserError, reason, shortened
 
 VERBS = {
     "bench": "Replay a trace on the real engine and record it.",
@@ -59,18 +60,29 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except UserError as error:
-        click.echo(f"tokentwin: {error}", err=True)
-        sys.exit(2)
+        _refuse(str(error))
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # `| head` has seen enough; nor is there more to flush
+        sys.exit(1)
+    except OSError as error:  # a full disk, a directory that may not be read, a name that is too long
+        _refuse(str(UserError("file", str(error.filename or ""), f"cannot be read or written: {reason(error)}")))
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tokentwin"
-        click.echo(f"tokentwin: {' '.join(error.format_message().split())} (see {command} --help)", err=True)
-        sys.exit(2)
+        _refuse(f"{shortened(' '.join(error.format_message().split()), 400)} (see {command} --help)")
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
+
+
+def _refuse(line: str) -> NoReturn:
+    text = f"tokentwin: {shortened(line, 600)}"
+    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)  # a name need not be UTF-8
+    sys.exit(2)
 
 
 if __name__ == "__main__":
