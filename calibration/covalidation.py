@@ -24,6 +24,7 @@ from calibration.step_cost import Calibration, Residuals, StepCost
 from calibration.step_features import MeasuredSteps
 from serving.config import Deployment, parse
 from serving.errors import UserError
+from serving.whole_file import whole_file
 from sim.simulate import simulate_to
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -156,9 +157,8 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         },
     )
     pq.write_table(step_residuals_table(steps, predicted), out / "step_residuals.parquet")
-    temporary = out / ".report.json.tmp"
-    temporary.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(out / "report.json")
+    with whole_file(out / "report.json") as file:
+        file.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     return report
 
 

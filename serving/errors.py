@@ -6,6 +6,8 @@ and exits 2. Any other exception that reaches the user is a bug in tokentwin.
 
 from __future__ import annotations
 
+import os
+
 
 class UserError(Exception):
     """Bad input: `field` had `value`; `remedy` says what is allowed or what to do instead."""
@@ -18,8 +20,8 @@ class UserError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, without the path that an OSError repeats."""
-    return getattr(error, "strerror", None) or str(error)
+    """What went wrong, without the path that an OSError repeats, and what pyarrow adds to one."""
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
 def shortened(text: str, most: int) -> str:

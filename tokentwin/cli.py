@@ -58,6 +58,7 @@ def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
     try:
+        _check_text(sys.argv[1:])
         cli.main(standalone_mode=False)
     except UserError as error:
         _refuse(str(error))
@@ -77,6 +78,15 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Python hands on bytes that are no text in disguise, and they come out wherever something is written."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError("argument", argument, "is not UTF-8 text; write or rename it so") from None
 
 
 def _refuse(line: str) -> NoReturn:
