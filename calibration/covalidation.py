@@ -25,6 +25,7 @@ from calibration.step_features import MeasuredSteps
 from calibration.validation_report import REPORT, RESIDUALS
 from serving.config import Deployment, parse
 from serving.errors import UserError
+from serving.whole_file import whole_file
 from sim.simulate import simulate_to
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -157,9 +158,9 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         },
     )
     pq.write_table(step_residuals_table(steps, predicted), out / RESIDUALS)
-    temporary = out / f".{REPORT}.tmp"
-    temporary.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(out / REPORT)
+    with whole_file(out / REPORT) as file:
+        file.write_text(json.dumps(report.as_dict(), indent=2) + "
+", encoding="utf-8")
     return report
 
 

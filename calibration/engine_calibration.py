@@ -18,8 +18,9 @@ from calibration.operation_cost import HostTimes, OperationCost
 from calibration.pipeline_cost import PipelineCost
 from calibration.step_correction import ADDED, FACTORS, Correction
 from serving.config import Deployment, parse
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.model_spec import ModelSpec
+from serving.whole_file import whole_file
 
 FILE = "engine.json"
 _FORMAT = 1
@@ -54,13 +55,12 @@ class EngineCalibration:
 
     def save(self, directory: Path) -> None:
         """Write `engine.json` into `directory`, whole or not at all."""
-        temporary = directory / f".{FILE}.tmp"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-            temporary.replace(directory / FILE)
+            with whole_file(directory / FILE) as file:
+                file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            raise UserError("out", str(directory), f"cannot be written: {error.strerror or error}") from None
+            raise UserError("out", str(directory), f"cannot be written: {reason(error)}") from None
 
     @classmethod
     def load(cls, path: Path) -> EngineCalibration:
@@ -68,7 +68,7 @@ class EngineCalibration:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise UserError("calibration", str(path), f"cannot be read: {error.strerror or error}") from None
+            raise UserError("calibration", str(path), f"cannot be read: {reason(error)}") from None
         except ValueError as error:
             raise UserError("calibration", str(path), f"is not JSON: {error}") from None
         return cls.read(data, str(path))

@@ -18,8 +18,9 @@ from typing import Any
 from calibration.kernel_times import Mark
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES, cpu_features, regime, step_features
 from serving.decode_buckets import padded
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.step_plan import StepPlan
+from serving.whole_file import whole_file
 
 _FORMAT = 2
 _NEGLIGIBLE = 0.01  # share of steps outside the domain that does not change how a run stands
@@ -67,13 +68,12 @@ class Calibration:
 
     def save(self, directory: Path) -> None:
         """Write `calibration.json` into `directory`, whole or not at all."""
-        temporary = directory / ".calibration.json.tmp"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-            temporary.replace(directory / "calibration.json")
+            with whole_file(directory / "calibration.json") as file:
+                file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            raise UserError("out", str(directory), f"cannot be written: {error.strerror or error}") from None
+            raise UserError("out", str(directory), f"cannot be written: {reason(error)}") from None
 
     @classmethod
     def load(cls, directory: str | Path) -> Calibration:

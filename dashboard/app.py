@@ -20,6 +20,7 @@ from dashboard import (
     trust_page,
 )
 from dashboard.palette import REAL, SIMULATED
+from dashboard.url import enter
 
 RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 
@@ -65,7 +66,9 @@ st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
 RUN = st.Page(run, title="Run", icon=":material/timeline:", url_path="run")
 FRONTIER = st.Page(frontier, title="Frontier", icon=":material/scatter_plot:", url_path="frontier")
 PAGES = [
-    st.Page(plan, title="Plan", icon=":material/dns:", url_path="plan", default=True),
+    # Streamlit has its first page at `/` alone; who types the name that all others have finds it as well.
+    st.Page(plan, title="Plan", icon=":material/dns:", url_path="", default=True),
+    st.Page(plan, title="Plan", icon=":material/dns:", url_path="plan", visibility="hidden"),
     FRONTIER,
     st.Page(policy_lab, title="Policy lab", icon=":material/compare_arrows:", url_path="policy-lab"),
     RUN,
@@ -75,4 +78,6 @@ PAGES = [
     st.Page(sweeps, title="Sweeps", icon=":material/table_chart:", url_path="sweeps"),
     st.Page(glossary_page.show, title="Glossary", icon=":material/menu_book:", url_path="glossary"),
 ]
-st.navigation(PAGES, position="top").run()
+page = st.navigation(PAGES, position="top")
+enter(page.url_path)
+page.run()

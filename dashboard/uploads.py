@@ -1,40 +1,33 @@
 """What a user hands over: a trace, or a model's config.json. Read as data, checked, and kept under its hash.
 
 Nothing of an upload is executed, and no name in it or of it becomes a path: traces go through the readers of `traces`
-from a temporary file, and what is kept are their requests, not the bytes.
+from a temporary file, in a process with limits (`upload_process`), and what is kept are their requests, not the bytes.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
+import subprocess
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from dashboard import upload_process
+from dashboard.upload_process import FAILED, MB, Limits
 from serving.errors import UserError
 from serving.model_spec import ModelSpec
-from serving.workload import Workload, WorkloadRequest
+from serving.python_process import module_command, module_environment
 from tokentwin.jobs.files import write_json
-from traces.reader import read_workload
-from traces.writer import write_workload
 
 MOST_MB = 50
-MOST_UNPACKED_MB = 500
-MOST_REQUESTS = 500_000
+LIMITS = Limits()
 MOST_LAYERS = 1000
 _LARGEST = 10**12
-_MB = 1_000_000
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
@@ -43,15 +36,13 @@ def keep_trace(runs: Path, content: bytes) -> str:
     digest = _digest(content)
     path = _trace(runs, digest)
     if not path.is_file():
-        _check_size(content)
-        with tempfile.TemporaryDirectory() as folder:
-            upload = Path(folder) / "upload"
+        if len(content) > MOST_MB * MB:
+            raise UserError("trace", f"{len(content) / MB:.0f} MB", f"is too large; {MOST_MB} MB are allowed")
+        with _written_below(path.parent), tempfile.TemporaryDirectory(dir=path.parent, prefix=".reading-") as folder:
+            upload, requests = Path(folder) / "upload", Path(folder) / "requests.parquet"
             upload.write_bytes(content)
-            try:
-                workload = _few_enough(read_workload(upload))
-                _kept(lambda: write_workload(workload, path, overwrite=True), path)
-            except UserError as error:
-                raise _of_the_upload(error, upload) from None
+            _read(upload, requests)
+            requests.replace(path)
     return digest
 
 
@@ -68,9 +59,9 @@ def missing(what: str, how: str) -> str:
 
 def keep_model(runs: Path, text: str) -> str:
     """The digest under which a pasted config.json is kept. Raises UserError, one line, if it describes no model."""
-    if len(text) > _MB:
+    if len(text) > MB:
         raise UserError(
-            "config.json", f"{len(text) / _MB:.1f} MB", "is larger than any config.json; paste the text of one"
+            "config.json", f"{len(text) / MB:.1f} MB", "is larger than any config.json; paste the text of one"
         )
     try:
         data = json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -81,7 +72,8 @@ def keep_model(runs: Path, text: str) -> str:
     digest = _digest(json.dumps(data, sort_keys=True).encode())
     path = _model(runs, digest) / "config.json"
     if not path.is_file():
-        _kept(lambda: write_json(path, data), path)
+        with _written_below(path.parent):
+            write_json(path, data)
     return digest
 
 
@@ -120,12 +112,25 @@ def _digest(content: bytes) -> str:
     return sha256(content).hexdigest()[:16]
 
 
-def _kept(write: Callable[[], None], path: Path) -> None:
+@contextmanager
+def _written_below(folder: Path) -> Iterator[None]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise UserError("runs", str(path.parent), f"cannot be written: {error.strerror}") from None
+        raise UserError("runs", str(folder), f"cannot be written: {error.strerror}") from None
+
+
+def _read(upload: Path, requests: Path) -> None:
+    """Write the requests of a trace to a file of their own, in a process that may end in any way."""
+    command = module_command(upload_process.__name__, *upload_process.arguments(upload, requests, LIMITS))
+    done = subprocess.run(command, env=module_environment(), stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode == FAILED and done.stdout:
+        raise _of_the_upload(UserError(*json.loads(done.stdout)), upload)
+    if done.returncode:
+        raise UserError(
+            "trace", "the upload", "takes too much time or memory to read, or is damaged; upload a part of it"
+        )
 
 
 def _of_the_upload(error: UserError, path: Path) -> UserError:
@@ -133,44 +138,3 @@ def _of_the_upload(error: UserError, path: Path) -> UserError:
     if error.field == "trace":
         return UserError("trace", "the upload", error.remedy)
     return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, error.remedy)
-
-
-def _check_size(content: bytes) -> None:
-    """A small file may unpack into one that fills the memory: found out before a reader does."""
-    if len(content) > MOST_MB * _MB:
-        raise UserError("trace", f"{len(content) / _MB:.0f} MB", f"is too large; {MOST_MB} MB are allowed")
-    if _unpacked(content) > MOST_UNPACKED_MB * _MB:
-        raise UserError("trace", "the upload", f"unpacks to more than {MOST_UNPACKED_MB} MB; upload a part of it")
-
-
-def _few_enough(workload: Workload) -> Workload:
-    """The same, whose requests end in a UserError where they are too many: the pages have all of them in memory."""
-
-    def counted() -> Iterator[WorkloadRequest]:
-        for number, request in enumerate(workload.requests):
-            if number == MOST_REQUESTS:
-                raise UserError(
-                    "trace", "the upload", f"holds more than {MOST_REQUESTS:,} requests; upload a part of it"
-                )
-            yield request
-
-    return replace(workload, requests=counted())
-
-
-def _unpacked(content: bytes) -> int:
-    if content[:4] == b"PAR1":
-        try:
-            groups = pq.ParquetFile(BytesIO(content)).metadata
-        except pa.ArrowException:
-            return 0  # the reader says what is wrong with it
-        return sum(groups.row_group(at).total_byte_size for at in range(groups.num_row_groups))
-    if content[:2] != b"\x1f\x8b":
-        return len(content)
-    size = 0
-    try:
-        with gzip.open(BytesIO(content)) as stream:
-            while size <= MOST_UNPACKED_MB * _MB and (block := stream.read(_MB)):
-                size += len(block)
-    except (OSError, EOFError, zlib.error):
-        return size
-    return size

@@ -35,6 +35,8 @@ _ALONG = "url_along"  # of every page: what is written if anything is
 _BARE = "url_bare"  # of every page: what its address without parameters stands for
 _PAGE = "url_page"
 _TOLD = "url_told"
+_PATH = "url_path"
+_NO_WIDGETS = (_WRITTEN, _ALONG, _BARE, _PAGE, _TOLD, _PATH)
 
 
 @dataclass
@@ -79,6 +81,17 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
         return made
 
     return drawn
+
+
+def enter(path: str) -> None:
+    """Forget the widgets of another path before its page is drawn.
+
+    The same page at another path has them under the same keys, and Streamlit would show them empty.
+    """
+    if st.session_state.get(_PATH, path) != path:
+        for key in [key for key in st.session_state if str(key).startswith("url_") and key not in _NO_WIDGETS]:
+            del st.session_state[key]
+    st.session_state[_PATH] = path
 
 
 def go_to(**parameters: str) -> None:

@@ -17,6 +17,7 @@ from statistics import median
 from time import perf_counter_ns, sleep
 from typing import Any
 
+from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine, Flight, Step
 from realengine.hardware import describe
 from realengine.segment_tokens import SegmentTokens
@@ -28,6 +29,7 @@ from traces.recording import RecordingWriter
 CANARY_ROWS = (1,) * 4  # the fixed reference step
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 _FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
+_LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
 _CANARY_REPEATS = 9
 
 
@@ -145,27 +147,13 @@ class _Replay:
         return perf_counter_ns() - self._started_ns
 
     def run(self) -> str:
-        status = "complete"
         try:
             gc.collect()
             gc.freeze()
             gc.disable()
-            self._started_ns = perf_counter_ns()
-            while self._lives or not self._clients.exhausted:
-                self._take_arrivals()
-                if self._engine.has_room and (flight := self._engine.launch()):
-                    self._note_plan(flight)
-                    if self._engine.has_room:
-                        continue  # for another, into which new arrivals may get
-                step = self._engine.finish()
-                if step is not None:
-                    self._note(step)
-                elif (next_ns := self._clients.next_ns) is not None:
-                    self._wait_until(next_ns)
-                elif self._lives:
-                    raise RuntimeError(f"{len(self._lives)} requests left and nothing to run: a scheduling bug")
-        except KeyboardInterrupt:
-            status = "interrupted"
+            with ctrl_c_heard() as stopped:
+                self._loop(stopped)
+                status = "interrupted" if stopped() and self._busy else "complete"
         finally:
             gc.enable()
             gc.unfreeze()
@@ -174,6 +162,28 @@ class _Replay:
             self._write_request(life, "unfinished", None)
         self._flush_steps()
         return status
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._lives) or not self._clients.exhausted
+
+    def _loop(self, stopped: Callable[[], bool]) -> None:
+        self._started_ns = perf_counter_ns()
+        while self._busy and not stopped():
+            self._take_arrivals()
+            if self._engine.has_room and (flight := self._engine.launch()):
+                self._note_plan(flight)
+                if self._engine.has_room:
+                    continue  # for another, into which new arrivals may get
+            step = self._engine.finish()
+            if step is not None:
+                self._note(step)
+            elif (next_ns := self._clients.next_ns) is not None:
+                self._wait_until(next_ns, stopped)
+            elif self._lives:
+                raise RuntimeError(f"{len(self._lives)} requests left and nothing to run: a scheduling bug")
+        while stopped() and (step := self._engine.finish()) is not None:
+            self._note(step)  # it was launched before Ctrl-C was pressed
 
     def _take_arrivals(self) -> None:
         now = self.now()
@@ -188,13 +198,12 @@ class _Replay:
                 self._write_request(life, "rejected", None)
                 self._clients.ended(arrived, send_ns)
 
-    def _wait_until(self, arrival_ns: int) -> None:
+    def _wait_until(self, arrival_ns: int, stopped: Callable[[], bool]) -> None:
         if arrival_ns - self.now() > _FLUSH_NS:
             self._flush_steps()
-        ahead = arrival_ns - self.now()
-        if ahead > _SPIN_NS:
-            sleep((ahead - _SPIN_NS) / 1e9)
-        while self.now() < arrival_ns:
+        while (ahead := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
+            sleep(min(ahead, _LONGEST_SLEEP_NS) / 1e9)
+        while self.now() < arrival_ns and not stopped():
             pass
 
     def _note_plan(self, flight: Flight) -> None:

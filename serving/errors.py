@@ -6,6 +6,8 @@ and exits 2. Any other exception that reaches the user is a bug in tokentwin.
 
 from __future__ import annotations
 
+import os
+
 
 class UserError(Exception):
     """Bad input: `field` had `value`; `remedy` says what is allowed or what to do instead."""
@@ -18,11 +20,15 @@ class UserError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, without the path that an OSError repeats."""
-    return getattr(error, "strerror", None) or str(error)
+    """What went wrong, without the path that an OSError repeats, and what pyarrow adds to one."""
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` in no more than `most` characters, without its middle: the end of a path tells most."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[3 + most // 2 - most :]}"
 
 
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 80 else f"{text[:40]}...{text[-37:]}"  # the end of a path tells most
+    text = shortened(value if isinstance(value, str) else repr(value), 80)
     return repr(text) if isinstance(value, str) else text

@@ -20,8 +20,8 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 def module_environment() -> dict[str, str]:
     """This process's environment, and where our packages are if that is no place that Python looks in anyway."""
-    found = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    places = [*site.getsitepackages(), site.getusersitepackages()]
+    found = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    places = [*site.getsitepackages(), site.getusersitepackages(), *found]
     if HOME not in [Path(place).resolve() for place in places]:
         found.append(str(HOME))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(found)} if found else dict(os.environ)

@@ -17,7 +17,7 @@ from typing import Any
 
 from serving.config import Deployment, SchedulerConfig, parse
 from serving.cost_model import TokenCost
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.cluster import Cluster
 from sim.run_log import TableSink
@@ -136,7 +136,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise UserError("recording", str(path), f"cannot be read: {error.strerror or error}") from None
+        raise UserError("recording", str(path), f"cannot be read: {reason(error)}") from None
     try:
         recording = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (ValueError, EOFError, OSError, zlib.error) as error:

@@ -25,6 +25,7 @@ QUIET = [
     # nothing but loopback may be reached: a page that needs more would hang here, and fail
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
 FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
 
 
@@ -55,7 +56,7 @@ def dashboard(runs, elsewhere, end=subprocess.Popen.terminate):
         )
     try:
         address = f"http://127.0.0.1:{port}"
-        for _ in range(240):
+        for _ in range(600):
             try:
                 with urllib.request.urlopen(f"{address}/_stcore/health", timeout=1) as answer:
                     if answer.status == 200:
@@ -69,7 +70,7 @@ def dashboard(runs, elsewhere, end=subprocess.Popen.terminate):
         assert not FAULTS.search((elsewhere / "server.log").read_text())
     finally:
         end(process)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 @contextmanager
@@ -95,14 +96,20 @@ def browser():
         yield found
 
 
+def new_context(browser, **options):
+    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+    return context
+
+
 def settle(page, plots):
     """Wait until this many plots are drawn and the page is idle."""
     page.wait_for_function(
         "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",
         arg=plots,
-        timeout=60_000,
     )
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
 
 
 def drawn(page, least):
@@ -111,7 +118,6 @@ def drawn(page, least):
         """n => document.querySelectorAll(
             '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length >= n""",
         arg=least,
-        timeout=60_000,
     )
     assert not FAULTS.search(page.inner_text("body"))
     assert page.locator("[data-testid=stException]").count() == 0
@@ -124,7 +130,7 @@ def shoot(page, path, width=1280, least_bytes=50_000):
     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
     page.set_viewport_size({"width": width, "height": min(height + 60, 3200)})
     page.wait_for_timeout(300)
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
     page.screenshot(path=path)
     page.set_viewport_size({"width": 1280, "height": 900})
     assert path.stat().st_size > least_bytes

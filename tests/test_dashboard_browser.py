@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.dashboard_browser import CHROMIUM, drawn, settle, shoot
+from tests.dashboard_browser import CHROMIUM, drawn, new_context, settle, shoot
 
 pytestmark = [
     pytest.mark.browser,
@@ -31,7 +31,7 @@ PROBE = re.compile(r"/[\w-]+/_stcore/(health|host-config)$")
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_opens(server, browser, tmp_path, scheme):
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    context = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     outside = []
     page.on(
@@ -65,7 +65,7 @@ def test_every_page_opens(server, browser, tmp_path, scheme):
 
 
 def test_pages_lead_to_each_other(server, browser):
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.goto(f"{server}/trust")
     page.get_by_role("link", name="Run", exact=True).click()

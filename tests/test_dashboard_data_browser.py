@@ -3,7 +3,7 @@
 import pytest
 
 from dashboard.example import example
-from tests.dashboard_browser import CHROMIUM, settle
+from tests.dashboard_browser import CHROMIUM, new_context, settle
 from tokentwin.exports.export import export
 from tokentwin.exports.plan import PlanAnswer
 
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 def test_a_query_is_run_and_its_link_shows_it_again(server, browser):
-    page = browser.new_page()
+    page = new_context(browser).new_page()
     page.goto(f"{server}/sweeps")
     settle(page, 1)
     page.locator("textarea").fill("select count(*) as of_them from runs where gpu = 'H100'")
@@ -27,7 +27,7 @@ def test_a_query_is_run_and_its_link_shows_it_again(server, browser):
 
 
 def test_a_download_is_the_export(server, browser, tmp_path):
-    page = browser.new_page()
+    page = new_context(browser).new_page()
     page.goto(f"{server}/sweeps")
     settle(page, 1)
     page.get_by_test_id("stPopoverButton").click()
@@ -40,7 +40,7 @@ def test_a_download_is_the_export(server, browser, tmp_path):
 
 
 def test_a_glossary_link_leads_to_its_metric(server, browser):
-    page = browser.new_page()
+    page = new_context(browser).new_page()
     page.goto(f"{server}/glossary#jain_fairness")
     page.locator("#jain_fairness").wait_for()
     page.wait_for_function("document.querySelector('#jain_fairness').getBoundingClientRect().top < innerHeight")
@@ -50,7 +50,7 @@ def test_a_glossary_link_leads_to_its_metric(server, browser):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path, scheme):
     export(PlanAnswer(example()["answer"]), "html", tmp_path / "plan.html")
-    page = browser.new_page(viewport={"width": 800, "height": 900}, color_scheme=scheme)
+    page = new_context(browser, viewport={"width": 800, "height": 900}, color_scheme=scheme).new_page()
     asked, faults = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))

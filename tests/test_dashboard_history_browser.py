@@ -3,7 +3,7 @@
 import pytest
 
 from dashboard.example import example
-from tests.dashboard_browser import CHROMIUM, settle
+from tests.dashboard_browser import CHROMIUM, new_context, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -13,14 +13,19 @@ pytestmark = [
 
 @pytest.fixture
 def page(browser):
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
     yield context.new_page()
     context.close()
 
 
 def idle(page):
     page.wait_for_timeout(300)
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=60_000)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+
+
+def address(page):
+    """What the browser has; Playwright's own `page.url` learns of it a moment later."""
+    return page.evaluate("location.href")
 
 
 def rate(page, wanted=None):
@@ -77,7 +82,7 @@ def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
     page.go_back()
     page.wait_for_url(lambda url: "slo=" not in url)
     idle(page)
-    assert page.get_by_text("E2E p99").count() == 0
+    page.get_by_text("E2E p99").wait_for(state="detached")
     page.go_back()
     page.get_by_text("Kind of requests").wait_for()
     idle(page)
@@ -114,19 +119,33 @@ def test_a_page_come_to_by_its_name_is_as_it_was_left(server, page):
     page.wait_for_url("**rate=23")
 
 
+def test_the_first_page_is_found_by_its_name_as_well(server, page):
+    page.goto(f"{server}/plan?rate=33")
+    assert rate(page, "33") == "33"
+    page.wait_for_url("**/plan?rate=33")
+    set_rate(page, "34")
+    page.wait_for_url("**/plan?rate=34")
+    page.get_by_role("link", name="Plan", exact=True).click()
+    assert rate(page, "20") == "20"
+    page.wait_for_url(lambda url: url.rstrip("/") == server)
+    page.go_back()
+    assert rate(page, "34") == "34"
+    page.wait_for_url("**/plan?rate=34")
+
+
 def test_the_frontier_is_that_of_the_plan_and_both_plots_can_be_clicked_in_turn(server, page):
     page.goto(server)
     page.get_by_role("link", name="See the frontier").click()
     page.wait_for_url("**/frontier?plan=example")
     settle(page, plots=2)
     names = {f"{point['replicas']} x {point['engine']}" for point in example()["answer"]["points"]}
-    seen = [page.url]
+    seen = [address(page)]
     for plot, mark in ((1, 0), (0, 1), (1, 2), (0, 0)):
         marks = page.locator("[data-testid=stPlotlyChart]").nth(plot).locator(".scatterlayer .points path.point")
         marks.nth(mark).click(force=True)
         page.wait_for_function("before => location.href !== before", arg=seen[-1])
         idle(page)
-        seen.append(page.url)
+        seen.append(address(page))
         fleet = page.evaluate("new URLSearchParams(location.search).get('fleet')")
         assert fleet in names
         page.locator("p strong", has_text=fleet.replace(" x ", " \u00d7 ")).wait_for()

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.dashboard_browser import CHROMIUM, dashboard
+from tests.dashboard_browser import CHROMIUM, dashboard, new_context
 from tests.test_jobs import until
 from tests.test_plan_workers import group
 from tokentwin.jobs.files import read_json
@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-LONG = 120_000  # ms; a busy machine
 HEAVY = "?preset=reasoning&gpus=H100,H200,B200&rate={}"
 LIGHT = "?model=Llama-3.1-8B&gpus=H100&tp=1&traffic=shape&prompt=200&output=20&rate=2&slo=ttft_ms+p99%3C%3D2000"
 ANSWER = "Why not fewer?"
@@ -38,31 +37,31 @@ def marks(runs):
 
 def begun(page, address, link):
     page.goto(f"{address}/{link}")
-    page.get_by_role("button", name="Find the fleet").click(timeout=LONG)
-    page.get_by_role("button", name="Cancel").wait_for(timeout=LONG)
+    page.get_by_role("button", name="Find the fleet").click()
+    page.get_by_role("button", name="Cancel").wait_for()
 
 
 def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, browser, tmp_path):
     with dashboard(runs, tmp_path) as address:
-        context = browser.new_context()
+        context = new_context(browser)
         first, second, other = (context.new_page() for _ in range(3))
         begun(first, address, HEAVY.format(30))
         first.reload()
-        first.get_by_role("progressbar").wait_for(timeout=LONG)
+        first.get_by_role("progressbar").wait_for()
         second.goto(first.url)
-        second.get_by_role("button", name="Cancel").wait_for(timeout=LONG)
+        second.get_by_role("button", name="Cancel").wait_for()
         (mark,) = marks(runs)
         begun(other, address, LIGHT)
-        second.get_by_role("button", name="Cancel").click(timeout=LONG)
-        first.get_by_text("Cancelled. It can be started again.").wait_for(timeout=LONG)
+        second.get_by_role("button", name="Cancel").click()
+        first.get_by_text("Cancelled. It can be started again.").wait_for()
         until(lambda: not group(mark.pid), 30)
-        other.get_by_text(ANSWER).wait_for(timeout=LONG)  # without a click
+        other.get_by_text(ANSWER).wait_for()  # without a click
         assert len(marks(runs)) == 2
         context.close()
 
 
 def test_no_kill_loses_work(runs, browser, tmp_path):
-    page = browser.new_page()
+    page = new_context(browser).new_page()
     with dashboard(runs, tmp_path, end=subprocess.Popen.kill) as address:
         begun(page, address, LIGHT)
     (mark,) = marks(runs)
@@ -70,13 +69,13 @@ def test_no_kill_loses_work(runs, browser, tmp_path):
     until(lambda: result.is_file() or not mark.alive, 120)
     with dashboard(runs, tmp_path) as address:
         page.goto(f"{address}/{LIGHT}")
-        page.get_by_text(ANSWER).wait_for(timeout=LONG)
+        page.get_by_text(ANSWER).wait_for()
         begun(page, address, HEAVY.format(31))
         (heavy,) = [found for found in marks(runs) if found.alive]
         os.kill(heavy.pid, signal.SIGKILL)
-        page.get_by_text("its process died before it was done").wait_for(timeout=LONG)
+        page.get_by_text("its process died before it was done").wait_for()
         until(lambda: not group(heavy.pid), 30)
-        page.get_by_role("button", name="Find the fleet").click(timeout=LONG)
-        page.get_by_role("button", name="Cancel").click(timeout=LONG)
-        page.get_by_text("Cancelled. It can be started again.").wait_for(timeout=LONG)
+        page.get_by_role("button", name="Find the fleet").click()
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_text("Cancelled. It can be started again.").wait_for()
     page.close()

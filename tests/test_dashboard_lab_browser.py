@@ -4,18 +4,17 @@ import json
 
 import pytest
 
-from tests.dashboard_browser import CHROMIUM, drawn, settle
+from tests.dashboard_browser import CHROMIUM, drawn, new_context, settle
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-LONG = 120_000  # ms; a busy machine
 
 
 @pytest.fixture
 def page(browser):
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
     yield context.new_page()
     context.close()
 
@@ -23,7 +22,7 @@ def page(browser):
 def test_from_two_policies_to_an_answer(server, page):
     page.goto(f"{server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
     page.get_by_role("button", name="Compare").click()
-    page.get_by_text("Winners and losers").wait_for(timeout=LONG)
+    page.get_by_text("Winners and losers").wait_for()
     settle(page, plots=4)
     drawn(page, least=30)
     page.get_by_test_id("stPopoverButton").click()

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from calibration.decision_replay import replay_decisions  # noqa: E402
 from realengine.device import find_device  # noqa: E402
 from realengine.engine import Engine, Step  # noqa: E402
 from realengine.kv_cache import LayerKv, read, write  # noqa: E402
+from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
+from serving.workload import Workload, WorkloadRequest  # noqa: E402
+from traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -283,6 +287,42 @@ def test_memory_that_cuda_itself_lacks_is_one_line_too() -> None:
     engine.runner.device.submit = lacking  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"max_num_batched_tokens.*lower it"):
         engine.run_dummy([1])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_ctrl_c_between_two_lines_tears_no_step(tmp_path: Path, asynchronous: bool) -> None:
+    """Pressed while the requests of a step are being noted: all of that step is recorded, and nothing after it."""
+    engine = engine_for(scheduler={"async_scheduling": asynchronous})
+    workload = Workload([WorkloadRequest(n, 0, (("", 5),), 3 if n < 6 else 150) for n in range(12)], "torn")
+    done = record(workload, engine, tmp_path / "run", progress=lambda ended: ended == 1 and os.kill(os.getpid(), 2))
+    assert done.status == "interrupted" and done.finished >= 6
+    recording = Recording.load(tmp_path / "run")
+    assert replay_decisions(recording).exact
+    rows = recording.requests.to_pylist()
+    assert {row["request_id"] for row in rows if row["status"] == "finished"} == set(range(6))
+    sampled = sum(recording.steps["sampled_rows"].to_pylist())
+    assert sampled == sum(row["output_tokens"] for row in rows)
+
+
+def test_ctrl_c_twice_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    def press(_: int) -> None:
+        os.kill(os.getpid(), 2)
+        os.kill(os.getpid(), 2)
+
+    workload = Workload([WorkloadRequest(n, 0, (("", 5),), 3) for n in range(12)], "twice")
+    with pytest.raises(KeyboardInterrupt):
+        record(workload, engine_for(), tmp_path / "run", progress=press)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_is_heard_while_it_waits_for_an_arrival(tmp_path: Path) -> None:
+    later = 10**12  # ns: longer than any test may take
+    workload = Workload([WorkloadRequest(n, n * later, (("", 5),), 3) for n in range(2)], "waiting")
+    press = threading.Timer(0.3, os.kill, (os.getpid(), 2))
+    done = record(
+        workload, engine_for(), tmp_path / "run", progress=lambda ended: press.start() if ended == 1 else None
+    )
+    assert (done.status, done.finished) == ("interrupted", 1)
 
 
 INTERRUPTED = """

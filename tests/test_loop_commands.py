@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -136,6 +135,21 @@ def test_virtual_arrivals_saturate(folder: Path) -> None:
     assert RunMetrics.of(recording).scalars()["concurrency_peak"] == 30
 
 
+# The command line, which says on its standard output how many requests have ended: nothing to wait for by the clock.
+TELLING = """
+import contextlib, sys
+import tokentwin.progress
+from tokentwin.cli import main
+
+@contextlib.contextmanager
+def counting(what, total):
+    yield lambda done: print(done, flush=True)
+
+tokentwin.progress.counting = counting
+main()
+"""
+
+
 def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
     slow = tokentwin(
         "trace", "synth", folder / "slow.parquet", "--requests", 400, "--arrivals", "constant:rate=8",
@@ -143,15 +157,11 @@ def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
     )  # fmt: skip
     assert slow.returncode == 0, slow.stderr
     command = ["bench", folder / "slow.parquet", "-o", folder / "cut", "-d", folder / "deployment.yaml"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "tokentwin.cli", *map(str, command)], stdout=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("cut/*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(3)
+    running = subprocess.Popen([sys.executable, "-c", TELLING, *map(str, command)], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert "3\n" in iter(running.stdout.readline, ""), "it ended before three requests did"
     running.send_signal(signal.SIGINT)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=120)
     assert running.returncode == 130, output
     recording = Recording.load(folder / "cut")
     assert recording.run["status"] == "interrupted"

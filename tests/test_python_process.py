@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,16 @@ def test_workers_of_plans_and_sweeps_do_not_import_from_where_they_were_started(
     script = strangers / "bin" / "tokentwin"  # where pip puts it, and Python looks first
     script.parent.mkdir()
     script.write_text(_CONSOLE)
-    for arguments in ((*plan, "--jobs", "2"), ("sweep", "sweep.yaml", "-o", "swept", "--jobs", "2")):
+    sweep = ("sweep", "sweep.yaml", "--jobs", "2")
+    for arguments in ((*plan, "--jobs", "2"), (*sweep, "-o", "swept"), *_with_ray((*sweep, "-o", "by-ray"))):
         done = subprocess.run(
             [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _with_ray(sweep: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [(*sweep, "--executor", "ray")] if find_spec("ray") else []
 
 
 def test_python_dash_m_looks_for_our_modules_beside_the_package(strangers: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
-from serving.errors import UserError
+from serving.errors import UserError, reason, shortened
 
 VERBS = {
     "bench": "Replay a trace on the real engine and record it.",
@@ -57,20 +58,41 @@ def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
     try:
+        _check_text(sys.argv[1:])
         cli.main(standalone_mode=False)
     except UserError as error:
-        click.echo(f"tokentwin: {error}", err=True)
-        sys.exit(2)
+        _refuse(str(error))
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # `| head` has seen enough; nor is there more to flush
+        sys.exit(1)
+    except OSError as error:  # a full disk, a directory that may not be read, a name that is too long
+        _refuse(str(UserError("file", str(error.filename or ""), f"cannot be read or written: {reason(error)}")))
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tokentwin"
-        click.echo(f"tokentwin: {' '.join(error.format_message().split())} (see {command} --help)", err=True)
-        sys.exit(2)
+        _refuse(f"{shortened(' '.join(error.format_message().split()), 400)} (see {command} --help)")
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Python hands on bytes that are no text in disguise, and they come out wherever something is written."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError("argument", argument, "is not UTF-8 text; write or rename it so") from None
+
+
+def _refuse(line: str) -> NoReturn:
+    text = f"tokentwin: {shortened(line, 600)}"
+    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)  # a name need not be UTF-8
+    sys.exit(2)
 
 
 if __name__ == "__main__":

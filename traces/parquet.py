@@ -84,6 +84,8 @@ class ParquetReader:
             about = _about(path, file.schema_arrow)
             try:
                 _check(path, file)
+            except MemoryError:
+                raise UserError("trace", str(path), "needs more memory to read than there is") from None
             except (pa.ArrowException, OSError) as error:
                 raise UserError("trace", str(path), f"is damaged: {arrow_reason(error)}") from None
             return Workload(
@@ -106,7 +108,7 @@ class _StoredRequests:
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         with pq.ParquetFile(self._path) as file:
-            for batch in file.iter_batches(batch_size=ROW_GROUP):
+            for batch in _batches(file):
                 yield from _requests(batch)
 
 
@@ -122,6 +124,13 @@ def write_parquet(workload: Workload, path: str | Path) -> None:
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for rows in _chunks(workload.requests, ROW_GROUP):
             writer.write_batch(_batch(rows, schema))
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Of a row group's size at most, and of our columns only: others are not unpacked."""
+    return file.iter_batches(
+        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in SCHEMA.names]
+    )
 
 
 def _chunks(requests: Iterable[WorkloadRequest], size: int) -> Iterator[list[WorkloadRequest]]:
@@ -200,7 +209,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
     last = (-1, -1)
     ids: list[np.ndarray] = [np.array([], np.int64)]
     outputs, used = list(ids), [np.empty((0, 3), np.int64)]
-    for batch in file.iter_batches(batch_size=ROW_GROUP):
+    for batch in _batches(file):
         rows = _Rows(path, seen, batch)
         id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
         rows.refuse(arrival > int(LATEST_NS), "arrival_ns", arrival, TOO_LATE)

@@ -7,8 +7,9 @@ renames them, `runs.parquet` last, so that a directory with that file is a whole
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.workload import Workload
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.schema import DATASETS, arrow_schema
@@ -59,11 +60,12 @@ class RecordingWriter:
         metadata = {f"tokentwin.{name}": str(self._run.get(name, "")) for name in _METADATA}
         metadata["tokentwin.recording"] = _FORMAT
         try:
-            if workload is not None:
-                write_parquet(workload, self._temporary(_WORKLOAD))
-            self._datasets = {
-                name: _Dataset(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
-            }
+            with _written(self.path):
+                if workload is not None:
+                    write_parquet(workload, self._temporary(_WORKLOAD))
+                self._datasets = {
+                    name: _Dataset(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
+                }
         except BaseException:
             self._remove()
             raise
@@ -151,6 +153,7 @@ class _Dataset:
         self._rows: list[Mapping[str, Any]] = []
         self._pieces: list[pa.Table] = []
         self._pending = 0
+        self._path = path
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -169,12 +172,15 @@ class _Dataset:
     def close(self) -> None:
         self._pack()
         self._write()
-        self._writer.close()
+        with _written(self._path.parent):
+            self._writer.close()
 
     def abandon(self) -> None:
         """Let the file go: its content no longer matters, its handle does."""
         self._rows, self._pieces, self._pending = [], [], 0
-        self._writer.close()
+        with suppress(OSError):  # what could not be written cannot be finished either
+            self._writer.close()
+        self._writer.is_open = False  # else it would try once more
 
     def _pack(self) -> None:
         if self._rows:
@@ -202,7 +208,8 @@ class _Dataset:
     def _write(self) -> None:
         if self._pieces:
             table = pa.concat_tables(self._pieces).combine_chunks()
-            self._writer.write_table(table, row_group_size=ROW_GROUP)
+            with _written(self._path.parent):
+                self._writer.write_table(table, row_group_size=ROW_GROUP)
             self._pieces, self._pending = [], 0
 
 
@@ -350,13 +357,21 @@ def _holds_value(chunk: pq.ColumnChunkMetaData) -> bool:
     return nulls is None or nulls < chunk.num_values or chunk.statistics.has_min_max
 
 
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError("recording", str(path), f"cannot be written: {reason(error)}") from None
+
+
 def _claim(path: Path, overwrite: bool) -> bool:
     """Make sure that `path` can take a recording; True if the directory was made for it."""
     if not path.exists():
         try:
             path.mkdir(parents=True)
         except OSError as error:
-            raise UserError("recording", str(path), f"cannot be made: {error.strerror}") from None
+            raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
         return True
     if not path.is_dir():
         raise UserError("recording", str(path), "is a file; a recording is a directory")

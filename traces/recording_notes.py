@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.errors import UserError, reason
+from serving.whole_file import whole_file
 from traces.recording import Recording
 
 _RUNS = "runs.parquet"
@@ -43,6 +45,8 @@ def add_notes(directory: str | Path, notes: Mapping[str, Any]) -> None:
     field = runs.schema.field(at)
     metadata = pq.read_schema(recording.path / _RUNS).metadata
     changed = runs.set_column(at, field, pa.array([text], field.type)).replace_schema_metadata(metadata)
-    partial = recording.path / f".{_RUNS}.partial"
-    pq.write_table(changed, partial, compression="zstd")
-    partial.replace(recording.path / _RUNS)
+    try:
+        with whole_file(recording.path / _RUNS) as partial:
+            pq.write_table(changed, partial, compression="zstd")
+    except OSError as error:
+        raise UserError("recording", str(directory), f"cannot be written: {reason(error)}") from None

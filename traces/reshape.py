@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import islice
 
@@ -15,7 +16,7 @@ def reshaped(workload: Workload, *, limit: int | None = None, rate_scale: float 
 
     Raises UserError if that moves an arrival beyond what a time in nanoseconds can hold.
     """
-    requests = workload.requests if limit is None else list(islice(workload.requests, limit))
+    requests = workload.requests if limit is None else list(islice(workload.requests, min(limit, sys.maxsize)))
     if rate_scale is not None:
         last = max((request.arrival_ns for request in requests), default=0)
         if not last / rate_scale < LATEST_NS:

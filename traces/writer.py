@@ -5,12 +5,11 @@ A format is a function listed in `WRITERS`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
+from serving.whole_file import whole_file
 from serving.workload import Workload
 from traces.mooncake import write_mooncake
 from traces.parquet import write_parquet
@@ -32,12 +31,8 @@ def write_workload(workload: Workload, path: str | Path, format: str | None = No
         raise UserError("format", format or path.name, remedy)
     if path.exists() and not (overwrite and path.is_file()):
         raise UserError("output", str(path), "exists; use --force to overwrite a file, or choose another name")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        WRITERS[name](workload, partial)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            WRITERS[name](workload, partial)
     except OSError as error:
-        raise UserError("output", str(path), f"cannot be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):  # where nothing could be written there is nothing to remove
-            partial.unlink(missing_ok=True)
+        raise UserError("output", str(path), f"cannot be written: {reason(error)}") from None

@@ -70,13 +70,13 @@ def _predictor() -> Predictor:
 
 
 def _write(option: str, path: Path, text: str) -> None:
-    from serving.errors import UserError
+    from serving.errors import UserError, reason
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(option, str(path), f"cannot be written: {error.strerror or error}") from None
+        raise UserError(option, str(path), f"cannot be written: {reason(error)}") from None
 
 
 def print_outcomes(outcomes: list[Outcome]) -> None:

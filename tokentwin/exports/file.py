@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
+from serving.whole_file import whole_file
 
 
 def check_free(path: Path, overwrite: bool = False) -> None:
@@ -20,13 +19,8 @@ def check_free(path: Path, overwrite: bool = False) -> None:
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], overwrite: bool = False) -> None:
     """Have `write` fill a file beside `path`, then move it there. Raises UserError where that cannot be."""
     check_free(path, overwrite)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as out:
+        with whole_file(path) as partial, partial.open("wb") as out:
             write(out)
-        partial.replace(path)
     except OSError as error:
-        raise UserError("output", str(path), f"cannot be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):  # where nothing could be written there is nothing to remove
-            partial.unlink(missing_ok=True)
+        raise UserError("output", str(path), f"cannot be written: {reason(error)}") from None

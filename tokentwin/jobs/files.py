@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from serving.whole_file import whole_file
 
 
 def write_json(path: Path, document: Any) -> None:
     """Write beside its place, then move it there. NaN and infinities are refused (ValueError): JSON has none."""
     text = json.dumps(document, allow_nan=False)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # on a full disk it would keep what little there is
-        raise
 
 
 def read_json(path: Path) -> Any:

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError
+from serving.errors import UserError, reason
+from serving.whole_file import whole_file
 
 ABOUT = "sweep.json"  # what all rows have in common
 _FILE = "runs.parquet"
@@ -155,10 +156,9 @@ def _read(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 def _write(file: Path, content: bytes) -> None:
     """`file` with `content`, whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(file)
+        with whole_file(file) as partial:
+            partial.write_bytes(content)
     except OSError as error:
-        raise UserError("out", str(file), f"cannot be written: {error.strerror}") from None
+        raise UserError("out", str(file), f"cannot be written: {reason(error)}") from None

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
+from contextlib import chdir, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from serving.errors import UserError
+from serving.python_process import module_environment
 from tokentwin.sweeps.executors import DIED
 from tokentwin.sweeps.one_run import Outcome, failed
 from tokentwin.sweeps.points import Point
@@ -31,12 +35,15 @@ class RayTasks:
         joined = ray.is_initialized()
         if not joined:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster tells nobody
-            ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            os.environ.update(module_environment())  # where its workers find this package
+            # They look for modules where Ray was begun, before anywhere else: not among a user's own files.
+            with TemporaryDirectory() as nothing, chdir(nothing):
+                ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
             task = ray.remote(num_cpus=1, max_retries=0)(_measured)
             jobs = self._jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
-            left = iter(points)
-            under_way = {task.remote(measure, point): point for _, point in zip(range(jobs), left, strict=False)}
+            left, where = iter(points), str(Path.cwd())
+            under_way = {task.remote(where, measure, point): point for _, point in zip(range(jobs), left, strict=False)}
             while under_way:
                 (done, *_), _ = ray.wait(list(under_way))
                 point = under_way.pop(done)
@@ -46,11 +53,13 @@ class RayTasks:
                     yield failed(point, DIED)
                 following = next(left, None)
                 if following is not None:
-                    under_way[task.remote(measure, following)] = following
+                    under_way[task.remote(where, measure, following)] = following
         finally:
             if not joined:
                 ray.shutdown()
 
 
-def _measured(measure: Callable[[Point], Outcome], point: Point) -> Outcome:
+def _measured(where: str, measure: Callable[[Point], Outcome], point: Point) -> Outcome:
+    with suppress(OSError):  # a node may lack it: then names of files that are not absolute are found nowhere
+        os.chdir(where)
     return measure(point)

@@ -1,0 +1,146 @@
+"""The process in which an uploaded trace is read: a few kilobytes of somebody else's can unpack into terabytes.
+
+What the file says of its own size is looked at before anything is read. It may lie, and the readers of `traces` have no
+bounds: so the process itself is limited, in memory and in time, and a reader that dies takes no page with it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+from traces.parquet import MAGIC
+from traces.reader import read_workload
+from traces.writer import write_workload
+
+MB = 1_000_000
+FAILED = 1
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an upload may hold, and what reading it may take.
+
+    `segments` are those of all prompts together, `names_mb` the characters of all names, `memory_mb` what the process
+    allocates and `seconds` its CPU time.
+    """
+
+    unpacked_mb: int = 500
+    requests: int = 500_000
+    segments: int = 5_000_000
+    names_mb: int = 100
+    memory_mb: int = 3000
+    seconds: int = 300
+
+
+def main(upload: Path, out: Path, limits: Limits) -> int:
+    """Write the requests of the trace `upload` to `out`; else print a UserError as JSON, and exit with `FAILED`."""
+    _confine(limits)
+    try:
+        _check_size(upload, limits)
+        write_workload(_bounded(read_workload(upload), limits), out)
+    except UserError as error:
+        print(json.dumps([error.field, error.value, error.remedy], default=str))
+        return FAILED
+    except MemoryError:
+        print(json.dumps(["trace", "the upload", "needs too much memory to read; upload a part of it"]))
+        return FAILED
+    return 0
+
+
+def arguments(upload: Path, out: Path, limits: Limits) -> list[str]:
+    """What this module is run with."""
+    return [str(upload), str(out), json.dumps(asdict(limits))]
+
+
+def _confine(limits: Limits) -> None:
+    pa.set_memory_pool(pa.system_memory_pool())  # the other pools reserve what they may never use
+    pa.set_cpu_count(1)
+    for limit, most in (
+        (resource.RLIMIT_DATA, limits.memory_mb * MB),
+        (resource.RLIMIT_CPU, limits.seconds),
+        (resource.RLIMIT_FSIZE, limits.unpacked_mb * MB),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
+
+
+def _check_size(upload: Path, limits: Limits) -> None:
+    """By the footer of Parquet, by unpacking text without keeping it; of what is damaged the reader says so."""
+    with upload.open("rb") as file:
+        head = file.read(4)
+    if head == MAGIC:
+        size, rows, values = _by_footer(upload)
+    else:
+        size, rows = _by_unpacking(upload, head[:2] == _GZIP, limits.unpacked_mb * MB)
+        values = 0
+    if size > limits.unpacked_mb * MB:
+        raise _too_much(f"unpacks to more than {limits.unpacked_mb} MB")
+    if rows > limits.requests:
+        raise _too_much(f"holds more than {limits.requests:,} requests")
+    if values > limits.segments:
+        raise _too_much(f"holds more than {limits.segments:,} segments of prompts")
+
+
+def _by_footer(upload: Path) -> tuple[int, int, int]:
+    """Bytes unpacked, rows, and the most values of a column."""
+    try:
+        footer = pq.read_metadata(upload)
+    except (pa.ArrowException, OSError):
+        return 0, 0, 0
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+    values = [sum(group.column(at).num_values for group in groups) for at in range(footer.num_columns)]
+    return sum(group.total_byte_size for group in groups), footer.num_rows, max(values, default=0)
+
+
+def _by_unpacking(upload: Path, packed: bool, most: int) -> tuple[int, int]:
+    """Bytes and lines under the first, of no more than a little over `most` bytes."""
+    size = lines = 0
+    try:
+        with gzip.open(upload) if packed else upload.open("rb") as stream:
+            while size <= most and (block := stream.read(MB)):
+                size += len(block)
+                lines += block.count(b"\n")
+    except (OSError, EOFError, zlib.error):
+        pass
+    return size, lines - 1
+
+
+def _bounded(workload: Workload, limits: Limits) -> Workload:
+    """The same, whose requests end in a UserError where they are too many: the pages have all of them in memory."""
+
+    def counted() -> Iterator[WorkloadRequest]:
+        segments = characters = 0
+        for number, request in enumerate(workload.requests, 1):
+            segments += len(request.prompt)
+            characters += sum(len(name) for name, _ in request.prompt)
+            characters += len(request.tenant) + len(request.slo_class) + len(request.session)
+            if number > limits.requests:
+                raise _too_much(f"holds more than {limits.requests:,} requests")
+            if segments > limits.segments:
+                raise _too_much(f"holds more than {limits.segments:,} segments of prompts")
+            if characters > limits.names_mb * MB:
+                raise _too_much(f"holds more than {limits.names_mb} MB of names")
+            yield request
+
+    return replace(workload, requests=counted())
+
+
+def _too_much(what: str) -> UserError:
+    return UserError("trace", "the upload", f"{what}; upload a part of it")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), Limits(**json.loads(sys.argv[3]))))

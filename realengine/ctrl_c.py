@@ -1,0 +1,33 @@
+"""Ctrl-C that waits for a good moment: between two steps, when everything that happened has been noted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def ctrl_c_heard() -> Iterator[Callable[[], bool]]:
+    """Instead of a KeyboardInterrupt wherever the code is: a function that says whether Ctrl-C was pressed.
+
+    Pressed again it is obeyed at once. Outside of the main thread, which alone hears it, the function says no.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    pressed = False
+
+    def press(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
