@@ -159,8 +159,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     )
     pq.write_table(step_residuals_table(steps, predicted), out / RESIDUALS)
     with whole_file(out / REPORT) as file:
-        file.write_text(json.dumps(report.as_dict(), indent=2) + "
-", encoding="utf-8")
+        file.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     return report
 
 

@@ -14,12 +14,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dashboard.series import column, envelope, extremes
 
 Array = NDArray[Any]
 Window = tuple[float, float]  # from, to, in seconds; both are inside
+
+HELD = ("waiting", "running", "used_blocks")
+BATCH = ("prefill_tokens", "decode_rows")
+COLUMNS = ["replica", "start_ns", "end_ns", *HELD, *BATCH]
 
 _PIECE = 1 << 18  # steps at a time: temporaries of 2 MB
 
@@ -52,6 +57,21 @@ class HeldSteps:
         falls = falls[np.argsort(end[falls], kind="stable")]
         self._fall_at = end[falls]
         self._fall = {name: value[falls] for name, value in values.items()}
+
+    @classmethod
+    def of(cls, steps: pa.Table) -> HeldSteps:
+        """What a timeline shows of the `COLUMNS` of steps: batches are held too where there is but one replica."""
+        alone = pc.count_distinct(steps["replica"]).as_py() == 1
+        return cls(steps, [*HELD, *(BATCH if alone else [])])
+
+    def __len__(self) -> int:
+        """How many steps there are."""
+        return len(self._start)
+
+    def batches(self, window: Window | None = None) -> tuple[Array, list[Array]]:
+        """`BATCH` over time. Those of several replicas are not added up: they are not one step."""
+        held = all(name in self._change for name in BATCH)
+        return (self.over_time if held else self.started)(BATCH, window)
 
     def over_time(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
         """Times within the window, and of each name what all replicas hold from then on."""

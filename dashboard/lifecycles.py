@@ -36,7 +36,7 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
     """A card each, two abreast."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
     standing = of_run(recording.run)
-    gaps, figures = _figures(str(recording.path), stamp(recording.path))
+    gaps, figures = lifecycle_figures(recording)
     cards = list(_cells(metrics, gaps).items())
     for pair in (cards[:2], cards[2:]):
         for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
@@ -46,6 +46,11 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
                 if title == "Token" and gaps.note:
                     st.caption(gaps.note)
                 figure(figures[title], title, title, standing, place=above, small=True, menu=BARE)
+
+
+def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figure]]:
+    """What the cards are made of."""
+    return _figures(str(recording.path), stamp(recording.path))
 
 
 def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.held_steps import HeldSteps
+from dashboard.held_steps import HELD, HeldSteps
 from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
 from dashboard.series import bucket_means, thin
 from serving.metrics import metric
@@ -28,26 +28,20 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    steps: pa.Table, blocks: float, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
+    held: HeldSteps, blocks: float, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
 ) -> go.Figure:
     """Queue, running, KV use and batch tokens on one time axis.
 
     `blocks` is the KV blocks of all replicas together; `window_s` is the part of the run to show. Long runs are
     reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
     """
-    if not steps.num_rows:
+    if not len(held):
         return empty("The recording holds no steps", 600)
     figure = make_subplots(rows=4, shared_xaxes=True, vertical_spacing=0.045, row_heights=[1, 1, 1, 1.2])
-    panels = (("waiting", 1.0, "waiting"), ("running", 1.0, "running"), ("used_blocks", 100.0 / blocks, "KV use"))
-    alone = pc.count_distinct(steps["replica"]).as_py() == 1
-    parts = (
-        ("prefill_tokens", "prefill tokens", phase_colours(colour)["prefill"]),
-        ("decode_rows", "decode tokens", colour),
-    )
-    names, of_batch = [name for name, _, _ in panels], [name for name, _, _ in parts]
-    held = HeldSteps(steps, [*names, *(of_batch if alone else [])])
-    reduced = held.lows_and_highs(names, window_s, buckets)
-    for at, ((name, scale, label), (x, y)) in enumerate(zip(panels, reduced, strict=True), start=1):
+    panels = ((1.0, "waiting"), (1.0, "running"), (100.0 / blocks, "KV use"))
+    parts = (("prefill tokens", phase_colours(colour)["prefill"]), ("decode tokens", colour))
+    reduced = held.lows_and_highs(HELD, window_s, buckets)
+    for at, ((scale, label), (x, y)) in enumerate(zip(panels, reduced, strict=True), start=1):
         figure.add_scatter(
             x=x / 1e9,
             y=y * scale,
@@ -57,13 +51,12 @@ def timeline(
             fillcolor=tint(colour, 0.14),
             name=label,
             showlegend=False,
-            hovertemplate="%{y:,.1f} %" if name == "used_blocks" else "%{y:,.0f}",
+            hovertemplate="%{y:,.1f} %" if label == "KV use" else "%{y:,.0f}",
             row=at,
             col=1,
         )
-    # Batches of several replicas are not added up: they are not one step.
-    at_ns, batches = (held.over_time if alone else held.started)(of_batch, window_s)
-    for (_, label, shade), batch in reversed(list(zip(parts, batches, strict=True))):
+    at_ns, batches = held.batches(window_s)
+    for (label, shade), batch in reversed(list(zip(parts, batches, strict=True))):
         x, y = bucket_means(at_ns, batch, buckets)
         figure.add_scatter(
             x=x / 1e9,

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
+from dashboard.ahead import ahead
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.diagnosis_view import diagnosis_view
 from dashboard.library import RECORDING, calibrations, find
-from dashboard.lifecycles import lifecycles
+from dashboard.lifecycles import lifecycle_figures, lifecycles
 from dashboard.loading import open_run
 from dashboard.metric_table import metric_table
 from dashboard.mistake import mistake
 from dashboard.request_table import request_table
 from dashboard.run_header import header, headline
 from dashboard.step_time import step_time
-from dashboard.time_window import Window, time_window
+from dashboard.time_window import Window, held_steps, time_window
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
+_LONG = 250_000  # steps: of fewer, everything is there in a moment
 _VIEWS = {
     "requests": "Requests",
     "steps": "Where step time goes",
@@ -47,6 +50,8 @@ def show(runs: Path) -> None:
         name = choose("Recording", list(recordings), "run", lasting=False)
     try:
         recording, metrics = open_run(recordings[name])
+        if sum(recording.group_rows("steps")) > _LONG:
+            ahead(partial(held_steps, recording), partial(lifecycle_figures, recording))
         with title:
             header(recording, metrics, name)
         if not own:

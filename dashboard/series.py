@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-STEP_SERIES = ("waiting", "running", "used_blocks")
-
 
 def column(table: pa.Table, name: str) -> Floats:
     """A numeric column as float64, NaN for null."""

@@ -10,6 +10,7 @@ import streamlit as st
 from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.badge import figure
+from dashboard.held_steps import COLUMNS, HeldSteps
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
 from dashboard.url import interval, set_interval
@@ -22,16 +23,6 @@ _PARAMETER = "window"
 _PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
 _HELP = "Narrows the plot and the requests; so does a box drawn on the plot."
-_STEP_COLUMNS = [
-    "replica",
-    "start_ns",
-    "end_ns",
-    "waiting",
-    "running",
-    "used_blocks",
-    "prefill_tokens",
-    "decode_rows",
-]
 
 
 def time_window(recording: Recording) -> Window | None:
@@ -77,10 +68,20 @@ def _brushed(key: str, end: float) -> None:
         set_interval(0.0, end, _PARAMETER, (min(ends), max(ends)))
 
 
+def held_steps(recording: Recording) -> HeldSteps:
+    """What the timeline is drawn of, whatever the window: of millions of steps it takes most of the time."""
+    return _held_steps(str(recording.path), stamp(recording.path))
+
+
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _held_steps(directory: str, stamp: int) -> HeldSteps:
+    recording, _ = open_run(Path(directory))
+    return HeldSteps.of(recording.table("steps", COLUMNS))
+
+
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
     recording, _ = open_run(Path(directory))
     blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
-    steps = recording.table("steps", _STEP_COLUMNS)
-    plot = run_charts.timeline(steps, blocks or float("nan"), run_colour(recording), window)
+    plot = run_charts.timeline(held_steps(recording), blocks or float("nan"), run_colour(recording), window)
     return plot.update_layout(dragmode="select", selectdirection="h")

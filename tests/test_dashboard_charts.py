@@ -204,7 +204,7 @@ def step_table(count=5000):
 
 
 def test_the_timeline_shares_one_axis_and_is_reduced():
-    figure = run_charts.timeline(step_table(), 100, SIMULATED, buckets=200)
+    figure = run_charts.timeline(HeldSteps.of(step_table()), 100, SIMULATED, buckets=200)
     assert len(figure.data) == 5
     assert max(len(trace.x) for trace in figure.data) <= 401
     assert figure.layout.xaxis.matches == figure.layout.xaxis3.matches == "x4"
@@ -213,7 +213,7 @@ def test_the_timeline_shares_one_axis_and_is_reduced():
 
 
 def test_a_time_window_narrows_the_timeline():
-    figure = run_charts.timeline(step_table(), 100, REAL, window_s=(10.0, 11.0))
+    figure = run_charts.timeline(HeldSteps.of(step_table()), 100, REAL, window_s=(10.0, 11.0))
     assert list(figure.layout.xaxis4.range) == [10.0, 11.0]
     for trace in figure.data:
         assert len(trace.x) > 50
@@ -266,7 +266,7 @@ def test_small_figures_stand_empty_columns():
         run_charts.step_times(none, none, none, REAL),
         run_charts.memory_shares(none, none, none, REAL),
         run_charts.phases(none, none, none, REAL),
-        run_charts.timeline(step_table(0), 1, REAL),
+        run_charts.timeline(HeldSteps.of(step_table(0)), 1, REAL),
     ):
         assert figure.layout.annotations[0].text
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from calibration.standing import of_run
 from dashboard import run_charts
+from dashboard.held_steps import COLUMNS, HeldSteps
 from dashboard.html_reports.document import (
     beside,
     details,
@@ -22,13 +23,12 @@ from dashboard.html_reports.document import (
     write_document,
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.series import STEP_SERIES, column
+from dashboard.series import column
 from serving.metrics import STATISTICS, metric
 from tokentwin.exports.recorded_run import RecordedRun
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_STEP_COLUMNS = ["replica", "start_ns", "end_ns", *STEP_SERIES, "prefill_tokens", "decode_rows"]
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 _PROVENANCE = ("run_id", "version", "seed", "calibration", "replicas", "num_blocks", "block_size")
 
@@ -68,7 +68,8 @@ def _verdict(metrics: RunMetrics) -> list[str]:
 
 def _timeline(recording: Recording) -> go.Figure:
     blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
-    return run_charts.timeline(recording.table("steps", _STEP_COLUMNS), blocks or math.nan, _colour(recording))
+    held = HeldSteps.of(recording.table("steps", COLUMNS))
+    return run_charts.timeline(held, blocks or math.nan, _colour(recording))
 
 
 def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
