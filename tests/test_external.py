@@ -351,7 +351,10 @@ def test_the_page_lists_figures_and_targets(tmp_path: Path) -> None:
     page = markdown([outcome])
     assert "**missed**" in page and "| met |" in page and "Anchored on *0 synchronous*" in page
     assert "Step times are extrapolated: made up" in page and " of 9 figures lie in their 90 % interval" in page
-    assert page.count("| ttft_ms.mean |") == 3
+    assert page.count("\n| 2 throughput | ttft_ms.mean |") == 1
+    covered = sum(row.covered for row in outcome.rows)
+    assert f"{covered} of 9 figures ({100 * covered / 9:.0f} %) lie in their 90 % interval; {covered} of 9 " in page
+    assert "\n| ours | ttft_ms.mean | 3 | " in page
     report = as_dict([outcome])
     assert json.loads(json.dumps(report)) == report and report["met"] is False
 

@@ -56,6 +56,7 @@ _PRIORS: dict[str, tuple[float, float]] = {
 }
 _FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _LEAST_TTFT_MS = 80.0  # below that a client's own milliseconds are too much of it
+_SHORT_TTFT_MS = 100.0  # up to there a client's own are enough of it to be told
 _NOISE = 0.08  # log errors that need no explanation
 _OUTLIER = 0.25  # log errors beyond this count less and less: queueing amplifies
 _ROUNDS = 3
@@ -65,17 +66,13 @@ _RUNS = 12  # of a source, spread evenly
 
 @dataclass(frozen=True)
 class Lesson:
-    """One measured run of one source, ready to be simulated; `figures` are the ones that teach.
-
-    tells_client    its TTFT is so short that it says what a client adds
-    """
+    """One measured run of one source, ready to be simulated; `figures` are the ones that teach."""
 
     source: str
     run: MeasuredRun
     gpu: str
     deployment: Deployment
     figures: tuple[str, ...]
-    tells_client: bool
 
 
 def source_of(case: Case, deployment: Deployment) -> str:
@@ -103,8 +100,7 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
             )
             source = source_of(case, deployment)
             if teaching and not run.caution:
-                tells = run.by_client and run.or_workload is None and _is_the_clients(run)
-                by_source.setdefault(source, []).append(Lesson(source, run, gpu, deployment, teaching, tells))
+                by_source.setdefault(source, []).append(Lesson(source, run, gpu, deployment, teaching))
     chosen = []
     for found in by_source.values():
         step = max(len(found) / _RUNS, 1.0)
@@ -228,15 +224,22 @@ def _linearised(taken: Sequence[Lesson], logs: Floats) -> Linearised:
 def _late_ms(taken: Sequence[Lesson], numbers: Mapping[str, Floats]) -> dict[str, float]:
     """By how much the TTFT of a source's client is longer than predicted by what the other sources taught, on average.
 
-    Only of those whose TTFT is short: of a long one it says nothing.
+    Of the quarter of its runs with the shortest TTFT: a long one says nothing of the client.
     """
-    found: dict[str, list[float]] = {}
-    for lesson in taken:
-        if lesson.tells_client:
-            simulated = _simulated(lesson, calibration_of(numbers[lesson.source], ""))
-            late_ms = lesson.run.figures["ttft_ms.mean"] - simulated["ttft_ms.mean"]
-            found.setdefault(lesson.source, []).append(late_ms)
-    return {name: float(np.mean(late)) for name, late in found.items()}
+    found = {}
+    for source in dict.fromkeys(lesson.source for lesson in taken):
+        told = [each for each in taken if each.source == source and each.run.by_client and not each.run.or_workload]
+        told.sort(key=_ttft_ms)
+        shortest = [each for each in told[: max(len(told) // 4, 1)] if _ttft_ms(each) < _SHORT_TTFT_MS]
+        calibration = calibration_of(numbers[source], "")
+        late_ms = [_ttft_ms(each) - _simulated(each, calibration)["ttft_ms.mean"] for each in shortest]
+        if late_ms:
+            found[source] = float(np.mean(late_ms))
+    return found
+
+
+def _ttft_ms(lesson: Lesson) -> float:
+    return lesson.run.figures.get("ttft_ms.mean", np.inf)
 
 
 def _solve(at: Floats, slopes: Floats, logs: Floats, source: NDArray[np.str_], used: NDArray[np.bool_]) -> Floats:
