@@ -7,7 +7,7 @@ The file says what it was learnt from, so that a result made with it can. Withou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +17,7 @@ from calibration.kernel_times import KernelTimes
 from calibration.operation_cost import HostTimes, OperationCost
 from calibration.pipeline_cost import PipelineCost
 from calibration.step_correction import ADDED, FACTORS, Correction
+from calibration.step_interval import Factors, StepInterval
 from serving.config import Deployment, parse
 from serving.errors import UserError, reason
 from serving.model_spec import ModelSpec
@@ -33,6 +34,8 @@ class EngineCalibration:
     gpu, deployment     the catalogued GPU, and the deployment it was learnt with, as JSON
     correction, host    what whole steps taught; the CPU time between them
     interval            factors of the predicted time between which 9 of 10 runs lie
+    prompt_interval     the same of what prompts add to a step, where it is known apart
+    client_ms           what a client adds to TTFT at most, 9 times out of 10; no simulation has it
     residuals           held-out errors in percent by regime: steps, median, p95
     source, created     what it was learnt from, and when
     """
@@ -41,17 +44,24 @@ class EngineCalibration:
     deployment: str
     correction: Correction
     host: HostTimes
-    interval: tuple[float, float]
+    interval: Factors
     source: str
     created: str
     residuals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    prompt_interval: Factors | None = None
+    client_ms: float = 0.0
     format: int = _FORMAT
 
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits that change with everything a prediction depends on."""
-        told = repr((self.gpu, self.correction, self.host, self.interval))
+        told = repr((self.gpu, self.correction, self.host, self.step_interval))
         return blake2b(told.encode(), digest_size=6).hexdigest()
+
+    @property
+    def step_interval(self) -> StepInterval:
+        """Both intervals."""
+        return StepInterval(self.interval, self.prompt_interval or self.interval)
 
     def save(self, directory: Path) -> None:
         """Write `engine.json` into `directory`, whole or not at all."""
@@ -81,8 +91,10 @@ class EngineCalibration:
         try:
             data = {**data, "correction": _correction(data["correction"])}
             data["host"] = HostTimes(**data["host"])
-            low, high = data["interval"]
-            loaded = cls(**{**data, "interval": (float(low), float(high))})
+            data["interval"] = _factors(data["interval"])
+            if data.get("prompt_interval") is not None:
+                data["prompt_interval"] = _factors(data["prompt_interval"])
+            loaded = cls(**data)
             _check(loaded)
             deployment = json.loads(loaded.deployment)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -96,7 +108,7 @@ class EngineCalibration:
         same = learnt.timing() == deployment.timing() and self.gpu == kernels.gpu.name
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
-        return kind(model, deployment, kernels, correction, self.host, self.interval)
+        return kind(model, deployment, kernels, correction, self.host, self.step_interval)
 
     def with_kernels_only(self) -> EngineCalibration:
         """The same engine, nothing learnt."""
@@ -108,14 +120,20 @@ def _correction(data: Mapping[str, Any]) -> Correction:
     return Correction(**{**data, "domain": domain})
 
 
+def _factors(data: Sequence[float]) -> Factors:
+    low, high = data
+    return float(low), float(high)
+
+
 def _check(loaded: EngineCalibration) -> None:
     numbers: dict[str, Any] = {**loaded.correction.factors, **loaded.correction.added_ns, **vars(loaded.host)}
+    numbers["client_ms"] = loaded.client_ms
     for name in (*FACTORS, *ADDED):
         if name not in numbers:
             raise ValueError(f"no value for {name}")
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not 0 <= value < 1e12:
             raise ValueError(f"an impossible {name}, {value}")
-    low, high = loaded.interval
-    if not 0 < low <= 1 <= high < 1e3:
-        raise ValueError(f"an impossible interval {loaded.interval}")
+    for low, high in loaded.step_interval:
+        if not 0 < low <= 1 <= high < 1e3:
+            raise ValueError(f"an impossible interval {(low, high)}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, hypot, log
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from calibration.kernel_times import Mark, bound_by, floor_ns
 from calibration.operations import Collective, StepSizes
+from calibration.step_correction import PROMPT_PARTS
+from calibration.step_interval import Factors, widened
 
 if TYPE_CHECKING:
     from calibration.operation_cost import OperationCost
@@ -51,6 +52,7 @@ class Explanation:
 
     stages      of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
     host_ns     CPU time before the step, hidden in an overlapped loop
+    beyond      reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
     interval    factors of `step_ns` between which 9 of 10 runs lie
     mark, why   how far to trust it, and the part that made it so
     """
@@ -60,7 +62,8 @@ class Explanation:
     stages: list[ExplainedStage]
     step_ns: float
     host_ns: float
-    interval: tuple[float, float]
+    beyond: float
+    interval: Factors
     mark: Mark
     why: str
 
@@ -91,6 +94,8 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     step_ns = sum(parts.values())
     telling = [o for o in operations if o.sigma * o.ns >= NEGLIGIBLE * step_ns]
     worst = max(telling, key=lambda o: (o.mark, o.sigma * o.ns), default=None)
+    beyond = _beyond(operations)
+    of_prompts = sum(ns for name, ns in parts.items() if name in PROMPT_PARTS)
     rows = int(sizes.decode_rows + sizes.prefill_rows)
     return Explanation(
         operations=operations,
@@ -101,15 +106,14 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         ],
         step_ns=step_ns,
         host_ns=cost.host.step_ns + cost.host.row_ns * rows,
-        interval=_widened(cost.known_interval, operations),
+        beyond=beyond,
+        interval=widened(cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), beyond),
         mark=worst.mark if worst else Mark.VALIDATED,
         why=worst.name if worst else "",
     )
 
 
-def _widened(known: tuple[float, float], operations: Sequence[ExplainedOperation]) -> tuple[float, float]:
-    """`known` holds for kernels between measured ones; those beyond add their own error, all of them alike."""
+def _beyond(operations: Sequence[ExplainedOperation]) -> float:
+    """See `Explanation.beyond`."""
     beyond = sum(o.sigma * o.ns for o in operations if o.mark is Mark.EXTRAPOLATED)
-    extra = REACH * beyond / max(sum(o.ns for o in operations), 1e-9)
-    low, high = (hypot(log(factor), extra) for factor in known)
-    return exp(-low), exp(high)
+    return REACH * beyond / max(sum(o.ns for o in operations), 1e-9)

@@ -24,6 +24,7 @@ from calibration.explanation import explain
 from calibration.kernel_times import KernelTimes, Mark
 from calibration.operations import Operation, StepSizes, step_operations
 from calibration.step_correction import Correction, domain_amounts
+from calibration.step_interval import SURE, StepInterval, widened
 from calibration.step_parts import step_parts
 from serving.config import Deployment
 from serving.decode_buckets import padded
@@ -55,7 +56,7 @@ class HostTimes:
 class OperationCost:
     """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
 
-    known_interval  factors of the predicted time between which 9 of 10 runs lie, where kernels were measured
+    known_interval  how far off all steps of 9 of 10 runs are, where kernels were measured
     asked       steps priced
     stages      what prices each stage of a pipeline, in order; empty without one
     """
@@ -69,7 +70,7 @@ class OperationCost:
         kernels: KernelTimes,
         correction: Correction | None = None,
         host: HostTimes | None = None,
-        interval: tuple[float, float] = (1.0, 1.0),
+        interval: StepInterval = SURE,
     ) -> None:
         self.model, self.deployment, self.kernels = model, deployment, kernels
         self.correction = correction or Correction()
@@ -132,19 +133,27 @@ class OperationCost:
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> StepInterval:
         """The same for what was asked so far, wider where kernels lie beyond the measured ones."""
-        found = [explain(self, corner).interval for corner in self._corners()] or [self.known_interval]
-        return min(low for low, _ in found), max(high for _, high in found)
+        return self.interval_of(self._corners())
+
+    def interval_of(self, corners: Sequence[StepSizes]) -> StepInterval:
+        """The same for steps (of plain numbers) that no others go beyond."""
+        beyond = {False: 0.0, True: 0.0}  # how far decode rows alone are off, and steps with prompts
+        for corner in corners:
+            has_prompts = bool(corner.prefill_tokens)
+            beyond[has_prompts] = max(beyond[has_prompts], explain(self, corner).beyond)
+        decode, prompts = self.known_interval
+        return StepInterval(widened(decode, beyond[False]), widened(prompts, beyond[True]))
 
     def ends(self) -> tuple[OperationCost, OperationCost]:
         """The same at the lower and the upper end of its 90 % interval."""
-        fast, slow = (self._scaled(factor) for factor in self.interval)
-        return fast, slow
+        (fast, slow), (fast_prompts, slow_prompts) = self.interval
+        return self._scaled(fast, fast_prompts), self._scaled(slow, slow_prompts)
 
-    def _scaled(self, factor: float) -> OperationCost:
-        host = HostTimes(self.host.step_ns * factor, self.host.row_ns * factor)
-        return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(factor), host)
+    def _scaled(self, decode: float, prompts: float) -> OperationCost:
+        host = HostTimes(self.host.step_ns * decode, self.host.row_ns * decode)
+        return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(decode, prompts), host)
 
     def standing(self) -> tuple[Mark, str]:
         """How far to trust what was asked so far, and the part that made it so: as far as the worst known step."""

@@ -19,6 +19,7 @@ from calibration.kernel_times import KernelTimes
 from calibration.operation_cost import HostTimes, OperationCost
 from calibration.operations import StepSizes, stage_transfers
 from calibration.step_correction import ADDED, Correction
+from calibration.step_interval import SURE, StepInterval
 from calibration.step_parts import parts_of
 from serving.config import Deployment
 from serving.model_spec import ModelSpec
@@ -36,7 +37,7 @@ class PipelineCost(OperationCost):
         kernels: KernelTimes,
         correction: Correction | None = None,
         host: HostTimes | None = None,
-        interval: tuple[float, float] = (1.0, 1.0),
+        interval: StepInterval = SURE,
     ) -> None:
         super().__init__(model, deployment, kernels, correction, host, interval)
         of_one = deployment.model_copy(update={"pipeline_parallel_size": 1})

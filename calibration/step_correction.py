@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 
 CLOCK_KNOTS = (256, 1024, 3072, 8192)  # tokens of a step at which the multiplier of `compute` is fitted
 COMPUTE = tuple(f"compute@{tokens}" for tokens in CLOCK_KNOTS)
+PROMPT_PARTS = ("compute", "expert compute", "prompt attention", "past attention")  # what prompts add to a step
 FACTORS = ("weights", *COMPUTE, *(part for part in PARTS if part not in ("weights", "compute")))
 ADDED = {
     "step": "every step",
@@ -33,6 +34,7 @@ ADDED = {
     "prompts only": "step without decode rows",
     "prompts only, token": "prompt token of such a step",
 }
+_OF_PROMPTS = (*COMPUTE, *PROMPT_PARTS, "prompt", "prompts only", "prompts only, token")
 
 _PRIOR = {"imbalance": 0.3}
 _ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
@@ -58,12 +60,16 @@ class Correction:
     domain: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     source: str = ""
 
-    def scaled(self, factor: float) -> Correction:
-        """The same, with every step `factor` times as long."""
+    def scaled(self, decode: float, prompts: float) -> Correction:
+        """The same, with what a step takes without prompts and what prompts add so many times as long."""
+
+        def factor(name: str) -> float:
+            return prompts if name in _OF_PROMPTS else decode
+
         return replace(
             self,
-            factors={name: value * factor for name, value in self.factors.items()},
-            added_ns={name: value * factor for name, value in self.added_ns.items()},
+            factors={name: value * factor(name) for name, value in self.factors.items()},
+            added_ns={name: value * factor(name) for name, value in self.added_ns.items()},
         )
 
     def of_kernels(self) -> Correction:

@@ -126,10 +126,8 @@ def _domain(calibration: Calibration) -> None:
 
 
 def _other(calibration: EngineCalibration) -> None:
-    low, high = calibration.interval
     st.caption(
-        f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · "
-        f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
+        f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · {calibration.step_interval}"
     )
     factors, errors = st.columns(2, gap="large")
     with factors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,21 @@ def test_the_ends_of_its_interval_are_faster_and_slower(learnt: EngineCalibratio
     assert slow.step_ns(plan) == pytest.approx(high * cost.step_ns(plan), rel=1e-3)
 
 
+def test_decode_steps_and_what_prompts_add_have_ends_of_their_own(learnt: EngineCalibration, tmp_path: Path) -> None:
+    apart = replace(learnt, interval=(0.9, 1.1), prompt_interval=(0.6, 1.5), client_ms=12.0)
+    apart.save(tmp_path)
+    assert EngineCalibration.load(tmp_path / FILE) == apart and apart.id != learnt.id
+    cost = apart.cost(LLAMA, deployment(), Roofline())
+    decodes, mixed, prompts = plan_of([1000] * 32, []), plan_of([1000] * 32, [(2000, 100)]), plan_of([], [(4000, 0)])
+    before = [cost.step_ns(plan) for plan in (decodes, mixed, prompts)]
+    low, high = (
+        [end.step_ns(p) / ns for p, ns in zip((decodes, mixed, prompts), before, strict=True)] for end in cost.ends()
+    )
+    assert low[0] == pytest.approx(0.9, rel=5e-3) and high[0] == pytest.approx(1.1, rel=5e-3)
+    assert 0.6 < low[2] < low[1] < low[0] and high[0] < high[1] < high[2] < 1.5
+    assert [end.cpu_ns(decodes) for end in cost.ends()] == [0, 0]
+
+
 def test_saved_and_loaded_is_the_same(learnt: EngineCalibration, tmp_path: Path) -> None:
     learnt.save(tmp_path)
     loaded = EngineCalibration.load(tmp_path / FILE)
@@ -81,6 +96,9 @@ def test_saved_and_loaded_is_the_same(learnt: EngineCalibration, tmp_path: Path)
         ({"format": 9}, "format"),
         ({"interval": [1.2, 1.3]}, "impossible interval"),
         ({"interval": "x"}, "damaged"),
+        ({"prompt_interval": [0.9, 0.95]}, "impossible interval"),
+        ({"prompt_interval": [0.9]}, "damaged"),
+        ({"client_ms": -1}, "impossible client_ms"),
         ({"correction": {"factors": {}, "domain": {}}}, "no value for weights"),
         ({"host": {"step_ns": -1.0, "row_ns": 0.0}}, "impossible step_ns"),
         ({"unknown": 1}, "damaged"),

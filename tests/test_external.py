@@ -45,15 +45,19 @@ class Sure:
     """Any cost model, with the interval and the standing that a predictor's has."""
 
     def __init__(self, cost: CostModel, interval: tuple[float, float] = (1.0, 1.0)) -> None:
-        self._cost, self.interval = cost, interval
+        self._cost, self._interval = cost, interval
         self.cpu_ns, self.step_ns, self.decode_run_ns = cost.cpu_ns, cost.step_ns, cost.decode_run_ns
+
+    def ends(self) -> tuple[CostModel, CostModel]:
+        fast, slow = (Corrected(self._cost, Correction(decode=f, prefill=f)) for f in self._interval)
+        return fast, slow
 
     def standing(self) -> tuple[Mark, str]:
         return Mark.EXTRAPOLATED, "made up"
 
 
-def predictor(cost: CostModel, interval: tuple[float, float] = (1.0, 1.0)) -> Predictor:
-    return lambda case, gpu, deployment: Prediction(Sure(cost, interval), 500)
+def predictor(cost: CostModel, interval: tuple[float, float] = (1.0, 1.0), client_ms: float = 0.0) -> Predictor:
+    return lambda case, gpu, deployment: Prediction(Sure(cost, interval), 500, client_ms)
 
 
 def case_data(**over: Any) -> dict[str, Any]:
@@ -146,7 +150,6 @@ def test_an_overhead_outside_the_engine_is_found_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_interval_is_that_of_slower_and_faster_steps(tmp_path: Path, phase: str) -> None:
-    """Closed loops are stretched without simulating them: the same as pricing every step higher."""
     measure(tmp_path, TRUE)
     wide = score(case(), tmp_path, predictor(TRUE, (0.8, 1.25)))
     slow = score(case(), tmp_path, predictor(Corrected(TRUE, Correction(decode=1.25, prefill=1.25))))
@@ -154,6 +157,49 @@ def test_the_interval_is_that_of_slower_and_faster_steps(tmp_path: Path, phase: 
         assert row.low <= row.blind <= row.high and row.covered
         if row.run == phase:
             assert row.low < 0.9 * row.blind and row.high == pytest.approx(slower.blind, rel=1e-5)
+
+
+def table_case(folder: Path, **load: Any) -> Case:
+    """A row of eight requests at a time, whose lengths somebody knows or nobody does."""
+    header = "id,silicon_data_source,model_path,system,isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms"
+    (folder / "table.csv").write_text(f"{header}\nrow,,m,h,64,16,8,1,400,6\n")
+    rules = [{"when": {}, "load": {"lengths": [0.5, 1], **load}}]
+    measured = {"format": "silicon-table", "file": "table.csv", "systems": {"h": "H100"}, "rules": rules}
+    return case(measured=measured, shown=["ttft_ms.mean", "tpot_ms.mean", "request_throughput"])
+
+
+def intervals(found: Case, folder: Path, predict: Predictor) -> dict[str, Row]:
+    return {row.figure: row for row in score(found, folder, predict).rows}
+
+
+def test_a_clients_time_is_in_the_upper_end_of_its_latencies_only(tmp_path: Path) -> None:
+    known = table_case(tmp_path)
+    sure, late = (intervals(known, tmp_path, predictor(TRUE, (0.9, 1.1), ms)) for ms in (0.0, 25.0))
+    assert late["ttft_ms.mean"].high == pytest.approx(sure["ttft_ms.mean"].high + 25)
+    assert late["ttft_ms.mean"].low == sure["ttft_ms.mean"].low
+    assert late["tpot_ms.mean"] == sure["tpot_ms.mean"]
+    measure(tmp_path, TRUE)  # a server's own spans, in which no client is
+    assert (
+        score(case(), tmp_path, predictor(TRUE, (0.9, 1.1), 25.0)).rows
+        == score(case(), tmp_path, predictor(TRUE, (0.9, 1.1))).rows
+    )
+
+
+def test_where_nobody_says_what_was_sent_the_interval_spans_both(tmp_path: Path) -> None:
+    spread, equal = (intervals(table_case(tmp_path, lengths=x), tmp_path, predictor(TRUE)) for x in ([0.5, 1], [1, 1]))
+    both = intervals(table_case(tmp_path, or_lengths=[1, 1]), tmp_path, predictor(TRUE))
+    for figure in ("ttft_ms.mean", "tpot_ms.mean"):
+        row, ends = both[figure], sorted((spread[figure].blind, equal[figure].blind))
+        assert row.blind == spread[figure].blind
+        assert [row.low, row.high] == pytest.approx(ends) and row.low < row.high
+
+
+def test_what_a_step_takes_does_not_decide_is_known_to_one_request(tmp_path: Path) -> None:
+    """Of an idle engine as many requests end as arrive, whatever a step takes: 25 of them, and so one in 25."""
+    measure(tmp_path, TRUE)
+    rows = score(case(shown=["request_throughput"]), tmp_path, predictor(TRUE)).rows
+    (idle,) = (row for row in rows if row.run == "1 constant@9rps")
+    assert (idle.low / idle.blind, idle.high / idle.blind) == pytest.approx((1 - 1 / 25, 1 + 1 / 25))
 
 
 def test_replicas_share_the_load_by_the_router(tmp_path: Path) -> None:
@@ -305,7 +351,10 @@ def test_the_page_lists_figures_and_targets(tmp_path: Path) -> None:
     page = markdown([outcome])
     assert "**missed**" in page and "| met |" in page and "Anchored on *0 synchronous*" in page
     assert "Step times are extrapolated: made up" in page and " of 9 figures lie in their 90 % interval" in page
-    assert page.count("| ttft_ms.mean |") == 3
+    assert page.count("\n| 2 throughput | ttft_ms.mean |") == 1
+    covered = sum(row.covered for row in outcome.rows)
+    assert f"{covered} of 9 figures ({100 * covered / 9:.0f} %) lie in their 90 % interval; {covered} of 9 " in page
+    assert "\n| ours | ttft_ms.mean | 3 | " in page
     report = as_dict([outcome])
     assert json.loads(json.dumps(report)) == report and report["met"] is False
 

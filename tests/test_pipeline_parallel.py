@@ -18,6 +18,7 @@ from calibration.operation_cost import HostTimes, OperationCost
 from calibration.operations import Collective, stage_transfers, uniform_step
 from calibration.pipeline_cost import PipelineCost
 from calibration.step_correction import ADDED, Correction
+from calibration.step_interval import StepInterval
 from serving.config import Deployment, SchedulerConfig, parse
 from serving.cost_model import PipelinedCost, TokenCost
 from serving.decode_set import DecodeSet
@@ -393,7 +394,8 @@ def test_explain_shows_the_stages() -> None:
 
 
 def test_lifted_and_scaled_costs_keep_their_stages() -> None:
-    cost = PipelineCost(LLAMA, deployment(pipeline_parallel_size=2), Roofline(), correction(), interval=(0.9, 1.1))
+    interval = StepInterval((0.9, 1.1), (0.8, 1.2))
+    cost = PipelineCost(LLAMA, deployment(pipeline_parallel_size=2), Roofline(), correction(), interval=interval)
     mixed, decodes = a_plan(8, 100, 200), a_plan(8, 100, 0)
     slow = cost.ends()[1]
     assert isinstance(slow, PipelineCost)

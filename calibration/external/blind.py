@@ -7,6 +7,7 @@ from functools import cache
 from calibration.external.case import Case
 from calibration.external.predictor import Prediction
 from calibration.external.teaching import source_of
+from calibration.operation_cost import OperationCost
 from calibration.predict import blind as bundled
 from calibration.predict import predicted_cost
 from serving.config import Deployment
@@ -17,13 +18,14 @@ from serving.model_catalogue import find_model
 
 def blind(case: Case, gpu: str, deployment: Deployment) -> Prediction:
     """See `Predictor`. Raises UserError, too, when the engine could not have started for want of memory."""
-    return _blind(source_of(case, deployment), gpu, deployment.model_dump_json())
+    source = source_of(case, deployment)
+    capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+    capacity.check(deployment)
+    cost = _blind(source, gpu, deployment.model_dump_json()).unasked()
+    return Prediction(cost, capacity.num_blocks, bundled(without=source).client_ms)
 
 
 @cache
-def _blind(source: str, gpu: str, deployment_json: str) -> Prediction:
+def _blind(source: str, gpu: str, deployment_json: str) -> OperationCost:
     """Tables take time to make, and many runs are of one deployment."""
-    deployment = Deployment.model_validate_json(deployment_json)
-    capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
-    capacity.check(deployment)
-    return Prediction(predicted_cost(gpu, deployment, bundled(without=source)), capacity.num_blocks)
+    return predicted_cost(gpu, Deployment.model_validate_json(deployment_json), bundled(without=source))

@@ -7,17 +7,16 @@ Milliseconds outside the engine are left out: a simulation has no client.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log, sqrt
+from math import log, sqrt
+from typing import Any
 
 from calibration.engine_calibration import EngineCalibration
-from calibration.external.correction import Correction as Anchored
 from calibration.external.scoring import Outcome
 from calibration.operation_cost import HostTimes
 from calibration.predict import blind
-from calibration.step_correction import COMPUTE, Correction
+from calibration.step_interval import factors_of
 from serving.errors import UserError
 
-_OF_PROMPTS = (*COMPUTE, "prompt attention", "past attention", "prompt", "prompts only", "prompts only, token")
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
 _REACH = 1.645
 _LEAST = 0.02  # one run never teaches better than this
@@ -36,31 +35,21 @@ def learnt_from(outcome: Outcome, created: str) -> EngineCalibration:
         start,
         gpu=outcome.runs[0].gpu or case.gpu,
         deployment=deployment.model_dump_json(),
-        correction=_scaled(start.correction, found, f"{case.name}, run {case.anchor.run}"),
+        correction=replace(
+            start.correction.scaled(found.decode, found.prefill), source=f"{case.name}, run {case.anchor.run}"
+        ),
         host=HostTimes(start.host.step_ns * found.decode, start.host.row_ns * found.decode),
-        interval=_interval(outcome) or start.interval,
+        **_intervals(outcome),
         source=f"{case.title}, run {case.anchor.run}; before that {start.source}",
         created=created,
     )
 
 
-def _scaled(start: Correction, found: Anchored, source: str) -> Correction:
-    def factor(name: str) -> float:
-        return found.prefill if name in _OF_PROMPTS else found.decode
-
-    return replace(
-        start,
-        factors={name: value * factor(name) for name, value in start.factors.items()},
-        added_ns={name: value * factor(name) for name, value in start.added_ns.items()},
-        source=source,
-    )
-
-
-def _interval(outcome: Outcome) -> tuple[float, float] | None:
-    """How far the anchored column is off on the runs that did not teach it; None when there are no others."""
+def _intervals(outcome: Outcome) -> dict[str, Any]:
+    """How far the anchored column is off on the runs that did not teach it; nothing when there are no others."""
     errors = [row.error_pct("anchored") for row in outcome.rows if row.figure in _FIGURES]
     logs = [log(1 + error / 100) for error in errors if error is not None and error > -100]
     if not logs:
-        return None
+        return {}
     reach = _REACH * max(sqrt(sum(x * x for x in logs) / len(logs)), _LEAST)
-    return exp(-reach), exp(reach)
+    return {"interval": factors_of(reach), "prompt_interval": None}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from calibration.external.scoring import Outcome, Row, Verdict
@@ -21,11 +22,13 @@ _PREFACE = f"""# Rung 4: runs of engines nobody here wrote
 Public measurements of vLLM on GPUs, simulated with the engine's own settings, side by side. Made by `{COMMAND}`;
 how to add a run is in [external-cases.md](external-cases.md).
 
-*Blind* is what kernel tables and runs of other sources say: no run is predicted with what it taught itself. The
-interval is its 90 % band. *Anchored* has two factors, or a factor and a constant, fitted on the one run named with the
-case, which is then left out of every score. *Floor* is how far repeats of a measurement are apart, where there are any.
-Errors are (predicted - measured) / measured. A case is *validated*, *interpolated* or *extrapolated* as the weakest
-part of its step times is.
+*Blind* is what kernel tables and runs of other sources say: no run is predicted with what it taught itself. Its 90 %
+interval is by how much [the other sources](cost-model.md) were off, too. In it are what a client may add, where the
+latencies are a client's; both workloads, where nobody says which of two was sent; and one request, where a rate counts
+requests. *Anchored* has two factors, or a factor and a constant, fitted on the one run named with the case, which is
+then left out of every score. *Floor* is how far repeats of a measurement are apart, where there are any. Errors are
+(predicted - measured) / measured. A case is *validated*, *interpolated* or *extrapolated* as the weakest part of its
+step times is.
 """
 
 
@@ -72,6 +75,7 @@ def _case(outcome: Outcome) -> dict[str, Any]:
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """The page `docs/external.md`."""
     parts = [_PREFACE, "## Targets\n", _table(TARGET_HEADER, map(target_row, _verdicts(outcomes)))]
+    parts += _intervals(outcomes)
     for outcome in outcomes:
         parts += list(_section(outcome))
     return "\n".join(parts).rstrip() + "\n"
@@ -91,6 +95,36 @@ def target_row(pair: tuple[Outcome, Verdict]) -> tuple[str, ...]:
     over = "median of " if target.over == "median" else ""
     what = f"{target.column}: {over}{target.figure} within {target.within_pct:g} %"
     return outcome.case.name, what, f"{verdict.error_pct:.1f} %", verdict.run, "met" if verdict.met else "**missed**"
+
+
+_INTERVAL_HEADER = ("case", "figure", "measured", "in their interval", "", "median width, of the predicted")
+
+
+def _intervals(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """How many figures lie in their intervals, and how wide these are."""
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    if not rows:
+        return
+    doubtful = {run.name for outcome in outcomes for run in outcome.runs if run.caution}
+    calm = [row for row in rows if row.run not in doubtful]
+    yield "\n## Intervals\n"
+    yield f"{_share(rows)} lie in their 90 % interval; {_share(calm)} of runs that no caution is about.\n"
+    yield _table(_INTERVAL_HEADER, (cells for outcome in outcomes for cells in _interval_rows(outcome)))
+
+
+def _share(rows: Sequence[Row]) -> str:
+    covered = sum(row.covered for row in rows)
+    return f"{covered} of {len(rows)} figures ({100 * covered / max(len(rows), 1):.0f} %)"
+
+
+def _interval_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    for figure in dict.fromkeys(row.figure for row in outcome.rows):
+        rows = [row for row in outcome.rows if row.figure == figure]
+        covered = sum(row.covered for row in rows)
+        widths = [100 * (row.high - row.low) / row.blind for row in rows if row.blind]
+        width = f"{median(widths):.0f} %" if widths else ""
+        share = f"{100 * covered / len(rows):.0f} %"
+        yield outcome.case.name, figure, str(len(rows)), str(covered), share, width
 
 
 def _section(outcome: Outcome) -> Iterator[str]:

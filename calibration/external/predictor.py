@@ -13,9 +13,8 @@ from serving.cost_model import CostModel
 class StandingCost(CostModel, Protocol):
     """A cost model that knows how sure it is."""
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Factors of the predicted time between which 9 of 10 runs lie, one factor for all steps of a run."""
+    def ends(self) -> tuple[CostModel, CostModel]:
+        """The same at the fast and the slow end of its 90 % interval, for steps like those that it was asked so far."""
         ...
 
     def standing(self) -> tuple[Mark, str]:
@@ -24,10 +23,14 @@ class StandingCost(CostModel, Protocol):
 
 
 class Prediction(NamedTuple):
-    """A cost model, and the KV blocks that the engine would have where a case does not state them."""
+    """A cost model, asked nothing yet, and the KV blocks that the engine would have where a case does not state them.
+
+    client_ms   what a client adds to TTFT at most, 9 times out of 10
+    """
 
     cost: StandingCost
     num_blocks: int
+    client_ms: float = 0.0
 
 
 class Predictor(Protocol):

@@ -2,13 +2,14 @@
 
 *Blind* is the predictor alone. *Anchored* has its correction fitted on the case's anchor run, which is then left out
 of every score. The interval is what the figures do at the ends of the predictor's 90 % interval of step times, so that
-near saturation it opens as wide as it should.
+near saturation it opens as wide as it should. A client's time is in it where the latencies are a client's, both
+workloads are where two are possible, and a rate is known to one request of those counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -149,16 +150,21 @@ class _Ready:
             self.run, self.deployment, corrected, correction.overhead_ms, self.replicas, self.router
         )
 
-    def stretched(self, blind: Mapping[str, float], factor: float) -> Mapping[str, float]:
-        """The figures when every step takes `factor` times as long; `blind` are those as predicted.
+    def at_ends(self) -> list[dict[str, float]]:
+        """The figures at both ends of the interval, of every workload that the run may have been.
 
-        Where each request is sent because another one ended, that stretches the whole run and needs no simulation.
+        The interval is that of the steps which the run asks for, so it is simulated at the centre before.
         """
-        if factor == 1.0:
-            return blind
-        if all(request.arrival_ns == 0 for request in self.run.workload.requests):
-            return {name: value / factor if name in RATES else value * factor for name, value in blind.items()}
-        return self.simulated(Correction(decode=factor, prefill=factor))
+        fast, slow = self.prediction.cost.ends()
+        outside_ms = self.prediction.client_ms if self.run.by_client else 0.0
+        runs = [self.run]
+        if self.run.or_workload is not None:
+            runs.append(replace(self.run, workload=self.run.or_workload))
+        return [
+            simulated_figures(run, self.deployment, cost, ms, self.replicas, self.router)
+            for run in runs
+            for cost, ms in ((fast, 0.0), (slow, outside_ms))
+        ]
 
 
 def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
@@ -183,7 +189,8 @@ def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
 def _rows(shown: Sequence[str], ready: _Ready, correction: Correction | None) -> list[Row]:
     measured, floors = ready.run.figures, ready.run.floor_pct
     blind = ready.simulated()
-    ends = [ready.stretched(blind, factor) for factor in ready.prediction.cost.interval]
+    around = [blind, *ready.at_ends()]
+    one_request = 1 / sum(1 for _ in ready.run.workload.requests)
     anchored = {} if correction is None else ready.simulated(correction)
     return [
         Row(
@@ -191,8 +198,8 @@ def _rows(shown: Sequence[str], ready: _Ready, correction: Correction | None) ->
             figure=figure,
             measured=measured[figure],
             blind=blind[figure],
-            low=min(blind[figure], *(end[figure] for end in ends)),
-            high=max(blind[figure], *(end[figure] for end in ends)),
+            low=min(found[figure] for found in around) * (1 - one_request * (figure in RATES)),
+            high=max(found[figure] for found in around) * (1 + one_request * (figure in RATES)),
             anchored=anchored.get(figure),
             floor_pct=floors.get(figure),
         )

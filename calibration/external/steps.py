@@ -6,7 +6,7 @@ time; both are scored on the middle third.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,11 @@ from serving.config import Deployment, parse
 from serving.errors import UserError
 from serving.model_catalogue import find_model
 
-_STATISTICS = (("p50_ms", 50), ("p95_ms", 95))
+_STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
+    "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,
+    "p95_ms": lambda ns: float(np.percentile(ns, 95)) / 1e6,
+    "total_s": lambda ns: float(ns.sum()) / 1e9,
+}
 
 
 class StepLog(BaseModel):
@@ -50,37 +54,27 @@ def score_steps(case: Case, data: Path) -> Outcome:
     columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
     errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}
     found = log.take(middle)
-    rows = list(_rows(found.measured_ns, columns, regimes(found.sizes), known.interval))
+    cost, corners = known.cost(find_model(deployment.model), deployment, kernels(case.gpu)), _corners(log.sizes)
+    for end, decode, prompts in zip(("fast", "slow"), *cost.interval_of(corners), strict=True):
+        columns[end] = priced.predict(known.correction.scaled(decode, prompts), middle)
+    rows = list(_rows(found.measured_ns, columns, regimes(found.sizes)))
     verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
-    cost = known.cost(find_model(deployment.model), deployment, kernels(case.gpu))
-    return Outcome(case, rows, verdicts, [], None, cost.standing_of(_corners(log.sizes)))
+    return Outcome(case, rows, verdicts, [], None, cost.standing_of(corners))
 
 
 def _rows(
-    measured: NDArray[np.float64],
-    columns: dict[str, NDArray[np.float64]],
-    regime: NDArray[np.int64],
-    interval: tuple[float, float],
+    measured: NDArray[np.float64], columns: dict[str, NDArray[np.float64]], regime: NDArray[np.int64]
 ) -> Iterator[Row]:
     """Percentiles of the step times of every regime, and their sum, in each column."""
     for index, name in enumerate(REGIMES):
         mine = regime == index
         if not mine.any():
             continue
-        for figure, rank in _STATISTICS:
-            blind_ms, anchored_ms, real_ms = (
-                float(np.percentile(ns[mine], rank)) / 1e6 for ns in (columns["blind"], columns["anchored"], measured)
-            )
-            yield _row(f"{name} steps ({mine.sum()})", figure, real_ms, blind_ms, anchored_ms, interval)
-        blind_s, anchored_s, real_s = (
-            float(ns[mine].sum()) / 1e9 for ns in (columns["blind"], columns["anchored"], measured)
-        )
-        yield _row(f"{name} steps ({mine.sum()})", "total_s", real_s, blind_s, anchored_s, interval)
-
-
-def _row(run: str, figure: str, real: float, known: float, taught: float, interval: tuple[float, float]) -> Row:
-    low, high = (known * factor for factor in interval)
-    return Row(run, figure, real, known, low, high, taught, None)
+        for figure, statistic in _STATISTICS.items():
+            found = {column: statistic(ns[mine]) for column, ns in columns.items()}
+            run = f"{name} steps ({mine.sum()})"
+            low, high = found["fast"], found["slow"]
+            yield Row(run, figure, statistic(measured[mine]), found["blind"], low, high, found["anchored"], None)
 
 
 def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict:

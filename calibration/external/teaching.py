@@ -5,9 +5,11 @@ CPU time that only an overlapped loop hides. They are fitted to the figures of a
 Newton's method on log errors with the simulator in the loop, each number drawn towards its prior.
 
 *No run is predicted with what it taught*: for every source there is a second set of numbers, fitted to all the others.
-How far those miss is also the interval that blind predictions come with.
+How far those miss is also the interval that blind predictions come with, the one for a source by the misses of the
+others: each of them predicted by the rest.
 
-`python -m calibration.external.teaching --data DIR --write calibration/blind.json` makes the bundled file.
+`python -m calibration.external.teaching --data DIR --write calibration/blind.json` makes the bundled file; `--keep`
+learns its intervals only.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from numpy.typing import NDArray
 from calibration.engine_calibration import EngineCalibration
 from calibration.external.case import Case, load_cases
 from calibration.external.scoring import simulated_figures
+from calibration.external.spread import most_of_one_more, reach
 from calibration.operation_cost import HostTimes
-from calibration.predict import predicted_cost
+from calibration.predict import blind, predicted_cost
 from calibration.step_correction import COMPUTE, Correction
+from calibration.step_interval import SURE, StepInterval, factors_of
 from serving.config import Deployment
 from serving.gpu_spec import find_gpu
 from serving.kv_capacity import kv_capacity
@@ -52,12 +56,12 @@ _PRIORS: dict[str, tuple[float, float]] = {
 }
 _FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _LEAST_TTFT_MS = 80.0  # below that a client's own milliseconds are too much of it
+_SHORT_TTFT_MS = 100.0  # up to there a client's own are enough of it to be told
 _NOISE = 0.08  # log errors that need no explanation
 _OUTLIER = 0.25  # log errors beyond this count less and less: queueing amplifies
 _ROUNDS = 3
 _STEP = 0.1  # of a logarithm, for the derivatives
 _RUNS = 12  # of a source, spread evenly
-_REACH = 1.645
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,10 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
 
 def _is_the_clients(run: MeasuredRun) -> bool:
     """Whether the TTFT of a run says more of its client than of its engine."""
-    return run.load_guessed or run.figures["ttft_ms.mean"] < _LEAST_TTFT_MS
+    return run.or_workload is not None or run.figures["ttft_ms.mean"] < _LEAST_TTFT_MS
 
 
-def calibration_of(logs: Floats, source: str, interval: tuple[float, float] = (1.0, 1.0)) -> EngineCalibration:
+def calibration_of(logs: Floats, source: str, sure: StepInterval = SURE, client_ms: float = 0.0) -> EngineCalibration:
     """The engine calibration that numbers `[len(_PRIORS)]`, as logarithms over their priors, stand for."""
     value = {name: prior * float(np.exp(log)) for (name, (prior, _)), log in zip(_PRIORS.items(), logs, strict=True)}
     factors = dict(Correction().factors)
@@ -122,7 +126,9 @@ def calibration_of(logs: Floats, source: str, interval: tuple[float, float] = (1
         deployment=Deployment().model_dump_json(),
         correction=Correction(factors=factors, added_ns=added, source=source),
         host=HostTimes(value["host step"], value["host row"]),
-        interval=interval,
+        interval=sure.decode,
+        prompt_interval=sure.prompts,
+        client_ms=client_ms,
         source=source,
         created="",
     )
@@ -133,40 +139,107 @@ def log_errors(taken: Sequence[Lesson], logs: Floats) -> Floats:
     calibration = calibration_of(logs, "")
     found = []
     for lesson in taken:
-        cost = predicted_cost(lesson.gpu, lesson.deployment, calibration)
-        simulated = simulated_figures(lesson.run, lesson.deployment, cost)
+        simulated = _simulated(lesson, calibration)
         found += [np.log(simulated[name] / lesson.run.figures[name]) for name in lesson.figures]
     return np.array(found)
 
 
-def teach(taken: Sequence[Lesson], say: bool = False) -> dict[str, EngineCalibration]:
-    """The calibration that all lessons teach, under the empty name, and for every source the one of all others."""
-    source = np.array([lesson.source for lesson in taken for _ in lesson.figures])
-    is_tpot = np.array([name.startswith("tpot") for lesson in taken for name in lesson.figures])
+def _simulated(lesson: Lesson, calibration: EngineCalibration) -> dict[str, float]:
+    cost = predicted_cost(lesson.gpu, lesson.deployment, calibration)
+    return simulated_figures(lesson.run, lesson.deployment, cost)
+
+
+def teach(taken: Sequence[Lesson], say: bool = False) -> dict[str, Floats]:
+    """The numbers that all lessons teach, under the empty name, and for every source those of all others."""
     logs = np.zeros(len(_PRIORS))
     for round_ in range(_ROUNDS):
-        at = log_errors(taken, logs)
-        slopes = np.column_stack([(log_errors(taken, logs + _STEP * unit) - at) / _STEP for unit in np.eye(len(logs))])
+        learnt = _linearised(taken, logs)
         if say:
-            print(f"round {round_}: root mean square log error {np.sqrt(np.mean(at**2)):.3f}", flush=True)
-        previous, logs = logs, _solve(at, slopes, logs, source, np.ones(len(at), dtype=np.bool_))
-    others = {name: _solve(at, slopes, previous, source, source != name) for name in sorted(set(source.tolist()))}
-    missed = []
-    for name, mine in others.items():
-        theirs = is_tpot & (source == name)
-        linear = at[theirs] + slopes[theirs] @ (mine - previous)
-        missed.append(float(np.mean(np.square(linear))))
+            print(f"round {round_}: root mean square log error {np.sqrt(np.mean(learnt.at**2)):.3f}", flush=True)
+        logs = learnt.without()
+    return {"": logs} | {name: learnt.without(name) for name in learnt.sources}
+
+
+def calibrations(
+    taken: Sequence[Lesson], numbers: Mapping[str, Floats], say: bool = False
+) -> dict[str, EngineCalibration]:
+    """The calibrations of `numbers`, each with how far off a further source may be, by the sources that taught it."""
+    learnt = _linearised(taken, numbers[""])
+    late_ms = _late_ms(taken, numbers)
+    found = {}
+    for left_out, logs in numbers.items():
+        others = ", ".join(name for name in learnt.sources if name != left_out)
+        told = f"measured runs other than {left_out}" if left_out else f"measured runs: {others}"
+        interval = learnt.interval(left_out)
+        client_ms = most_of_one_more([ms for name, ms in late_ms.items() if name != left_out])
+        found[left_out] = calibration_of(logs, told, interval, client_ms)
         if say:
-            print(
-                f"{name}: TPOT off by {100 * np.median(np.abs(linear)):.1f} % with what the others taught", flush=True
-            )
-    reach = _REACH * float(np.sqrt(np.median(missed)))
-    interval = (float(np.exp(-reach)), float(np.exp(reach)))
-    names = ", ".join(others)
-    found = {"": calibration_of(logs, f"measured runs: {names}", interval)}
-    for name, mine in others.items():
-        found[name] = calibration_of(mine, f"measured runs other than {name}", interval)
+            print(f"{told}: {interval}, {client_ms:.1f} ms of a client", flush=True)
     return found
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """The figures' log errors `at` the numbers `logs`, their `slopes` there, and which figures are of which source."""
+
+    at: Floats
+    slopes: Floats
+    logs: Floats
+    source: NDArray[np.str_]
+    is_tpot: NDArray[np.bool_]
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted(set(self.source.tolist()))
+
+    def without(self, *left_out: str) -> Floats:
+        """The numbers that all sources but these teach."""
+        return _solve(self.at, self.slopes, self.logs, self.source, ~np.isin(self.source, left_out))
+
+    def interval(self, left_out: str) -> StepInterval:
+        """How far off a further source may be, by all but `left_out`, each of them predicted by the rest.
+
+        TPOT tells of decode steps, TTFT of prompts. An error counts as that of the step times behind it, as queueing
+        near saturation multiplies it. All numbers are times or factors of times, so that the sum of a figure's slopes
+        is what it does when every step takes longer.
+        """
+        amplified = np.maximum(self.slopes.sum(axis=1), 1.0)
+        of_decode, of_prompts = {}, {}
+        for name in self.sources:
+            if name != left_out:
+                missed = (self.at + self.slopes @ (self.without(name, left_out) - self.logs)) / amplified
+                theirs = self.source == name
+                of_decode[name], of_prompts[name] = missed[theirs & self.is_tpot], missed[theirs & ~self.is_tpot]
+        return StepInterval(factors_of(reach(of_decode)), factors_of(reach(of_prompts)))
+
+
+def _linearised(taken: Sequence[Lesson], logs: Floats) -> Linearised:
+    at = log_errors(taken, logs)
+    slopes = np.column_stack([(log_errors(taken, logs + _STEP * unit) - at) / _STEP for unit in np.eye(len(logs))])
+    source = np.array([lesson.source for lesson in taken for _ in lesson.figures])
+    is_tpot = np.array([name.startswith("tpot") for lesson in taken for name in lesson.figures])
+    return Linearised(at, slopes, logs, source, is_tpot)
+
+
+def _late_ms(taken: Sequence[Lesson], numbers: Mapping[str, Floats]) -> dict[str, float]:
+    """By how much the TTFT of a source's client is longer than predicted by what the other sources taught, on average.
+
+    Of the quarter of its runs with the shortest TTFT: a long one says nothing of the client.
+    """
+    found = {}
+    for source in dict.fromkeys(lesson.source for lesson in taken):
+        told = [each for each in taken if each.source == source and each.run.by_client and not each.run.or_workload]
+        told.sort(key=_ttft_ms)
+        shortest = [each for each in told[: max(len(told) // 4, 1)] if _ttft_ms(each) < _SHORT_TTFT_MS]
+        calibration = calibration_of(numbers[source], "")
+        late_ms = [_ttft_ms(each) - _simulated(each, calibration)["ttft_ms.mean"] for each in shortest]
+        if late_ms:
+            found[source] = float(np.mean(late_ms))
+    return found
+
+
+def _ttft_ms(lesson: Lesson) -> float:
+    return lesson.run.figures.get("ttft_ms.mean", np.inf)
 
 
 def _solve(at: Floats, slopes: Floats, logs: Floats, source: NDArray[np.str_], used: NDArray[np.bool_]) -> Floats:
@@ -187,12 +260,27 @@ def save(found: Mapping[str, EngineCalibration], path: Path) -> None:
     path.write_text(json.dumps({name: asdict(c) for name, c in found.items()}, indent=1) + "\n", encoding="utf-8")
 
 
+def numbers_of(known: EngineCalibration) -> Floats:
+    """What `calibration_of` was given."""
+    value: dict[str, float] = {**known.correction.factors, **known.correction.added_ns}
+    value |= {"compute": known.correction.factors[COMPUTE[0]]}
+    value |= {"host step": known.host.step_ns, "host row": known.host.row_ns}
+    return np.log([value[name] / prior for name, (prior, _) in _PRIORS.items()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", default="../shared/data", type=Path)
     parser.add_argument("--write", default=Path(__file__).parents[1] / "blind.json", type=Path)
+    parser.add_argument("--keep", action="store_true", help="Keep the bundled numbers, learn how far off they are.")
     given = parser.parse_args()
-    found = teach(lessons(load_cases(), given.data), say=True)
+    taken = lessons(load_cases(), given.data)
+    if given.keep:
+        names = ["", *sorted({lesson.source for lesson in taken})]
+        numbers = {name: numbers_of(blind(without=name)) for name in names}
+    else:
+        numbers = teach(taken, say=True)
+    found = calibrations(taken, numbers, say=True)
     save(found, given.write)
     for name, value in {
         **found[""].correction.factors,

@@ -145,8 +145,7 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
     console = Console()
     for table in (factors, added, errors):
         console.print(table)
-    low, high = learnt.interval
-    console.print(f"9 of 10 runs within {100 * (low - 1):+.1f} % to {100 * (high - 1):+.1f} % of the predicted time")
+    console.print(str(learnt.step_interval))
 
 
 def _from_case(path: Path, data: Path, directory: Path, force: bool) -> None:

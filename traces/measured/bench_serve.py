@@ -67,7 +67,8 @@ class BenchServe(BaseModel):
             cautions.append("arrivals were not saved and are drawn again")
         offered_per_s = rate if math.isfinite(rate) and limit is None else None
         figures = {**_observed_figures(file, offered, lengths), **_stated_figures(file)}
-        return MeasuredRun(name, workload, figures, caution="; ".join(cautions), offered_per_s=offered_per_s)
+        caution = "; ".join(cautions)
+        return MeasuredRun(name, workload, figures, caution=caution, by_client=True, offered_per_s=offered_per_s)
 
     def _prompt(self, tokens: int) -> tuple[Segment, ...]:
         shared = min(self.shared_prefix_tokens, tokens)

@@ -59,7 +59,8 @@ class InferencePerf(BaseModel):
         workload = Workload(requests, name=name, concurrency=self.max_in_flight, shares_prefixes=shares)
         failed = int(file.number("failures.count"))
         caution = f"{failed} requests failed and are left out" if failed else ""
-        return MeasuredRun(name, workload, self._figures(file, offered), caution=caution, offered_per_s=offered)
+        figures = self._figures(file, offered)
+        return MeasuredRun(name, workload, figures, caution=caution, by_client=True, offered_per_s=offered)
 
     def _prompt(self, id_: int, tokens: int) -> tuple[Segment, ...]:
         if not self.shared_prefixes or not self.shared_prefix_tokens:

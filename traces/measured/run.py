@@ -35,7 +35,8 @@ class MeasuredRun:
     group       what to report it under, when a file holds many runs: the model, the concurrency, ...
     floor_pct   how far repeats of the very same run are apart, in percent, by figure; where there are repeats
     caution     what a reader should know before blaming the prediction; empty when nothing
-    load_guessed     how the client sent its requests is not known, so that its TTFT says little of the engine
+    by_client        the latencies are a client's: HTTP, tokenising and the client itself are in them
+    or_workload      what the client may have sent instead, where nobody says: its TTFT then says little of the engine
     offered_per_s    requests per second the client meant to send, where it had a rate
     """
 
@@ -47,7 +48,8 @@ class MeasuredRun:
     group: Mapping[str, str] = field(default_factory=dict)
     floor_pct: Mapping[str, float] = field(default_factory=dict)
     caution: str = ""
-    load_guessed: bool = False
+    by_client: bool = False
+    or_workload: Workload | None = None
     offered_per_s: float | None = None
 
 

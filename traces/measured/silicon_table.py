@@ -35,19 +35,20 @@ class Load(BaseModel):
 
     waves       requests in all, as a multiple of the concurrency
     lengths     shares of the nominal length that lengths are drawn evenly between
-    guessed     nobody says that it was so: queueing, and with it TTFT, may have been another
+    or_lengths  the same where nobody says, as it may have been instead: queueing, and with it TTFT, is then another
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     waves: int = Field(10, ge=1)
     lengths: tuple[Share, Share] = (1.0, 1.0)
-    guessed: bool = False
+    or_lengths: tuple[Share, Share] | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Load:
-        if self.lengths[0] > self.lengths[1]:
-            raise ValueError("must be the smaller share first")
+        for lengths in (self.lengths, self.or_lengths or self.lengths):
+            if lengths[0] > lengths[1]:
+                raise ValueError("must be the smaller share first")
         return self
 
 
@@ -99,14 +100,15 @@ class SiliconTable(BaseModel):
             raise row.row.error("system", system, f"is none of {', '.join(self.systems)}")
         return MeasuredRun(
             name=row.text("id"),
-            workload=row.workload(self.seed),
+            workload=row.workload(self.seed, row.load.lengths),
             figures=row.figures,
             settings=row.settings(),
             gpu=self.systems[system],
             group={"model": row.text("model_path"), "concurrency": str(row.concurrency)},
             floor_pct=floor_pct,
             caution=caution,
-            load_guessed=row.load.guessed,
+            by_client=True,
+            or_workload=row.workload(self.seed, row.load.or_lengths) if row.load.or_lengths else None,
         )
 
 
@@ -161,19 +163,19 @@ class _Deployed:
         """What the last rule that says so says of the client."""
         return next((rule.load for rule in reversed(self.rules) if rule.load), Load())
 
-    def workload(self, seed: int) -> Workload:
-        load = self.load
+    def workload(self, seed: int, lengths: tuple[float, float]) -> Workload:
+        """A closed loop of requests with lengths drawn between these shares of the nominal."""
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         requests = [
-            WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, load)),), _length(draw, self.osl, load))
-            for id_ in range(slots * load.waves)
+            WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))
+            for id_ in range(slots * self.load.waves)
         ]
         return Workload(requests, name=self.text("id"), concurrency=slots, shares_prefixes=False)
 
 
-def _length(draw: random.Random, nominal: int, load: Load) -> int:
-    least, most = (max(int(nominal * share), 1) for share in load.lengths)
+def _length(draw: random.Random, nominal: int, lengths: tuple[float, float]) -> int:
+    least, most = (max(int(nominal * share), 1) for share in lengths)
     return draw.randint(least, most)
 
 

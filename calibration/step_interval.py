@@ -1,0 +1,48 @@
+"""How far off all the steps of a run may be together.
+
+Errors of single steps average out over a run; what an engine, a model and a GPU are off by together does not. Engines
+miss what decode rows take and what prompts add by different factors, so that there are two of them.
+"""
+
+from __future__ import annotations
+
+from math import exp, hypot, log
+from typing import NamedTuple
+
+Factors = tuple[float, float]
+
+
+def factors_of(reach: float) -> Factors:
+    """The factors that lie `reach` from 1 in their logarithms."""
+    return exp(-reach), exp(reach)
+
+
+class StepInterval(NamedTuple):
+    """Factors of the predicted times between which 9 of 10 runs lie.
+
+    decode      what decode rows take: weights and KV that are read, launches and CPU time
+    prompts     what prompts add: GEMMs and experts where they compute, attention of prompts
+    """
+
+    decode: Factors = (1.0, 1.0)
+    prompts: Factors = (1.0, 1.0)
+
+    def of_step(self, share: float) -> Factors:
+        """The factors of a step of which prompts take that share."""
+        low, high = (p * share + d * (1.0 - share) for d, p in zip(self.decode, self.prompts, strict=True))
+        return low, high
+
+    def __str__(self) -> str:
+        """In words, in percent."""
+        decode, prompts = (f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %" for low, high in self)
+        told = f"9 of 10 runs within {decode} of the predicted time"
+        return told if self.decode == self.prompts else f"{told} of decode rows and {prompts} of that of prompts"
+
+
+SURE = StepInterval()
+
+
+def widened(known: Factors, reach: float) -> Factors:
+    """With a further, independent error of that reach in the logarithm."""
+    low, high = (hypot(log(factor), reach) for factor in known)
+    return exp(-low), exp(high)
