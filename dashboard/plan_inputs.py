@@ -14,8 +14,9 @@ from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.slo_rows import slo_rows
 from dashboard.trace_input import trace_input
 from dashboard.uploads import keep_model, missing, model_path
-from dashboard.url import amount, choose, choose_many, fresh_key, keep, moved, named, number, pick, quantity
+from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity
 from serving.config import parse
+from serving.errors import UserError
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
 from tokentwin.planning.objectives import parse_objectives
@@ -156,21 +157,17 @@ def _own_rate(path: str, window_s: float) -> float:
 def _prices(chosen: list[str]) -> dict[str, float]:
     """Those that differ from the catalogue's; `H100:2.9,H200:3.1` in the URL."""
     said = dict(_PRICE.findall(named("price") or ""))
-    prices, again = {}, moved("price")
+    prices = {}
     with st.expander("Prices ($/GPU-h)"):
         for name in chosen:
-            usual, key = gpus()[name].usd_per_hour, f"url_price_{name}"
-            if again or key not in st.session_state:
-                st.session_state[key] = quantity(said.get(name), 0, _DEAREST, usual)
-            value = st.number_input(
-                name,
-                0.0,
-                _DEAREST,
-                step=0.1,
-                key=key,
-                help=f"{gpus()[name].price_source}, {gpus()[name].price_as_of}",
-            )
-            if value != usual:
-                prices[name] = float(value)
+            gpu, key = gpus()[name], fresh_key(f"url_price_{name}", "price")
+            wanted = quantity(said.get(name), 0, _DEAREST, gpu.usd_per_hour)
+            help = f"{gpu.price_source}, {gpu.price_as_of}"
+            value = float(st.number_input(name, 0.0, _DEAREST, wanted, 0.1, key=key, help=help))
+            if value != gpu.usd_per_hour:
+                prices[name] = value
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
+    for name, price in prices.items():
+        if not price:
+            raise UserError("price", f"{name}: 0", "should be what a GPU costs an hour, more than nothing")
     return prices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -24,6 +25,7 @@ from traces.synth import SynthSpec, synthesise
 
 # Of one plan: every one is simulated on each fleet that is tried, some twenty times in all, in what is then an hour.
 MOST_REQUESTS = 100_000
+_Price = Annotated[float, Field(gt=0)]  # a price of nothing is no answer, but a mistake
 
 
 class RecordedTraffic(Request):
@@ -44,7 +46,7 @@ class PlanRequest(Request):
     model: str
     gpus: tuple[str, ...]
     tensor_parallel_sizes: tuple[int, ...]
-    prices: dict[str, float] = Field({})
+    prices: dict[str, _Price] = Field({})
     traffic: SynthSpec | RecordedTraffic
     slos: tuple[str, ...]
     spares: int = Field(0, ge=0, le=10_000)
