@@ -20,7 +20,7 @@ from serving.errors import UserError
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
 from tokentwin.planning.objectives import parse_objectives
-from tokentwin.planning.traffic import planned_traffic
+from tokentwin.planning.traffic import BUSIEST_S, planned_traffic
 from traces.reader import read_workload
 from traces.synth import SynthSpec
 
@@ -141,7 +141,7 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     path = trace_input(runs, "trace")
     if isinstance(path, Incomplete):
         return path
-    window = amount("Busiest stretch (s)", "window", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
+    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
     own = _own_rate(str(path), window)
     st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")

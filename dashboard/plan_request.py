@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +16,10 @@ from tokentwin.planning.engines import Engine, RuledOut, candidate_engines, long
 from tokentwin.planning.objectives import parse_objectives
 from tokentwin.planning.plan import Limits
 from tokentwin.planning.pricing import KernelPricing
-from tokentwin.planning.traffic import planned_traffic
+from tokentwin.planning.traffic import BUSIEST_S, planned_traffic, specified_traffic
 from tokentwin.planning.trial import Question
 from traces.reader import read_workload
-from traces.synth import SynthSpec, synthesise
+from traces.synth import SynthSpec
 
 # Of one plan: every one is simulated on each fleet that is tried, some twenty times in all, in what is then an hour.
 MOST_REQUESTS = 100_000
@@ -32,7 +30,7 @@ class RecordedTraffic(Request):
     """The busiest `window_s` seconds of a trace, arriving `rate_scale` times as fast."""
 
     path: Path
-    window_s: float = Field(600, gt=0, le=1e9)
+    window_s: float = Field(BUSIEST_S, gt=0, le=1e9)
     rate_scale: float = Field(1, gt=0, le=1e6)
 
     def workload(self) -> Workload:
@@ -61,7 +59,7 @@ class PlanRequest(Request):
         """The requests, in a list. Raises UserError when they are too many, of a specification before any is made."""
         if not isinstance(self.traffic, RecordedTraffic):
             _few_enough(self.traffic.expected_requests, "lower the rate, or simulate fewer minutes")
-            return planned_traffic(synthesise(self.traffic), 1e9, None)
+            return planned_traffic(specified_traffic(self.traffic), 1e9, None)
         workload = self.traffic.workload()
         _few_enough(sum(1 for _ in workload.requests), "take a shorter stretch of the trace")
         return workload
@@ -74,8 +72,7 @@ class PlanRequest(Request):
         if isinstance(self.traffic, RecordedTraffic) or self.traffic.expected_requests <= most:
             return self.workload()
         _few_enough(self.traffic.expected_requests, "lower the rate, or simulate fewer minutes")
-        made = synthesise(self.traffic)
-        return replace(made, requests=list(islice(made.requests, most)))
+        return specified_traffic(self.traffic, most)
 
     def question(self, workload: Workload) -> Question:
         """What every trial on `workload` has in common. Raises UserError for objectives that are none."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
@@ -33,8 +34,10 @@ from tests.test_dashboard_uploads import CONFIG, CSV
 from tokentwin.jobs.files import write_json
 from tokentwin.jobs.job import DIED, Job
 from tokentwin.jobs.process import mark_of
+from tokentwin.planning.curves import mean_rate
 from tokentwin.planning.document import length_histogram
 from tokentwin.planning.frontier import per_dollar, per_gpu
+from traces import synth
 
 
 @pytest.fixture(autouse=True)
@@ -399,7 +402,7 @@ def test_the_line_joins_fleets_that_meet_the_slos_only() -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of all requests that are synthesised."""
     ids: list[int] = []
-    whole = plan_request.synthesise
+    whole = synth.synthesise
 
     def counted(spec):
         def requests():
@@ -410,7 +413,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         workload = whole(spec)
         return replace(workload, requests=requests())
 
-    monkeypatch.setattr(plan_request, "synthesise", counted)
+    monkeypatch.setattr(synth, "synthesise", counted)
     return ids
 
 
@@ -438,6 +441,19 @@ def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list
     app = plan(tmp_path, **url)
     assert not app.exception and len(made) < 30_000
     assert app.error or "requests in" in shown(app)
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+@pytest.mark.parametrize("rate", [0.5, 2.0, 20.0])
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0, 10.0])
+def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate: float, cv: float) -> None:
+    traffic = shapes()[name].traffic(rate, cv)
+    request = example_request().model_copy(update={"traffic": traffic})
+    workload = request.workload()
+    assert mean_rate(request.question(workload)) == pytest.approx(rate, rel=1e-6)
+    gaps = np.diff([made.arrival_ns for made in workload.requests])
+    drawn = np.diff([made.arrival_ns for made in synth.synthesise(traffic).requests])
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(np.std(drawn) / np.mean(drawn), rel=1e-6)
 
 
 def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
