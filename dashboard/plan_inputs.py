@@ -15,7 +15,7 @@ from dashboard.slo_rows import slo_rows
 from dashboard.trace_input import trace_input
 from dashboard.uploads import keep_model, missing, model_path
 from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity
-from serving.config import parse
+from serving.config import SchedulerConfig, parse
 from serving.errors import UserError
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
@@ -30,6 +30,29 @@ RATE = 20.0
 _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
 _DEAREST = 1e6  # $/GPU-h
+_LABELS = {
+    "quantization": "Quantization",
+    "kv_cache_dtype": "KV cache",
+    "async_scheduling": "Async scheduling",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+}
+_FORMATS = {  # of weights and of KV: where they are in the URL, and each value as it is shown, the usual one first
+    "quantization": (
+        "quantization",
+        {"none": "as published", "fp8": "FP8"},
+        "Each is a candidate. Most models are published in 16 bits. To make FP8 of them, vLLM loads them in 16 bits "
+        "first; a checkpoint in FP8 needs no such room.",
+    ),
+    "kv_cache_dtype": (
+        "kv",
+        {"auto": "as activations", "fp8": "FP8"},
+        "Each is a candidate. FP8 takes half the room of 16 bits.",
+    ),
+}
+_SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
+_ASYNC = "Plans step N + 1 while step N runs."
+_LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -39,6 +62,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
     chosen = choose_many("GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`.")
     sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
+    vary = _engine()
     above = st.container()
     slos = slo_rows(SLOS)
     with above:
@@ -48,7 +72,8 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     for part in (model, traffic):
         if isinstance(part, Incomplete):
             return part
-    for there, what in ((chosen, "GPU"), (sizes, "tensor-parallel size"), (slos, "SLO")):
+    needed = {"GPU": chosen, "tensor-parallel size": sizes, "SLO": slos}
+    for what, there in (needed | {_LABELS[name]: values for name, values in vary.items()}).items():
         if not there:
             return Incomplete(f"Choose at least one {what}.")
     asked = {
@@ -56,6 +81,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         "gpus": chosen,
         "tensor_parallel_sizes": [int(size) for size in sizes],
         "prices": prices,
+        "vary": vary or None,
         "traffic": traffic,
         "slos": slos,
         "spares": spares,
@@ -83,6 +109,25 @@ def _model(runs: Path) -> str | Incomplete:
     if path is not None:
         return str(path)
     return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
+
+
+def _engine() -> dict[str, list[bool | int | str]]:
+    """Values of settings that differ from the usual, each of them a candidate's, by the names of the deployment."""
+    with st.expander("Engine"):
+        vary: dict[str, list[bool | int | str]] = {}
+        for name, (parameter, shown, help) in _FORMATS.items():
+            usual = [next(iter(shown))]
+            chosen = choose_many(_LABELS[name], list(shown), parameter, usual, shown.__getitem__, help)
+            if chosen != usual:
+                vary[name] = [*chosen]
+        overlapped = choose(_LABELS["async_scheduling"], list(_SWITCH), "async", _SWITCH.__getitem__, _ASYNC)
+        if overlapped:
+            vary["async_scheduling"] = [overlapped == "on"]
+        for name, (parameter, most, step) in _LIMITS.items():
+            about = SchedulerConfig.model_fields[name].description
+            if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0: as vLLM does."):
+                vary[name] = [limit]
+    return vary
 
 
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:

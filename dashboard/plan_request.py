@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -39,12 +40,17 @@ class RecordedTraffic(Request):
 
 
 class PlanRequest(Request):
-    """What may serve, what arrives, and what must hold. `prices` are dollars per GPU-hour, not the catalogue's."""
+    """What may serve, what arrives, and what must hold.
+
+    `prices` are dollars per GPU-hour, not the catalogue's. `vary` has the values of other settings of the deployment
+    that candidates have, in every combination, as `tokentwin plan --vary`; what it leaves out is as usual.
+    """
 
     model: str
     gpus: tuple[str, ...]
     tensor_parallel_sizes: tuple[int, ...]
     prices: dict[str, _Price] = Field({})
+    vary: dict[str, tuple[bool | int | str, ...]] | None = None
     traffic: SynthSpec | RecordedTraffic
     slos: tuple[str, ...]
     spares: int = Field(0, ge=0, le=10_000)
@@ -85,8 +91,10 @@ class PlanRequest(Request):
             raise UserError("gpu" if not self.gpus else "tp", "none", "choose at least one candidate")
         base = Deployment(model=self.model, device="cuda", gpu_memory_utilization=0.9)
         gpus = {name: find_gpu(name) for name in self.gpus}
+        vary = self.vary or {}
+        variations = [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
         return candidate_engines(
-            long_enough(base, workload), gpus, self.tensor_parallel_sizes, [base.policy], self.prices
+            long_enough(base, workload), gpus, self.tensor_parallel_sizes, [base.policy], self.prices, variations
         )
 
 

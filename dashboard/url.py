@@ -190,13 +190,18 @@ def keep_all(parameter: str, texts: Sequence[str], otherwise: Sequence[str]) -> 
 
 
 def choose_many(
-    label: str, options: Sequence[str], parameter: str, otherwise: Sequence[str], help: str | None = None
+    label: str,
+    options: Sequence[str],
+    parameter: str,
+    otherwise: Sequence[str],
+    show: Callable[[str], str] = str,
+    help: str | None = None,
 ) -> list[str]:
     """A choice of any number of options, in the URL as a line of CSV; names of no option are passed over."""
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
     wanted = list(dict.fromkeys(name for name in names if name in options))
-    chosen: list[str] = st.multiselect(label, options, wanted, key=_key(parameter), help=help)
+    chosen: list[str] = st.multiselect(label, options, wanted, show, _key(parameter), help)
     keep(parameter, _line(chosen), _line(otherwise))
     return chosen
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from streamlit.testing.v1 import AppTest
 from dashboard import frontier_charts, plan_charts, plan_request
 from dashboard.example import example, example_plan, example_request
 from dashboard.palette import REAL, policy_colour
+from dashboard.plan_command import plan_command
 from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
 from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.uploads import keep_model, keep_trace, model_path
+from serving.config import parse
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from tests.dashboard_samples import one_line
@@ -164,6 +168,40 @@ def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
     assert spec["requests"] == 2400
     assert (spec["prompt"]["mean"], spec["prompt"]["sigma"], spec["output"]["mean"]) == (300, 0, 40)
     assert spec["system_prompts"]["tokens"]["tokens"] == 100
+
+
+def test_settings_of_the_engine_are_candidates_as_with_vary(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path, quantization="none,fp8", kv="fp8", seqs="256", **{"async": "on"})
+    settings = asked(app, started)
+    assert settings["vary"] == {
+        "quantization": ["none", "fp8"],
+        "kv_cache_dtype": ["fp8"],
+        "async_scheduling": [True],
+        "max_num_seqs": [256],
+    }
+    request = plan_request.PlanRequest.model_validate(settings)
+    engines, ruled_out = request.candidates(request.workload())
+    assert not ruled_out
+    deployments = [engine.deployment for engine in engines]
+    assert [d.quantization for d in deployments] == ["none", "fp8"] * 4
+    assert {(d.kv_cache_dtype, d.scheduler.async_scheduling, d.scheduler.max_num_seqs) for d in deployments} == {
+        ("fp8", True, 256)
+    }
+    words = shlex.split(plan_command(settings)[0])
+    varied = [word for before, word in pairwise(words) if before == "--vary"]
+    assert varied == ["quantization=none,fp8", "kv_cache_dtype=fp8", "async_scheduling=true", "max_num_seqs=256"]
+
+
+def test_settings_that_are_as_usual_leave_the_question_as_it_was(tmp_path: Path, started: list[Job]) -> None:
+    assert "vary" not in asked(plan(tmp_path, rate="21", quantization="none", kv="auto", batch_tokens="0"), started)
+    assert "Choose at least one Quantization" in shown(plan(tmp_path, quantization=""))
+
+
+def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
+    assert "price: 'H100: 0': should be what a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
+    settings = example_request().as_json() | {"prices": {"H100": 0.0}}
+    with pytest.raises(UserError, match=r"plan\.prices\.H100"):
+        parse(plan_request.PlanRequest, settings, where="plan")
 
 
 def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
