@@ -187,16 +187,20 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     if isinstance(path, Incomplete):
         return path
     window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
-    own = _own_rate(str(path), window)
-    st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")
+    own, whole_s = _own_rate(str(path), window)
+    stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
+    st.caption(f"Planned for: {stretch}, at {own:,.3g} requests/s of its own. Its bursts are kept at any rate.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
     return RecordedTraffic(path=path, window_s=window, rate_scale=rate / own if rate else 1.0)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _own_rate(path: str, window_s: float) -> float:
-    arrivals = [r.arrival_ns for r in planned_traffic(read_workload(path), window_s, None).requests]
-    return len(arrivals) / max((arrivals[-1] - arrivals[0]) / 1e9, 1e-9)
+def _own_rate(path: str, window_s: float) -> tuple[float, float]:
+    """Requests a second of the busiest stretch, and the seconds of the whole trace."""
+    workload = read_workload(path)
+    whole = [request.arrival_ns for request in workload.requests]
+    busiest = [request.arrival_ns for request in planned_traffic(workload, window_s, None).requests]
+    return (len(busiest) - 1) / ((busiest[-1] - busiest[0]) / 1e9), (whole[-1] - whole[0]) / 1e9
 
 
 def _prices(chosen: list[str]) -> dict[str, float]:

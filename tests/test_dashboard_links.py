@@ -126,11 +126,12 @@ def test_what_is_changed_is_in_the_link(name: str, runs: Path) -> None:
 PARAMETERS = re.findall(
     r"\w+",
     """
-    a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml b b_sjf_error b_yaml beside by
-    calibration chunk compare config context cv fleet gpu gpus judged kernel lab_trace log minutes mix model of of_gpu
-    of_run offered only_rate output past plan prediction prefix preset price prompt prompt_sigma prompts q rate
-    rate_scale rec_a rec_b report req_s request rows run scenario seconds seeds serving shape shards size slo spares
-    sql stretch sweep timing tp tpot_within trace trace_rate traffic view win window x y
+    a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml async b b_sjf_error b_yaml
+    batch_tokens beside by calibration chunk compare config context cv fleet gpu gpus judged kernel kv lab_trace log
+    minutes mix model of of_gpu of_run offered only_rate output past plan prediction prefix preset price prompt
+    prompt_sigma prompts q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
+    seeds seqs serving shape shards size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
+    view win window x y
     """,
 )
 ODD = (

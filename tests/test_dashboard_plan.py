@@ -210,7 +210,8 @@ def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
     assert "3 requests" in shown(app)
     traffic = asked(app, started)["traffic"]
     assert traffic["path"] == str(tmp_path / "uploads" / f"{digest}.parquet")
-    assert traffic["rate_scale"] == pytest.approx(15 / 1.5)
+    request = plan_request.PlanRequest.model_validate(started[0].settings)
+    assert mean_rate(request.question(request.workload())) == pytest.approx(15)
 
 
 @pytest.mark.parametrize(
