@@ -225,7 +225,7 @@ def _of_traffic(request: PlanRequest) -> Standing:
 
 def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[int]) -> str:
     return (
-        f"{count:,} requests in {seconds:,.0f} s, {count / max(seconds, 1e-9):,.3g} a second; prompts of "
+        f"{count:,} requests in {seconds:,.0f} s, {(count - 1) / max(seconds, 1e-9):,.3g} a second; prompts of "
         f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentwin.finite import Finite
+from tokentwin.planning.traffic import BUSIEST_S
 
 if TYPE_CHECKING:
     from serving.config import Deployment
@@ -40,7 +41,7 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 @click.option("--limit", type=click.IntRange(min=2), help="Only the first N requests.")
 @click.option(
     "--window-s",
-    default=3600.0,
+    default=BUSIEST_S,
     show_default=True,
     type=Finite(min=0, min_open=True, max=1e9),
     help="Plan for the busiest stretch of so many seconds.",
@@ -135,12 +136,14 @@ def plan(
 
 def _read(traffic: str, limit: int | None) -> Workload:
     """A trace, or the workload that a YAML file specifies."""
+    from tokentwin.planning.traffic import specified_traffic
     from traces.reader import read_workload
     from traces.reshape import reshaped
-    from traces.synth import read_spec, synthesise
+    from traces.synth import read_spec
 
-    specified = Path(traffic).suffix in (".yaml", ".yml")
-    return reshaped(synthesise(read_spec(traffic)) if specified else read_workload(traffic), limit=limit)
+    if Path(traffic).suffix in (".yaml", ".yml"):
+        return specified_traffic(read_spec(traffic), limit)
+    return reshaped(read_workload(traffic), limit=limit)
 
 
 def _candidates(

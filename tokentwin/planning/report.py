@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokentwin.planning.answer import answer, count, span_s, too_short, why_not_fewer
+from tokentwin.planning.curves import mean_rate
 from tokentwin.planning.frontier import Point
 from tokentwin.planning.plan import RUNNERS_UP, Plan
 from tokentwin.planning.vllm_command import vllm_command_of
@@ -60,7 +61,7 @@ def _details(plan: Plan) -> Iterator[str]:
 def _traffic(plan: Plan) -> str:
     requests = list(plan.question.workload.requests)
     seconds = span_s(plan)
-    rate = f"{len(requests) / seconds:,.3g} a second" if seconds else "all at once"
+    rate = f"{mean_rate(plan.question):,.3g} a second" if seconds else "all at once"
     prompt = sum(request.prompt_len for request in requests) / len(requests)
     output = sum(request.output_len for request in requests) / len(requests)
     return (
