@@ -1,5 +1,5 @@
-"""The fleets that meet the SLOs and that no other such fleet beats: in tokens per second of a user and of a GPU, or of a
-user and for a dollar.
+"""The fleets that meet the SLOs and that no other such fleet beats: in tokens per second of a user and of a GPU, or in
+those of a user and tokens for a dollar.
 
 Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest there.
 """
