@@ -144,7 +144,7 @@ def differences(
     drawn = np.column_stack(
         [_change(a(weights), b(weights), ratio) for (a, b), ratio in zip(pairs, by_ratio.tolist(), strict=True)]
     )
-    moved = np.array([float(_change(*row[:, None], ratio)[0]) for row, ratio in zip(points, by_ratio, strict=True)])
+    moved = np.where(by_ratio, _change(points[:, 0], points[:, 1], True), _change(points[:, 0], points[:, 1], False))
     worth = _worth(weights, drawn) if serial else np.full(len(pairs), float(units))
     with np.errstate(invalid="ignore"):
         errors = np.nanstd(drawn, axis=0) * math.sqrt(units / (units - 1))

@@ -40,6 +40,15 @@ def place(points: Points, point: Mapping[str, Any]) -> int:
     return next(at for at, other in enumerate(points) if all(other[name] == point[name] for name in same))
 
 
+def ranked(points: Points, recommended: int | None) -> list[int]:
+    """The recommended one, then those that meet the SLOs, then the others, each from the cheapest on."""
+
+    def rank(at: int) -> tuple[bool, bool, float, int]:
+        return at != recommended, not points[at]["met"], points[at]["usd_per_hour"], points[at]["gpus"]
+
+    return sorted(range(len(points)), key=rank)
+
+
 def on_a_frontier(points: Points) -> set[int]:
     """Those on the line of either figure."""
     return {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
