@@ -63,12 +63,17 @@ def holds(question: Question, engine: Engine, replicas: int, traffic: Workload) 
 
 
 def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:
-    """The engine that would have been made for `other`, where that has a longer request than `planned`."""
-    deployment = engine.deployment
-    made_for, fitting = (long_enough(deployment, traffic).scheduler.max_model_len for traffic in (planned, other))
-    if deployment.scheduler.max_model_len != made_for or fitting <= made_for:
+    """The engine that would have been made for `other`, where that has a longer request than `planned`.
+
+    One whose length was stated stays as it is, and so does our own, of which there are no more positions to take.
+    """
+    deployment, room = engine.deployment, engine.deployment.scheduler.max_model_len
+    if all(request.prompt_len + request.output_len <= room for request in other.requests):
         return engine
-    return replace(engine, deployment=long_enough(deployment, other))
+    with suppress(UserError):
+        if long_enough(deployment, planned) == deployment:
+            return replace(engine, deployment=long_enough(deployment, other))
+    return engine
 
 
 def _waits(workload: Workload) -> bool:
