@@ -107,6 +107,30 @@ def test_the_interval_of_one_mean_is_that_of_the_paired_t_test() -> None:
     assert found.high - found.difference == pytest.approx(half, rel=0.1)
 
 
+def test_a_latency_never_falls_by_more_than_all_of_it() -> None:
+    """Six blocks of which one is a hundred times as slow on one side."""
+    rng = np.random.default_rng(1)
+    unit = np.repeat(np.arange(6), 30)
+    a = rng.exponential(1, 180) * np.where(unit == 2, 100, 1)
+    b = rng.exponential(1, 180)
+    for rank in (50, 90):
+        pair = (Percentile(a, unit, 6, rank), Percentile(b, unit, 6, rank))
+        by_difference, by_ratio = (differences([pair], 6, ratios=ratios)[0] for ratios in ([], [True]))
+        assert (by_ratio.a, by_ratio.b) == (by_difference.a, by_difference.b)
+        assert -by_ratio.a < by_ratio.low <= by_ratio.difference <= by_ratio.high
+    assert by_difference.low < -by_difference.a
+
+
+def test_an_interval_of_ratios_turns_round_with_its_sides() -> None:
+    rng = np.random.default_rng(2)
+    unit = np.arange(200) % 8
+    a, b = rng.exponential(10, 200), rng.exponential(15, 200)
+    a, b = (Ratio.mean(values, unit, 8) for values in (a, b))
+    forth, back = (differences([pair], 8, ratios=[True])[0] for pair in ((a, b), (b, a)))
+    assert 1 + forth.low / forth.a == pytest.approx(1 / (1 + back.high / back.a))
+    assert 1 + forth.high / forth.a == pytest.approx(1 / (1 + back.low / back.a))
+
+
 @pytest.mark.parametrize(("count", "rho"), [(400, 0.0), (1000, 0.9)])
 def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(count: int, rho: float) -> None:
     """Latencies and their noise are dependent in time, as queues make them; a dozen numbers are looked at."""
