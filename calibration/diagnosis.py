@@ -259,14 +259,14 @@ def _no_help(tried: Sequence[Counterfactual], name: str) -> Iterator[Symptom]:
     replica = next(c for c in tried if c.name == REPLICA)
     if replica.skipped or not -math.inf < replica.bought[name] < _LEAST:
         return
-    share = f"{100 * abs(replica.bought[name]):.0f} %"
+    percent = round(100 * replica.bought[name])
     if name == FINISHED:
-        lets = share if replica.bought[name] >= 0 else "none"
+        lets = f"{percent} %" if percent > 0 else "none"
         told = f"one more replica lets {lets} of the requests that come to nothing finish"
-    elif replica.bought[name] >= 0:
-        told = f"one more replica takes {share} off the p99 of {metric(name).label}"
     else:
-        told = f"one more replica adds {share} to the p99 of {metric(name).label}"
+        takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
+        does = takes if percent >= 0 else f"adds {-percent} % to"
+        told = f"one more replica {does} the p99 of {metric(name).label}"
     judged = "e2e_ms" if name == FINISHED else name
     yield Symptom("more GPUs do not help", "request", 0.5, judged, told, "the same run with one replica more")
 

@@ -206,14 +206,15 @@ def _failures(e: Evidence) -> Symptom | None:
     worst = max((pool for pool in crashed if pool.crashes), key=lambda pool: pool.lost, default=None)
     if worst is None or (worst.none < _OUTAGE and worst.lost < _SHARE):
         return None
+    outage = f", none for {100 * worst.none:.1f} % of the run" if worst.none else ""
     return Symptom(
         "replicas fail",
         "request",
         _HALF + _HALF * worst.lost,
         "e2e_ms",
         f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
-        f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; no replica was ready for "
-        f"{100 * worst.none:.0f} % of the run, {worst.ready:.3g} on average, {worst.first:,} at the start",
+        f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; {worst.ready:.3g} replicas were ready on average, "
+        f"{worst.first:,} at the start{outage}",
         "the same run without failures",
     )
 

@@ -136,7 +136,7 @@ def _table(found: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> None
     for name, before in found["simulated_p99"].items():
         changed = (f"{_ms(c['p99'].get(name), sheds)} ({_change(c['bought'].get(name))})" for c in tried)
         columns[f"{metric(name).label} p99{' of those' if sheds else ''} (ms)"] = [shown(before), *changed]
-    st.dataframe(columns, hide_index=True)
+    st.dataframe(columns, hide_index=True, height="content")
 
 
 def _ms(value: float | None, sheds: bool) -> str:
