@@ -177,7 +177,8 @@ def test_an_outage_is_found_and_blamed(tmp_path: Path) -> None:
     outage = 20e9 / recording.run["duration_ns"]
     ready = 3 * (1 - outage)
     assert symptom.evidence == (
-        f"3 crashes; {ready:.3g} replicas were ready on average, 3 at the start, none for {100 * outage:.1f} % of the run"
+        f"3 crashes; {ready:.3g} replicas were ready on average, 3 at the start, "
+        f"none for {100 * outage:.1f} % of the run"
     )
     assert found.cause is not None and (found.cause.name, found.kind) == ("no failures", "capacity")
     spared = no_failures(made)
