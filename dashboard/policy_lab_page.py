@@ -137,7 +137,7 @@ def _answer(answer: Mapping[str, Any]) -> None:
     if answer["units"]["carry_over"]:
         st.warning(CARRIED_OVER, icon=":material/warning:")
     if disturbance(answer):
-        st.warning(disturbance(answer), icon=":material/warning:")
+        st.warning(verbatim(disturbance(answer)), icon=":material/warning:")
     with st.container():
         above, toggle = st.columns([3, 1], vertical_alignment="bottom")
         with toggle, st.container(horizontal_alignment="right"):
@@ -175,8 +175,8 @@ def _ranking(answer: Mapping[str, Any]) -> None:
     else:
         st.info(told)
     st.markdown(f"Simulated: {verbatim(simulated['verdict'])}.")
+    st.markdown(errors(answer))
     with st.expander("Simulated against real"):
-        st.markdown(errors(answer))
         rows = [
             {
                 "": label(row),
