@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
+from dashboard.plan_words import carriers
 from serving.metrics import metric
 
 HEIGHT = 300
@@ -116,13 +117,13 @@ def latencies(answer: Mapping[str, Any]) -> dict[str, go.Figure]:
     return {name: latency(answer["by_rate"], name, planned, knee, mine) for name, mine in bounds.items()}
 
 
-def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
+def prices(points: Sequence[Mapping[str, Any]], spares: int = 0) -> go.Figure:
     """Dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
     ordered = list(reversed(points))
     figure = go.Figure()
     figure.add_bar(
         x=[p["usd_per_mtok_out"] for p in ordered],
-        y=[f"{p['replicas']} × {p['engine']}" for p in ordered],
+        y=[carriers(p, spares) for p in ordered],
         orientation="h",
         marker_color=[SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered],
         text=[f"${p['usd_per_mtok_out']:,.2f}" for p in ordered],

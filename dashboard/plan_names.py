@@ -19,7 +19,7 @@ LOOKED_AT = "plan_looked_at"  # of a tab: the plan that its Plan page last showe
 def plan_name(settings: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     """One line that tells it from the others. `settings` are those of a `PlanRequest`."""
     best = answer["recommendation"]
-    fleet = carriers(best) if best else "no fleet"
+    fleet = carriers(best, answer["spares"]) if best else "no fleet"
     slos = ", ".join(prose(objective) for objective in answer["objectives"])
     return f"{fleet}: {model_name(settings['model'])}, {_traffic(settings['traffic'], answer)}, {slos}"
 

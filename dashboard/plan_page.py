@@ -93,7 +93,7 @@ def _unanswered(job: Job) -> None:
     st.title("Which fleet?", anchor=False)
     status = follow(job, watched=COARSE)
     if status.active:
-        _first_answer(job.document(COARSE))
+        _first_answer(job.document(COARSE), job.settings["spares"])
         return
     if status.state == "absent":
         st.markdown("These inputs have no answer yet. A first one comes within seconds, the whole in a minute or so.")
@@ -101,14 +101,14 @@ def _unanswered(job: Job) -> None:
         start(job)
 
 
-def _first_answer(coarse: Mapping[str, Any] | None) -> None:
+def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
     if coarse is None:
         return
     point = coarse["point"]
     if point is None:
         st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
     else:
-        st.subheader(f"About {fleet_name(point)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
+        st.subheader(f"About {fleet_name(point, spares)}, {_usd(point['usd_per_hour'])}/h", anchor=False)
     st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
 
@@ -137,7 +137,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
         rated = standing_of(answer["by_replicas"], "simulated fleets")
         figure(curve, "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
-        heading(why_not_fewer(best), None)
+        heading(why_not_fewer(best, spares), None)
         st.markdown(sentence(literal(answer["why_not_fewer"])))
         if best["breaks_first"]:
             st.markdown(
@@ -145,7 +145,13 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
                 f"**{best['headroom_percent']} %** more."
             )
         offers = [best, *answer["runners_up"]]
-        figure(plan_charts.prices(offers), "prices", "What each fleet costs", standing_of(offers, "fleets"), small=True)
+        figure(
+            plan_charts.prices(offers, spares),
+            "prices",
+            "What each fleet costs",
+            standing_of(offers, "fleets"),
+            small=True,
+        )
     _latencies(answer)
     if best["vllm_serve"]:
         st.subheader("To serve it", anchor=False, help=_HELP["serve"])

@@ -27,8 +27,8 @@ def fleet_name(point: Mapping[str, Any], spares: int = 0) -> str:
 
 
 def carriers(point: Mapping[str, Any], spares: int = 0) -> str:
-    """`4 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
-    return f"{point['replicas'] + spares} × {point['engine']}"
+    """`4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
+    return f"{point['replicas']}{f'+{spares}' if spares else ''} × {point['engine']}"
 
 
 def plausible_gpus(best: Mapping[str, Any]) -> str:
@@ -42,9 +42,10 @@ def headroom(best: Mapping[str, Any]) -> str:
     return f"{'' if best['breaks_first'] else '> '}{best['headroom_percent']} %"
 
 
-def why_not_fewer(best: Mapping[str, Any]) -> str:
+def why_not_fewer(best: Mapping[str, Any], spares: int = 0) -> str:
     """The question that what breaks with one replica fewer answers."""
-    return f"Why not {best['replicas'] - 1}?" if best["replicas"] > 1 else "Why not fewer?"
+    beside = f"+{spares}" if spares else ""
+    return f"Why not {best['replicas'] - 1}{beside}?" if best["replicas"] > 1 else "Why not fewer?"
 
 
 def costs(point: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from dashboard.palette import REAL, policy_colour
 from dashboard.plan_command import plan_command
 from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
+from dashboard.plan_words import fleet_name, why_not_fewer
 from dashboard.prose import prose
 from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.uploads import keep_model, keep_trace, model_path
@@ -202,6 +203,13 @@ def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
     settings = example_request().as_json() | {"prices": {"H100": 0.0}}
     with pytest.raises(UserError, match=r"plan\.prices\.H100"):
         parse(plan_request.PlanRequest, settings, where="plan")
+
+
+def test_spares_are_counted_apart_and_in_one_way(tmp_path: Path) -> None:
+    best = {"replicas": 3, "engine": "TP4 H100", "gpus": 16, "usd_per_mtok_out": 2.4, "usd_per_hour": 43.04}
+    assert fleet_name(best, 1) == "3+1 × TP4 H100 = 16 GPUs" and why_not_fewer(best, 1) == "Why not 2+1?"
+    assert fleet_name(best) == "3 × TP4 H100 = 16 GPUs" and why_not_fewer(best) == "Why not 2?"
+    assert list(plan_charts.prices([best | {"mark": "measured"}], 1).data[0].y) == ["3+1 × TP4 H100"]
 
 
 def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:

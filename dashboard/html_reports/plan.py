@@ -93,9 +93,9 @@ def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator
                 plan_charts.attainment(answer["by_replicas"], best["replicas"]),
                 standing_of(answer["by_replicas"], "simulated fleets"),
             ),
-            heading(why_not_fewer(best))
+            heading(why_not_fewer(best, answer["spares"]))
             + "".join(map(paragraph, reasons))
-            + figure(plan_charts.prices(offers), standing_of(offers, "fleets")),
+            + figure(plan_charts.prices(offers, answer["spares"]), standing_of(offers, "fleets")),
         ]
     )
     drawn = plan_charts.latencies(answer)
