@@ -60,8 +60,8 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     from calibration.paired_runs import COLUMNS, PairedRuns
 
     if len(a) != len(b):
-        held = [f"{_named(side)} on {name}" for name, side in zip("AB", (a, b), strict=True)]
-        raise UserError("recordings", held, "are paired one by one; give as many of B as of A")
+        held = "; ".join(f"{name} holds {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
+        raise UserError("recordings", [len(a), len(b)], f"are paired one by one: {held}; give as many of B as of A")
     try:
         closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
@@ -86,9 +86,7 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[Scenario] = (
 
 
 def _named(side: Sequence[Recording]) -> str:
-    """How many, and where."""
-    places = ", ".join(str(recording.path) for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
-    return f"{len(side)} ({places})"
+    return ", ".join(str(recording.path) for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
 
 
 def _closed(workload: Workload) -> bool:
