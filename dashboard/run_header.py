@@ -13,10 +13,11 @@ from calibration.standing import of_run
 from dashboard.badge import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
-from dashboard.prose import literal
+from dashboard.prose import literal, sentence
 from dashboard.shown import shown
 from serving.metrics import metric
 from tokentwin.exports.recorded_run import RecordedRun
+from tokentwin.outcome import Outcome
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
@@ -37,14 +38,18 @@ def header(recording: Recording, metrics: RunMetrics, name: str) -> None:
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
+    outcome = Outcome.of(metrics)
+    short = outcome.shortfall
+    if short:
+        badges += f" :red-badge[{short}]"
     if metrics.saturation is not None:
         verdict = metrics.saturation.verdict
-        badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
+        colour = "gray" if short and verdict == "STABLE" else _SATURATION[verdict]  # who is shed leaves no backlog
+        badges += f" :{colour}-badge[{verdict.lower()}]"
     st.title(literal(_title(name, recording)), anchor=False)
     workload = f"{literal(run['workload'])} · " if run["workload"] else ""
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
-    statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
-    facts = f"{badges} {workload}{statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    facts = f"{badges} {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
         downloads(RecordedRun(recording=recording), name)
@@ -70,6 +75,9 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
         badge(of_run(run))
         if bands:
             st.caption(_BAND, width="content")
+        outcome = Outcome.of(metrics)
+        if outcome.shortfall:
+            st.caption(sentence(outcome.latencies_of), width="content")
     with st.container(horizontal=True, gap="small"):
         for label, value, name, stat in cells:
             band = bands.get(name, {}).get(stat)

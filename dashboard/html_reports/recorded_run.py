@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import IO, Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import plotly.graph_objects as go
 
 from calibration.standing import of_run
 from dashboard import run_charts
-from dashboard.held_steps import COLUMNS, HeldSteps
+from dashboard.fleet_over_time import FleetOverTime
+from dashboard.held_steps import HeldSteps
 from dashboard.html_reports.document import (
     beside,
     details,
@@ -43,7 +43,7 @@ def write_html(source: RecordedRun, out: IO[bytes]) -> None:
         paragraph(f"{clock} · {statuses} · {(run['duration_ns'] or 0) / 1e9:,.1f} s", soft=True),
         *(paragraph(line, soft=True) for line in _verdict(metrics)),
         heading("Over time"),
-        figure(_timeline(recording), of_run(run)),
+        figure(_timeline(recording, metrics), of_run(run)),
         heading("Four lifecycles"),
         beside([figure(drawn, of_run(run), name) for name, drawn in _cards(recording, metrics).items()]),
         heading("Distributions"),
@@ -66,10 +66,9 @@ def _verdict(metrics: RunMetrics) -> list[str]:
     ]
 
 
-def _timeline(recording: Recording) -> go.Figure:
-    blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
-    held = HeldSteps.of(recording.table("steps", COLUMNS))
-    return run_charts.timeline(held, blocks or math.nan, _colour(recording))
+def _timeline(recording: Recording, metrics: RunMetrics) -> go.Figure:
+    fleet = FleetOverTime.of(recording.run, metrics)
+    return run_charts.timeline(HeldSteps.recorded(recording), fleet, _colour(recording))
 
 
 def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
