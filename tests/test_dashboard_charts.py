@@ -240,7 +240,7 @@ def test_an_outage_is_seen_on_the_timeline(window, count):
     start = np.linspace(0, 100e9, count).astype(np.int64)
     replica = np.where(start > 80e9, 2, np.where(start < 50e9, np.arange(count) % 2, 0))
     there = (start < 60e9) | (start > 80e9)
-    rows = {**steps.to_pydict(), "replica": replica, "start_ns": start, "end_ns": start + 9 * MS}
+    rows = {**steps.to_pydict(), "replica": replica, "start_ns": start, "end_ns": start + 100_000 * MS // count}
     rows |= {"used_blocks": np.full(count, 40), "prefill_tokens": np.full(count, 8), "decode_rows": np.full(count, 1)}
     lives = [life(0, 0, 60), life(1, 0, 50), life(2, 80, None), life(3, None, None)]
     arrivals = np.arange(0, 100e9, 1e9)
