@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -33,7 +34,7 @@ _CELL_PX = 138  # all abreast on a wide page, five on a narrow one
 _BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
 
 
-def header(recording: Recording, metrics: RunMetrics, name: str) -> None:
+def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> None:
     """What the recording is called, how it ended and whether it kept up, and downloads."""
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
@@ -46,13 +47,14 @@ def header(recording: Recording, metrics: RunMetrics, name: str) -> None:
         verdict = metrics.saturation.verdict
         colour = "gray" if short and verdict == "STABLE" else _SATURATION[verdict]  # who is shed leaves no backlog
         badges += f" :{colour}-badge[{verdict.lower()}]"
-    st.title(literal(_title(name, recording)), anchor=False)
+    title = _title(name, recording)
+    st.title(literal(title), anchor=False)
     workload = f"{literal(run['workload'])} · " if run["workload"] else ""
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
     facts = f"{badges} {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
-        downloads(RecordedRun(recording=recording), name)
+        downloads(RecordedRun(recording, title, runs), name)
 
 
 def _title(name: str, recording: Recording) -> str:

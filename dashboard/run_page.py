@@ -53,7 +53,7 @@ def show(runs: Path) -> None:
         if sum(recording.group_rows("steps")) > _LONG:
             ahead(partial(over_time, recording), partial(lifecycle_figures, recording))
         with title:
-            header(recording, metrics, name)
+            header(recording, metrics, name, runs)
         if not own:
             _bundled(runs)
         _body(recording, metrics, runs)

@@ -43,6 +43,8 @@ class Outcome:
     @property
     def latencies_of(self) -> str:
         """Of how many requests the latencies are, as a clause."""
+        if not self._finished:
+            return "there are no latencies"
         return f"latencies are those of the {self._finished:,} of {self._count:,} requests that finished"
 
     @property
