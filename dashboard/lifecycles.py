@@ -99,7 +99,7 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
         memory.append("Of single replicas, each at its own steps; over time, above, of all that live together.")
     if s["tier_hit_rate"] is not None:
         found = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
-        memory.append(f"Of the prompt tokens were loaded: {', '.join(found) or 'none'}.")
+        memory.append(f"Of the prompt tokens, {', '.join(found) or 'none'} came out of KV tiers.")
     return {"Token": token, "Memory": memory}
 
 

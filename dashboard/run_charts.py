@@ -41,7 +41,7 @@ def timeline(
     reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
     """
     if not len(held):
-        return empty("The recording holds no steps", 600)
+        return empty("The recording holds no steps", 260)
     waiting, running, used = held.lows_and_highs(HELD, window_s, buckets)
     begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
     changing = len(fleet.live[0]) > 1

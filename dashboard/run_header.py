@@ -43,10 +43,9 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
     short = outcome.shortfall
     if short:
         badges += f" :red-badge[{short}]"
-    if metrics.saturation is not None:
-        verdict = metrics.saturation.verdict
-        colour = "gray" if short and verdict == "STABLE" else _SATURATION[verdict]  # who is shed leaves no backlog
-        badges += f" :{colour}-badge[{verdict.lower()}]"
+    verdict = metrics.saturation.verdict if metrics.saturation is not None else None
+    if verdict and not (short and verdict == "STABLE"):  # who is shed leaves no backlog
+        badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
     title = _title(name, recording)
     st.title(literal(title), anchor=False)
     workload = f"{literal(run['workload'])} · " if run["workload"] else ""

@@ -166,7 +166,7 @@ def test_a_run_that_came_to_little_says_so_first(shed):
 
 def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
-    assert any("12.5 % from cpu, 5 % from nvme" in text for text in said)
+    assert any("12.5 % from cpu, 5 % from nvme came out of KV tiers" in text for text in said)
     assert any("gives 2.5 tokens to a request, 50 % of the draft tokens" in text for text in said)
     assert any("Of single replicas" in text for text in said)
 
