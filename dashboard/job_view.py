@@ -33,16 +33,17 @@ def follow(job: Job, watched: str = "") -> Status:
 
 def start(job: Job) -> None:
     """Start it and draw the page anew, or say in a line why that cannot be."""
-    _do(job.start, job)
+    if _done(job.start, job):
+        st.rerun()
 
 
-def _do(what: Callable[[], None], job: Job) -> None:
+def _done(what: Callable[[], None], job: Job) -> bool:
     try:
         what()
     except OSError as error:
         mistake(UserError("runs", str(job.directory), f"cannot be written: {reason(error)}"))
-    else:
-        st.rerun()
+        return False
+    return True
 
 
 @st.fragment(run_every=POLL_S)
@@ -52,8 +53,8 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
         st.rerun()
     bar, button = st.columns([5, 1], vertical_alignment="center")
     bar.progress(status.share, text=_words(status))
-    if button.button("Cancel", key=f"cancel_{job.id}", width="stretch"):
-        _do(job.cancel, job)
+    # By a callback, which comes first: a click in the moment that the page is drawn anew would be lost.
+    button.button("Cancel", key=f"cancel_{job.id}", width="stretch", on_click=_done, args=(job.cancel, job))
 
 
 def _words(status: Status) -> str:

@@ -100,10 +100,12 @@ def _bundled(runs: Path) -> None:
         icon=":material/inventory_2:",
     )
     with st.expander("Record one of your own"):
-        st.markdown("A recording is a directory that the real engine or the simulator writes. The quickest to several:")
-        st.code("tokentwin demo", language="bash")
-        st.markdown("Or record a trace of your own on the real engine, or run it through the simulator:")
-        st.code("tokentwin bench --help\ntokentwin simulate --help", language="bash")
+        # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
+        st.markdown(
+            "A recording is a directory that the real engine or the simulator writes. The quickest to several is "
+            "`tokentwin demo`. `tokentwin bench --help` says how to record a trace of your own on the real engine, "
+            "`tokentwin simulate --help` how to run it through the simulator."
+        )
 
 
 def _provenance(run: Mapping[str, Any]) -> None:

@@ -85,10 +85,11 @@ def _bundled(runs: Path) -> None:
         icon=":material/inventory_2:",
     )
     with st.expander("Make a report of your own, in a few minutes on a laptop"):
-        st.markdown("The whole loop, real runs, calibration, simulation and the comparison:")
-        st.code("tokentwin demo", language="bash")
-        st.markdown("Or validate a trace of your own:")
-        st.code("tokentwin validate --help", language="bash")
+        # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
+        st.markdown(
+            "`tokentwin demo` goes the whole loop: real runs, calibration, simulation and the comparison. "
+            "`tokentwin validate --help` says how to validate a trace of your own."
+        )
 
 
 def _external(runs: Path) -> External | None:

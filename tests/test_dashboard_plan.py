@@ -233,6 +233,19 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     assert "Cancelled." in shown(app) and app.button(key="find")
 
 
+def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
+    tmp_path: Path, sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = unanswered(tmp_path)
+    leave(job, process=mark_of(sleeper.pid))
+    write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
+    app = plan(tmp_path, rate="7")
+    left, read = iter(range(251, 254)), Job.document  # it is left anew each time that the page looks
+    monkeypatch.setattr(Job, "document", lambda job, name: {**read(job, name), "requests": next(left, 254)})
+    app.button(key=f"cancel_{job.id}").click().run()
+    assert job.status.state == "cancelled"
+
+
 def test_a_queued_job_says_so(tmp_path: Path, sleeper) -> None:
     leave(unanswered(tmp_path), process=mark_of(sleeper.pid))
     assert "Queued" in plan(tmp_path, rate="7").get("progress")[0].proto.text

@@ -1,6 +1,7 @@
 """The Run page's views: what each shows of a run, and what it says where it cannot. A browser brushes elsewhere."""
 
 import json
+import threading
 import time
 
 import numpy as np
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("streamlit")
 
+import streamlit
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
 from calibration.diagnosis import LATENCIES
 from calibration.predict import identity, predicted_cost
 from calibration.run_explanation import PREDICTED_COLUMNS, SAMPLE, explain_run, measured_parts
+from dashboard import run_page
+from dashboard.ahead import ahead
 from dashboard.diagnosis_charts import what_it_buys
 from dashboard.example_run import example_diagnosis, example_settings
 from dashboard.loading import token_gaps
@@ -345,6 +349,26 @@ def test_the_slowest_are_those_of_a_whole_sort(values, most):
     values, rows = np.array(values), np.arange(len(values))[::2]
     whole = rows[np.argsort(-np.where(np.isnan(values[rows]), -1.0, values[rows]), kind="stable")][:most]
     assert slowest(values, rows, most).tolist() == whole.tolist()
+
+
+def test_a_page_that_works_ahead_draws_the_same(runs, timed, monkeypatch):
+    plain = charts(page(runs, run="timed"))
+    streamlit.cache_resource.clear()
+    asked = []
+    monkeypatch.setattr(run_page, "_LONG", 0)
+    monkeypatch.setattr(run_page, "ahead", lambda *works: asked.append(works) or ahead(*works))
+    assert charts(page(runs, run="timed")) == plain
+    assert len(asked) == 1
+
+
+def test_what_fails_ahead_is_left_for_the_page_to_meet():
+    done = threading.Event()
+
+    def damaged():
+        raise UserError("recording", "x", "is damaged")
+
+    ahead(damaged, done.set)
+    assert done.wait(60)
 
 
 def test_gaps_of_a_small_run_are_those_of_all_requests(timed):

@@ -125,7 +125,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_ctrl_c_ends_a_plan_and_its_workers_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [lambda pid: os.killpg(pid, signal.SIGINT), lambda pid: os.kill(pid, signal.SIGTERM)])
+def test_ctrl_c_ends_a_plan_and_its_workers_with_one_line(tmp_path: Path, end: Callable[[int], None]) -> None:
+    """As a terminal sends it, to all of them; and as a container sends SIGTERM, to the first."""
     file, begun = tmp_path / "t.yaml", tmp_path / "begun"
     file.write_text("{requests: 5, arrivals: {kind: poisson, rate: 1}, prompt: 9, output: 9}")
     code = f"""
@@ -148,6 +150,6 @@ main()
     while not begun.exists():
         assert process.poll() is None
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    end(process.pid)
     _, said = process.communicate(timeout=60)  # which waits for everybody who could write to stderr
     assert (process.returncode, said.strip()) == (130, "tokentwin: interrupted")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -57,6 +59,7 @@ def cli() -> None:
 def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         _check_text(sys.argv[1:])
         cli.main(standalone_mode=False)
@@ -78,6 +81,14 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """What a batch system or a container sends ends a command as Ctrl-C does: nothing stays half-written."""
+    pressed = signal.getsignal(signal.SIGINT)
+    if not callable(pressed):  # a shell lets what it starts in the background ignore Ctrl-C
+        raise KeyboardInterrupt
+    pressed(signal.SIGINT, frame)
 
 
 def _check_text(arguments: list[str]) -> None:

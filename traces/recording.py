@@ -39,8 +39,7 @@ class RecordingWriter:
     `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the
     list columns to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps
     all of them.
-    As a context manager it closes the recording, or discards it after an exception. A KeyboardInterrupt
-    leaves it open: whoever catches it calls `close("interrupted")` or `discard()`.
+    As a context manager it closes the recording, or discards it after an exception or Ctrl-C.
     """
 
     def __init__(
@@ -125,10 +124,10 @@ class RecordingWriter:
         if kind is None:
             try:
                 self.close()
-            except Exception:
+            except BaseException:
                 self.discard()
                 raise
-        elif not issubclass(kind, KeyboardInterrupt):
+        else:
             self.discard()
 
     def _temporary(self, name: str) -> Path:

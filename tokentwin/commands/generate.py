@@ -43,14 +43,13 @@ def generate(
 
     Without --deployment: SmolLM2, and room for 2048 tokens (--max-model-len) of prompt and answer.
     """
-    from serving.config import Deployment, SchedulerConfig
+    from serving.config import Deployment, SchedulerConfig, parse
     from serving.errors import UserError
     from tokentwin.engines import load_engine
 
     longest = max(flags.get("max_model_len") or 2048, 2)
-    scheduler = SchedulerConfig(
-        max_num_seqs=1, max_num_batched_tokens=256, max_model_len=longest, num_blocks=longest // 16 + 2
-    )
+    room = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "max_model_len": longest, "num_blocks": longest // 16 + 2}
+    scheduler = parse(SchedulerConfig, room, "deployment.scheduler")
     deployment = read_deployment(deployment_file, flags, Deployment(scheduler=scheduler))
     if deployment.model.startswith("random:"):
         raise UserError("model", deployment.model, "has random weights and no tokenizer; use smollm2 or a model folder")
