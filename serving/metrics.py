@@ -104,7 +104,8 @@ _METRICS = (
         "ms",
         "token",
         "lower",
-        "every gap between consecutive output tokens of a request, pooled over the requests",
+        "every gap between consecutive output tokens of a request, pooled over the requests; tokens that one step "
+        "brings, as with speculative decoding, come together, with gaps of 0 between them",
         vllm=("itl",),
         prometheus=("vllm:inter_token_latency_seconds",),
     ),
