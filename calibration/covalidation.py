@@ -33,7 +33,7 @@ from traces.run_metrics import RunMetrics
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
-_DRIFT = 0.05  # a canary that moved by more than this marks the runs as disturbed
+CALM_DRIFT = 0.05  # a canary that moved by more than this marks the runs as disturbed
 _SLOW = 1.25  # a step that took so much longer than predicted was held up by something
 _SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
 
@@ -236,7 +236,7 @@ def _disturbance(runs: Sequence[Recording], calibration: Calibration, held_up: f
         return held_up > _SLOW_SHARE, text
     drift = max(times) / min(times) - 1
     canary = f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)"
-    return drift > _DRIFT or held_up > _SLOW_SHARE, f"{canary}; {text}"
+    return drift > CALM_DRIFT or held_up > _SLOW_SHARE, f"{canary}; {text}"
 
 
 def _verdict(rows: Sequence[RunError], replay: DecisionReplay) -> str:
