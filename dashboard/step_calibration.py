@@ -26,6 +26,7 @@ from serving.errors import UserError
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+_PRICES = "Fitted prices; a step is the sum of what it holds. *CPU* is what goes on between steps."
 _EVERY = "Of every measured step, those the fit saw among them."
 
 
@@ -83,12 +84,12 @@ def _own(calibration: Calibration, directory: Path) -> None:
 
 
 def _prices(calibration: Calibration) -> None:
-    st.subheader("What a step costs", anchor=False, help="Fitted prices; a step is the sum of what it holds.")
+    st.subheader("What a step costs", anchor=False, help=_PRICES)
     prices = [
         {"part": part, "of": name, "for": meaning, "price (µs)": table[name] / 1e6}
         for part, table, meanings in (
             ("step", calibration.step_prices_ps, STEP_FEATURES),
-            ("CPU between steps", calibration.cpu_prices_ps, CPU_FEATURES),
+            ("CPU", calibration.cpu_prices_ps, CPU_FEATURES),
         )
         for name, meaning in meanings.items()
     ]
