@@ -29,6 +29,7 @@ from serving.workload import Workload, WorkloadRequest
 from tests.fleet_samples import COST, ROOMY, poisson
 from tests.sweep_samples import calibrated
 from tokentwin.cli import cli
+from traces.recording import RecordingWriter
 from traces.run_metrics import percentiles
 from traces.schema import arrow_schema
 
@@ -338,6 +339,15 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
     assert json.loads(files.output)["rows"] == json.loads(runs.output)["rows"]
     shown = run("compare", tmp_path / "a", tmp_path / "b")
     assert shown.exit_code == 0 and "B is better in" in shown.output
+
+
+def test_directories_of_unlike_many_recordings_are_named(tmp_path: Path) -> None:
+    for name in ("a/run-1", "a/run-2", "b/run-1"):
+        with RecordingWriter(tmp_path / name, {"run_id": name, "clock": "wall"}):
+            pass
+    with pytest.raises(UserError) as caught:
+        run("compare", tmp_path / "a", tmp_path / "b")
+    assert f"A has run-1, run-2 in {tmp_path / 'a'}, B has run-1 in {tmp_path / 'b'}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,22 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
     from calibration.paired_runs import COLUMNS, PairedRuns
 
+    if len(a) != len(b):
+        found = f"A has {_listed(a)}, B has {_listed(b)}"
+        raise UserError("recordings", [len(a), len(b)], f"must be as many of A as of B; {found}")
     try:
         closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
         closed = False  # it does not say what was offered
     of_a, of_b = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
     return PairedRuns(of_a, of_b, bounds, closed)
+
+
+def _listed(runs: Sequence[Recording]) -> str:
+    """Their names and where they lie, such as `run-1, run-2 in runs/a`."""
+    names = [recording.path.name for recording in runs[:5]]
+    more = ", ..." if len(runs) > 5 else ""
+    return f"{', '.join(names)}{more} in {runs[0].path.parent}"
 
 
 def _closed(workload: Workload) -> bool:
