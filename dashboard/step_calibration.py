@@ -96,6 +96,7 @@ def _prices(calibration: Calibration) -> None:
     st.dataframe(
         pd.DataFrame(prices),
         hide_index=True,
+        height="content",
         column_config=number_columns({"price (µs)": "%.4g"}),
     )
 
