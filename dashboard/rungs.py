@@ -112,7 +112,7 @@ def _bands(report: Report | None, external: External | None) -> Rung:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
     covered, count, _ = shares[0]
     parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
-    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other."
+    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other.{_noisy(rows)}"
     told = Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, told) if banded else told
 
