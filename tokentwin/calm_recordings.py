@@ -94,7 +94,11 @@ class CalmRecordings:
         began = self._clock()
         most_s = min(self._left_s, _LONGEST_WAIT_S)
         told = False
-        while self._clock() < began + most_s and (took := self._canary()) > (1 + CALM_DRIFT) * self._calmest_ns:
+        while self._clock() < began + most_s:
+            took = self._canary()
+            self._calmest_ns = min(self._calmest_ns, took)
+            if took <= (1 + CALM_DRIFT) * self._calmest_ns:
+                break
             if not told:
                 self._say(
                     f"the machine is busy (the canary step takes {took / 1e6:.1f} ms, {self._calmest_ns / 1e6:.1f} at "
