@@ -118,8 +118,8 @@ _METRICS = (
         "ms",
         "token",
         "lower",
-        "every gap between consecutive output tokens of a request, pooled over the requests; 0 between those "
-        "that one step accepts of a draft",
+        "every gap between consecutive output tokens of a request, pooled over the requests; tokens that one step "
+        "brings, as with speculative decoding, come together, with gaps of 0 between them",
         vllm=("itl",),
         prometheus=("vllm:inter_token_latency_seconds",),
     ),
