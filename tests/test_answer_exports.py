@@ -163,7 +163,13 @@ def test_fleets_are_those_of_the_answer() -> None:
     ]
     (best,) = [row for row in rows if row["recommended"]]
     assert (best["engine"], best["replicas"]) == tuple(document["recommendation"][n] for n in ("engine", "replicas"))
-    assert sum(row["on_frontier"] for row in rows) == len(document["frontier"])
+    met = [row for row in rows if row["met"]]
+    for flag, gain in (("on_frontier", "tok_s_gpu"), ("on_frontier_by_price", "usd_per_mtok_out")):
+        sign = -1 if gain == "usd_per_mtok_out" else 1
+        figures = {(row["tok_s_user"], sign * row[gain]) for row in met}
+        on = {(row["tok_s_user"], sign * row[gain]) for row in rows if row[flag]}
+        assert all(row["met"] for row in rows if row[flag])
+        assert on == {(u, g) for u, g in figures if not any(a >= u and b >= g and (a, b) != (u, g) for a, b in figures)}
     assert source.table("fleets").schema.field("tok_s_user").metadata[b"unit"] == b"tokens/s"
     assert not any(row["recommended"] for row in infeasible().table("fleets").to_pylist())
 
