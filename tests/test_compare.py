@@ -29,6 +29,8 @@ from serving.workload import Workload, WorkloadRequest
 from tests.fleet_samples import COST, ROOMY, poisson
 from tests.sweep_samples import calibrated
 from tokentwin.cli import cli
+from tokentwin.commands.compare import print_ranking
+from tokentwin.comparison_document import furthest_off, simulated_errors
 from traces.run_metrics import percentiles
 from traces.schema import arrow_schema
 
@@ -309,6 +311,32 @@ def test_a_ranking_is_held_against_the_engine(simulated: float, real: float, out
     assert {row.outcome for row in found if row.metric == "e2e_ms"} == {outcome}
 
 
+def test_simulated_numbers_are_held_against_the_real_ones() -> None:
+    """In percent of the real one, of a share in points; what is missing on a side, or nothing, has no error."""
+
+    def rows(*made: tuple) -> list[dict]:
+        return [{"metric": metric, "stat": "mean", "a": a, "b": b} for metric, a, b in made]
+
+    real = rows(("ttft_ms", 200.0, 100.0), ("slo_attainment", 0.5, 0.9), ("e2e_ms", 300.0, None), ("tpot_ms", 0.0, 5.0))
+    simulated = rows(
+        ("ttft_ms", 50.0, 110.0), ("slo_attainment", 0.9, 0.8), ("e2e_ms", None, 1.0), ("tpot_ms", 1.0, 5.0)
+    )
+    errors = simulated_errors({"rows": [*real, *rows(("only_real", 1.0, 1.0))], "simulated": {"rows": simulated}})
+    assert [(row["metric"], row["side"], row["error"] and round(row["error"], 9)) for row in errors] == [
+        ("ttft_ms", "A", -75.0),
+        ("ttft_ms", "B", 10.0),
+        ("slo_attainment", "A", 40.0),
+        ("slo_attainment", "B", -10.0),
+        ("e2e_ms", "A", None),
+        ("e2e_ms", "B", None),
+        ("tpot_ms", "A", None),
+        ("tpot_ms", "B", 0.0),
+    ]
+    worst = furthest_off(errors)
+    assert worst is not None and (worst["metric"], worst["side"]) == ("ttft_ms", "A")
+    assert simulated_errors({"rows": real}) == [] and furthest_off([]) is None
+
+
 # The command
 
 
@@ -362,6 +390,36 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
     assert json.loads(files.output)["rows"] == json.loads(runs.output)["rows"]
     shown = run("compare", tmp_path / "a", tmp_path / "b")
     assert shown.exit_code == 0 and "B is better in" in shown.output
+
+
+def test_recordings_that_cannot_be_paired_are_named(spec: Path, tmp_path: Path) -> None:
+    run("trace", "synth", tmp_path / "t.parquet", "--spec", spec)
+    for place in ("a/one", "a/two", "b"):
+        run("simulate", tmp_path / "t.parquet", "--gpu", "H100", "--limit", 20, "-o", tmp_path / place, "--no-band")
+    with pytest.raises(UserError) as caught:
+        run("compare", tmp_path / "a", tmp_path / "b")
+    told = str(caught.value)
+    assert f"A has one, two in {tmp_path}/a; B has b in {tmp_path}" in told
+    assert "\n" not in told
+
+
+def test_one_of_a_kind_is_not_a_plural(spec: Path) -> None:
+    shown = run("compare", "--trace", spec, "--gpu", "H100", "--limit", 1, "--b", "max_num_seqs=1").output
+    assert "1 request, resampled by 1 block of arrivals;" in shown
+
+
+def test_whose_means_a_tally_has_is_said_where_some_do_not_finish(spec: Path, tmp_path: Path) -> None:
+    settings = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"max_num_seqs": 1}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings | {"fleet": {"admission": {"queue_timeout_s": 0.1}}}))
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump(settings))
+    says = "Means A and B are of the requests that finish on both sides."
+    assert says in run("compare", tmp_path / "a.yaml", tmp_path / "b.yaml", "--trace", spec, "--gpu", "H100").output
+    assert says not in run("compare", "--trace", spec, "--gpu", "H100", "--b", "max_num_seqs=1").output
+
+
+def test_a_ranking_of_nothing_is_a_sentence_and_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_ranking([])
+    assert capsys.readouterr().out == "neither the simulator nor the engine claims a difference\n"
 
 
 @pytest.mark.parametrize(
@@ -419,5 +477,6 @@ def test_the_engine_confirms_what_the_simulator_claims(tmp_path: Path) -> None:
     assert told["units"]["of"] == "blocks" and told["runs"] == 2 and told["simulated"]["runs"] == 1
     outcomes = {(row["metric"], row["stat"]): row["outcome"] for row in told["ranking"]}
     assert outcomes["ttft_ms", "mean"] == "holds" and "reversed" not in outcomes.values()
+    assert "the canary step took" in told["disturbance"] and "of the real steps" in told["disturbance"]
     again = run("compare", tmp_path / "real" / "a", tmp_path / "real" / "b", "--format", "json")
     assert json.loads(again.output)["rows"] == told["rows"]

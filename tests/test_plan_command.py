@@ -16,8 +16,9 @@ from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.plan_samples import traffic
 from tokentwin.cli import cli
 from tokentwin.planning.engines import candidate_engines, long_enough
-from tokentwin.planning.traffic import planned_traffic
+from tokentwin.planning.traffic import planned_traffic, specified_traffic
 from tokentwin.planning.vllm_command import vllm_command, vllm_command_of
+from traces.synth import parse_spec, synthesise
 
 LLAMA = Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
 EASY, HARD = "ttft_ms p99<=1000", "tpot_ms p50<=1"
@@ -153,6 +154,29 @@ def test_the_busiest_stretch_is_planned_for() -> None:
     assert len(list(planned_traffic(Workload(requests), window_s=6, rate_scale=None).requests)) == 6
     faster = planned_traffic(Workload(requests), window_s=6, rate_scale=2)
     assert [request.arrival_ns for request in faster.requests] == [i * 10**9 // 2 for i in range(6)]
+
+
+def arrival_rate(workload: Workload) -> float:
+    arrivals = [request.arrival_ns for request in workload.requests]
+    return (len(arrivals) - 1) / ((arrivals[-1] - arrivals[0]) / 1e9)
+
+
+@pytest.mark.parametrize("size", [{"requests": 400}, {"duration_s": 60}])
+def test_a_specification_is_planned_for_at_the_rate_that_it_names(size: dict[str, int]) -> None:
+    length = {"kind": "fixed", "tokens": 10}
+    data = {"arrivals": {"kind": "gamma", "rate": 8, "cv": 4}, "prompt": length, "output": length, **size}
+    assert arrival_rate(synthesise(parse_spec(data))) != pytest.approx(8, rel=0.02)
+    assert arrival_rate(specified_traffic(parse_spec(data))) == pytest.approx(8, rel=1e-6)
+    assert arrival_rate(specified_traffic(parse_spec(data), limit=50)) == pytest.approx(8, rel=1e-6)
+
+
+def test_traffic_without_one_rate_is_as_drawn() -> None:
+    length = {"kind": "fixed", "tokens": 10}
+    sessions = {"turns": {"kind": "fixed", "tokens": 3}, "think_ms": {"kind": "fixed", "tokens": 900}}
+    ramp = {"kind": "ramp", "start_rate": 1, "end_rate": 5, "over_s": 60}
+    for arrivals, more in (({"kind": "poisson", "rate": 5}, {"sessions": sessions}), (ramp, {})):
+        spec = parse_spec({"requests": 100, "arrivals": arrivals, "prompt": length, "output": length, **more})
+        assert list(specified_traffic(spec).requests) == list(synthesise(spec).requests)
 
 
 def test_one_request_is_no_traffic() -> None:

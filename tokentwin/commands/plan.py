@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentwin.finite import Finite
+from tokentwin.planning.traffic import BUSIEST_S
 
 if TYPE_CHECKING:
     from serving.config import Deployment
@@ -41,7 +42,7 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 @click.option("--limit", type=click.IntRange(min=2), help="Only the first N requests.")
 @click.option(
     "--window-s",
-    default=3600.0,
+    default=BUSIEST_S,
     show_default=True,
     type=Finite(min=0, min_open=True, max=1e9),
     help="Plan for the busiest stretch of so many seconds.",
@@ -138,11 +139,14 @@ def plan(
 
 def _read(traffic: str, limit: int | None) -> Workload:
     """A trace, or the workload that a YAML file specifies."""
+    from tokentwin.planning.traffic import specified_traffic
     from traces.reader import read_workload
     from traces.reshape import reshaped
-    from traces.synth import read_spec, synthesise
+    from traces.synth import read_spec
 
-    return reshaped(synthesise(read_spec(traffic)) if _specified(traffic) else read_workload(traffic), limit=limit)
+    if _specified(traffic):
+        return specified_traffic(read_spec(traffic), limit)
+    return reshaped(read_workload(traffic), limit=limit)
 
 
 def _draw(
@@ -150,17 +154,16 @@ def _draw(
 ) -> Callable[[int], Workload]:
     """Draws the traffic that is `planned` for again: a specification from the seeds after its own."""
     from tokentwin.planning.draws import reordered
-    from tokentwin.planning.traffic import planned_traffic
-    from traces.reshape import reshaped
-    from traces.synth import read_spec, synthesise
+    from tokentwin.planning.traffic import planned_traffic, specified_traffic
+    from traces.synth import read_spec
 
     if not _specified(traffic):
         return reordered(planned)
     spec = read_spec(traffic)
 
     def draw(number: int) -> Workload:
-        again = synthesise(spec.model_copy(update={"seed": spec.seed + number}))
-        return planned_traffic(reshaped(again, limit=limit), window_s, rate_scale)
+        again = specified_traffic(spec.model_copy(update={"seed": spec.seed + number}), limit)
+        return planned_traffic(again, window_s, rate_scale)
 
     return draw
 
