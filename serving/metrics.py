@@ -118,8 +118,8 @@ _METRICS = (
         "ms",
         "token",
         "lower",
-        "every gap between consecutive output tokens of a request, pooled over the requests; 0 between those "
-        "that one step accepts of a draft",
+        "every gap between consecutive output tokens of a request, pooled over the requests; tokens that one step "
+        "brings, as with speculative decoding, come together, with gaps of 0 between them",
         vllm=("itl",),
         prometheus=("vllm:inter_token_latency_seconds",),
     ),
@@ -483,7 +483,8 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "cost per hour / (output tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (output tokens/s x 3600) x 1e6, over the whole run, as it fills and empties; "
+        "a plan's is of steady operation",
     ),
     Metric(
         "usd_per_mtok_in",
@@ -491,7 +492,8 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "cost per hour / (input tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (input tokens/s x 3600) x 1e6, over the whole run, as it fills and empties; "
+        "a plan's is of steady operation",
     ),
     Metric(
         "usd_per_mtok_total",
@@ -499,7 +501,8 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "cost per hour / (total tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (total tokens/s x 3600) x 1e6, over the whole run, as it fills and empties; "
+        "a plan's is of steady operation",
     ),
     Metric(
         "saturation",
@@ -509,8 +512,8 @@ _METRICS = (
         None,
         "STABLE, BACKLOGGED or OVERLOADED, from the slope of the backlog and its 95 % interval: OVERLOADED when the "
         "interval lies above zero and at least a tenth of what arrives piles up; BACKLOGGED when the interval lies "
-        "above zero with less, or requests wait for their first step during more than half of their time; null when "
-        "too few requests arrive to tell",
+        "above zero and at least a fiftieth does, or requests wait for their first step during more than half of their "
+        "time; null when too few requests arrive to tell",
     ),
 )
 
@@ -589,7 +592,8 @@ def glossary(metrics: Iterable[Metric] = _METRICS) -> str:
         "- **SLO**: a request meets a TPOT bound when it has fewer than two output tokens.",
         "- **Saturation** looks at the requests outstanding in sixteen equal bins of the arrival period, leaving out",
         "  its first quarter, in which an empty system fills. A line is fitted; its interval is Student's t with the",
-        "  bins counted as fewer for their lag-1 autocorrelation. Under 20 requests there is no saturation.",
+        "  bins counted as fewer for their lag-1 autocorrelation, corrected for its bias. Under 20 requests nothing is",
+        "  said.",
         "",
         "## Statistics",
         "",

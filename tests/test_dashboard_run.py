@@ -16,7 +16,7 @@ import streamlit
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
-from calibration.diagnosis import LATENCIES
+from calibration.baseline import LATENCIES
 from calibration.explanation import ExplainedOperation
 from calibration.kernel_times import Mark
 from calibration.predict import identity, predicted_cost
@@ -364,10 +364,18 @@ def test_harm_is_red_and_help_is_not():
     assert {trace.name: list(trace.y) for trace in figure.data} == {
         "a setting": ["a"],
         "more of a resource": ["b"],
-        "makes it worse": ["c"],
+        "makes it worse": ["d", "c"],
     }
-    assert [trace.text[0] for trace in figure.data] == ["-40 %, 60 ms left", "nothing", "+300 %, 400 ms left"]
+    texts = [text for trace in figure.data for text in trace.text]
+    assert texts == ["-40 %, 60 ms left", "nothing", "over 1 % never finish", "+300 %, 400 ms left"]
     assert min(trace.x[0] for trace in figure.data) == -100
+
+
+def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
+    tried = [{"name": "a", "kind": "policy", "bought": {"finished": 0.8}, "p99": {}, "finished": 0.83}]
+    figure = what_it_buys(tried, "finished", 0.15)
+    assert list(figure.data[0].x) == [80] and figure.data[0].text[0] == "83.0 % finish"
+    assert figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finish as it was"
 
 
 # Every metric

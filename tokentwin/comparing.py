@@ -14,12 +14,15 @@ from tokentwin.scenarios import priced_scenario
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from calibration.disturbance import Disturbance
     from calibration.paired_runs import PairedRuns
     from calibration.scenario import Scenario
     from serving.config import Deployment
     from serving.workload import Workload
     from tokentwin.costs import Priced
     from traces.recording import Recording
+
+_NAMED = 3  # recordings that an error names
 
 
 def side_scenarios(
@@ -56,12 +59,36 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
     from calibration.paired_runs import COLUMNS, PairedRuns
 
+    if len(a) != len(b):
+        held = [f"{_named(side)} on {name}" for name, side in zip("AB", (a, b), strict=True)]
+        raise UserError("recordings", held, "are paired one by one; give as many of B as of A")
     try:
         closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
         closed = False  # it does not say what was offered
     of_a, of_b = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
     return PairedRuns(of_a, of_b, bounds, closed)
+
+
+def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[Scenario] = ()) -> Disturbance | None:
+    """Whether the machine was calm while the real engine recorded `sides`; None where a side was simulated.
+
+    `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
+    """
+    from calibration.disturbance import disturbance
+    from calibration.step_cost import StepCost
+
+    if any(recording.run["clock"] != "wall" for side in sides for recording in side):
+        return None
+    costs = [scenario.cost for scenario in scenarios]
+    known = [cost.calibration if isinstance(cost, StepCost) else None for cost in costs] or [None] * len(sides)
+    return disturbance(list(zip(sides, known, strict=True)))
+
+
+def _named(side: Sequence[Recording]) -> str:
+    """How many, and where."""
+    places = ", ".join(str(recording.path) for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
+    return f"{len(side)} ({places})"
 
 
 def _closed(workload: Workload) -> bool:
