@@ -54,6 +54,7 @@ class CalmRecordings:
     ) -> None:
         self._record, self._canary, self._say, self._clock, self._sleep = record, canary, say, clock, sleep
         self._left_s = patience_s
+        self._to_repeat_s = patience_s / 2  # of it, kept from waiting
         self._calmest_ns = min(canary() for _ in range(3))
         self._kept: dict[Path, _Made] = {}
         self._set_aside: list[_Made] = []
@@ -90,9 +91,9 @@ class CalmRecordings:
         )
 
     def _wait(self) -> None:
-        """Return when the canary is calm, or patience has run out."""
+        """Return when the canary is calm, or the patience for waiting has run out."""
         began = self._clock()
-        most_s = min(self._left_s, _LONGEST_WAIT_S)
+        most_s = min(self._left_s - self._to_repeat_s, _LONGEST_WAIT_S)
         told = False
         while self._clock() < began + most_s:
             took = self._canary()
