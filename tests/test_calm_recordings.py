@@ -75,8 +75,8 @@ def test_what_was_disturbed_is_made_again_the_worst_first(tmp_path: Path) -> Non
     all_of_them(calm, tmp_path)
     assert made(tmp_path) == {"run-0": 43, "run-1": 33, "run-2": 23}
     assert calm.set_aside() == (
-        "2 of 5 recordings were set aside: the canary step took up to 80.0 ms there, and up to 50.0 ms in those that are "
-        "used"
+        "2 of 5 recordings were set aside: the canary step took up to 80.0 ms there, and up to 50.0 ms in those "
+        "that are used"
     )
 
 
@@ -94,8 +94,8 @@ def test_the_calmer_of_two_is_kept(tmp_path: Path) -> None:
     all_of_them(calm, tmp_path, count=1)
     assert made(tmp_path) == {"run-0": 0}
     assert calm.set_aside() == (
-        "1 of 2 recordings was set aside: the canary step took up to 75.0 ms there, and up to 60.0 ms in those that are "
-        "used"
+        "1 of 2 recordings was set aside: the canary step took up to 75.0 ms there, and up to 60.0 ms in those "
+        "that are used"
     )
 
 

@@ -85,9 +85,10 @@ class CalmRecordings:
             return ""
         count, worst = len(self._set_aside), max(run.worst_ns for run in self._set_aside)
         used = max(run.worst_ns for run in self._kept.values())
+        were = "was" if count == 1 else "were"
         return (
-            f"{count} of {count + len(self._kept)} recordings {'was' if count == 1 else 'were'} set aside: the canary step "
-            f"took up to {worst / 1e6:.1f} ms there, and up to {used / 1e6:.1f} ms in those that are used"
+            f"{count} of {count + len(self._kept)} recordings {were} set aside: the canary step took up to "
+            f"{worst / 1e6:.1f} ms there, and up to {used / 1e6:.1f} ms in those that are used"
         )
 
     def _wait(self) -> None:
