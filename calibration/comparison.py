@@ -136,7 +136,8 @@ def compare(pairs: PairedRuns, threshold: float = 0.05, seed: int = 0) -> Compar
     """Compare B with A. `threshold` is the change of a request's latency that counts, `seed` the bootstrap's."""
     named = list(_statistics(pairs))
     serial = pairs.unit_is == "blocks"
-    found = differences([(a, b) for _, a, b in named], pairs.units, seed, serial)
+    ratios = [name in LATENCIES or name == "output_throughput" for (name, _), _, _ in named]
+    found = differences([(a, b) for _, a, b in named], pairs.units, seed, serial, ratios)
     rows = [_row(*name, difference) for (name, _, _), difference in zip(named, found, strict=True)]
     if serial:
         rows += list(_throughputs(pairs))

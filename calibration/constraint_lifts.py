@@ -15,6 +15,7 @@ from calibration.lifted_costs import repriced, twice_the_bandwidth, with_free_pr
 from calibration.scenario import Scenario
 from serving.config import Deployment
 from serving.cost_model import CostModel
+from serving.fleet import FailuresConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.fleet import PricedPool
 
@@ -161,9 +162,19 @@ def even_arrivals(scenario: Scenario) -> Scenario | str:
     return replace(scenario, workload=replace(scenario.workload, requests=spaced))
 
 
+def no_failures(scenario: Scenario) -> Scenario | str:
+    """No replica crashes or slows down, and no link is lost."""
+    fleet = scenario.deployment.fleet
+    if fleet is None or fleet.failures in (FailuresConfig(), FailuresConfig(seed=fleet.failures.seed)):
+        return "nothing fails"
+    spared = fleet.model_copy(update={"failures": FailuresConfig()})
+    return replace(scenario, deployment=scenario.deployment.model_copy(update={"fleet": spared}))
+
+
 PREFIXES, FREE_PREFILL, REPLICA = "perfect prefix reuse", "free prefill", "one more replica"
-_SETTINGS = (
+_CIRCUMSTANCES = (
     Lift("even arrivals", "arrivals come in bursts", "request", _capacity, even_arrivals),
+    Lift("no failures", "replicas or links fail", "request", _capacity, no_failures),
     Lift(PREFIXES, "prefixes are computed again", "memory", _of_prefixes, perfect_prefix_reuse),
     Lift("more running requests", "max_num_seqs is too small", "request", _policy, more_places),
     Lift("smaller chunks", "long chunks of prompts hold decodes up", "token", _policy, smaller_chunks),
@@ -177,7 +188,8 @@ _RESOURCES = (
     Lift("twice the memory bandwidth", "decoding waits for memory", "token", _capacity, double_bandwidth),
 )
 _EVERYTHING = (Lift(REPLICA, "there are too few replicas", "request", _capacity, one_more_replica),)
-TIERS = (_SETTINGS, _RESOURCES, _EVERYTHING)  # from what is cured for nothing to what relieves all constraints at once
+# From settings and what befalls the run, over one resource at a time, to what relieves all constraints at once.
+TIERS = (_CIRCUMSTANCES, _RESOURCES, _EVERYTHING)
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:

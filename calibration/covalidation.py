@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from calibration.bands import Band, bands, run_metrics
 from calibration.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
+from calibration.disturbance import calibrated_deployment, disturbance
 from calibration.fit import predict, residuals, step_residuals_table
 from calibration.step_cost import Calibration, Residuals, StepCost
 from calibration.step_features import MeasuredSteps
 from calibration.validation_report import REPORT, RESIDUALS
-from serving.config import Deployment, parse
 from serving.errors import UserError
 from serving.whole_file import whole_file
 from sim.simulate import simulate_to
@@ -33,9 +33,6 @@ from traces.run_metrics import RunMetrics
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
-CALM_DRIFT = 0.05  # a canary that moved by more than this marks the runs as disturbed
-_SLOW = 1.25  # a step that took so much longer than predicted was held up by something
-_SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
 
 
 @dataclass(frozen=True)
@@ -144,13 +141,12 @@ def covalidate(
     simulated = RunMetrics.of(Recording.load(out / "simulated"))
     fast, slow = (run_metrics(runs[0].workload(), recorded_deployment(runs[0]), end) for end in cost.ends())
     rows = _run_errors([RunMetrics.of(run) for run in runs], simulated, bands(simulated, fast, slow))
-    held_up = float((steps.step_ns > _SLOW * predicted).mean())
-    disturbed, disturbance = _disturbance(runs, calibration, held_up)
+    disturbed, told = disturbance([(runs, calibration)])
     report = Covalidation(
         verdict=_verdict(rows, replay),
         created=created,
         disturbed=disturbed,
-        disturbance=disturbance,
+        disturbance=told,
         hardware=json.loads(runs[0].run["hardware"] or "{}"),
         workload=runs[0].run["workload"],
         calibration=calibration.id,
@@ -185,8 +181,7 @@ def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
         for name in ("workload", "deployment"):
             if run.run[name] != first[name]:
                 raise UserError("real", run.run["run_id"], f"has another {name} than {first['run_id']}")
-    calibrated = parse(Deployment, json.loads(calibration.deployment), where="calibration.deployment")
-    if calibrated.timing() != recorded_deployment(runs[0]).timing():
+    if calibrated_deployment(calibration).timing() != recorded_deployment(runs[0]).timing():
         raise UserError("calibration", calibration.id, "was made with another engine than the recordings; calibrate it")
 
 
@@ -223,20 +218,6 @@ def _run_errors(
         low, high = band[key[0]][key[1]]
         rows.append(RunError(*key, centre, value, 100 * (value - centre) / centre, floor, low, high))
     return rows
-
-
-def _disturbance(runs: Sequence[Recording], calibration: Calibration, held_up: float) -> tuple[bool, str]:
-    """Whether the machine was calm: the same reference step took the same time, and few steps were held up."""
-    times = [int(t) for t in calibration.noise.get("canary_ns", [])]
-    for run in runs:
-        notes = json.loads(run.run["notes"] or "{}")
-        times += [notes[key] for key in ("canary_before_ns", "canary_after_ns") if key in notes]
-    text = f"{100 * held_up:.1f} % of the real steps took over {_SLOW:g} times as long as predicted"
-    if len(times) < 2:
-        return held_up > _SLOW_SHARE, text
-    drift = max(times) / min(times) - 1
-    canary = f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)"
-    return drift > CALM_DRIFT or held_up > _SLOW_SHARE, f"{canary}; {text}"
 
 
 def _verdict(rows: Sequence[RunError], replay: DecisionReplay) -> str:

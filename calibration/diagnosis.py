@@ -1,9 +1,10 @@
 """Why a run is as slow as it is: its symptoms, and what lifting one constraint at a time would buy.
 
 A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint;
-the p99 that a lift takes away is what its constraint is to blame for. More of a resource also helps where a setting is
-wrong, and one more replica helps nearly always. So a setting or the shape of the load is blamed before a resource, and
-a resource before the number of replicas, where it buys nearly as much.
+the p99 that a lift takes away is what its constraint is to blame for. Where more than one request in a hundred comes to
+nothing no p99 says anything: it is then the requests that a lift lets finish. More of a resource also helps where a
+setting is wrong, and one more replica helps nearly always. So a setting, failures or the shape of the load are blamed
+before a resource, and a resource before the number of replicas, where it buys nearly as much.
 """
 
 from __future__ import annotations
@@ -13,28 +14,31 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from calibration.baseline import FINISHED, LATENCIES, Baseline
 from calibration.constraint_lifts import FREE_PREFILL, PREFIXES, REPLICA, TIERS, Kind, Lifecycle, offered
 from calibration.kernel_times import Mark
 from calibration.scenario import Scenario
+from calibration.step_marks import shown_share
 from calibration.symptoms import LOW_UTILISATION, Symptom, shown_ms
+from serving.errors import UserError
 from serving.metrics import metric
-from traces.run_metrics import RunMetrics, percentiles
+from traces.run_metrics import FEWEST, RunMetrics
 
-LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-_GAPS = "itl_ms"
-_LEAST = 0.1  # of the p99: what buys less is no cause
+_LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NEARLY = 0.8  # of what the best lift buys
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual:
-    """One constraint lifted. `p99` are what is left, `bought` the shares of the run's that are gone, by metric.
+    """One constraint lifted.
 
+    p99         what is left of it in ms, by latency
+    bought      the share of the run's p99 that is gone, by latency; under `finished` the share of the requests that
+                came to nothing and now finish
     skipped     why it was not simulated, or empty; then there are no numbers
+    finished    the share of all requests that finish
     """
 
     name: str
@@ -44,6 +48,7 @@ class Counterfactual:
     p99: dict[str, float]
     bought: dict[str, float]
     skipped: str = ""
+    finished: float = math.nan
 
     @property
     def trades(self) -> bool:
@@ -55,9 +60,11 @@ class Counterfactual:
 class Diagnosis:
     """Symptoms, the worst first; counterfactuals, the most likely cause first.
 
-    metric      the latency whose p99 is explained
-    recorded    its p99 and that of TTFT, TPOT and E2E, in the recording, and
+    metric      the latency whose p99 is explained; `finished` where that requests come to nothing is
+    requests    how many were recorded
+    recorded    the p99 of TTFT, TPOT, E2E and the latency asked for, of those there are, in the recording, and
     simulated   in the simulation of the run as it was; empty without a cost model
+    finished    the share of the requests that finish, in both; NaN without a cost model
     standing    how far to trust the cost model's step times, and why; None without one
     again       the dataset `requests` of that simulation; None without one
     warning     why the counterfactuals may be about another run than the recorded one; None where nothing says so
@@ -65,8 +72,10 @@ class Diagnosis:
 
     symptoms: list[Symptom]
     metric: str
+    requests: int
     recorded: dict[str, float]
     simulated: dict[str, float]
+    finished: tuple[float, float]
     counterfactuals: list[Counterfactual]
     standing: tuple[Mark, str] | None = None
     again: pa.Table | None = field(default=None, repr=False, compare=False)
@@ -79,36 +88,75 @@ class Diagnosis:
         return first if first and first.bought[self.metric] >= _LEAST else None
 
     @property
+    def troubled(self) -> bool:
+        """Whether something is wrong: enough requests to tell, and a symptom other than idleness."""
+        return self.requests >= FEWEST and any(symptom.name != LOW_UTILISATION for symptom in self.symptoms)
+
+    @property
     def kind(self) -> Kind | None:
-        """`capacity` or `policy`: whether a setting cures it (nearly) as well as any capacity would."""
-        return self.cause.kind if self.cause else None
+        """`capacity` or `policy`: whether a setting cures it (nearly) as well as any capacity would.
+
+        None when nothing is to blame, or there is no trouble.
+        """
+        return self.cause.kind if self.cause and self.troubled else None
 
     @property
     def twin_error(self) -> float | None:
-        """How far the simulated p99 is from the recorded one, relative to it; None without a simulation."""
-        real = self.recorded[self.metric]
-        return self.simulated[self.metric] / real - 1 if self.simulated and real > 0 else None
+        """How far what is judged is off in the simulation, relative to the recording; None without a simulation.
+
+        It is the p99 or, where that is judged, the share of the requests that comes to nothing.
+        """
+        if not self.simulated and self.metric != FINISHED:
+            return None
+        if self.metric == FINISHED:
+            real, simulated = (1 - share for share in self.finished)
+        else:
+            real, simulated = self.recorded[self.metric], self.simulated[self.metric]
+        return simulated / real - 1 if real > 0 else None
 
     def verdict(self) -> str:
         """One sentence."""
-        label = metric(self.metric).label
         if not self.counterfactuals:
             if not self.symptoms:
                 return "no symptom found"
             return f"evidence only, no cost model: {self.symptoms[0].name} ({self.symptoms[0].evidence})"
         if self.cause is None:
-            return f"neither a capacity nor a policy problem: no constraint buys a tenth of the p99 of {label}"
-        cause, before = self.cause, self.simulated[self.metric]
-        after, share = cause.p99[self.metric], -100 * cause.bought[self.metric]
-        judged = f"a {self.kind} problem" if self.symptoms else "no symptom found; what would still lower the p99"
+            return self._no_cause()
+        return f"{self._judged(self.cause)}: {self.cause.cause}; with {self.cause.name} {self._left(self.cause)}"
+
+    def _judged(self, cause: Counterfactual) -> str:
+        if self.troubled:
+            return f"a {cause.kind} problem"
+        would = f"what would still {'let more finish' if self.metric == FINISHED else 'lower the p99'}"
+        if self.requests < FEWEST:
+            return f"too few requests for a verdict ({self.requests} of at least {FEWEST}); {would}"
+        return f"no symptom {f'but {LOW_UTILISATION}' if self.symptoms else 'found'}; {would}"
+
+    def _no_cause(self) -> str:
+        if self.metric == FINISHED:
+            return (
+                "unexplained: no constraint lets a tenth of the requests that come to nothing finish; their column "
+                "`reason` says what ended them"
+            )
         return (
-            f"{judged}: {cause.cause}; with {cause.name} the p99 of {label} would be "
-            f"{shown_ms(after)} ms instead of {shown_ms(before)} ({share:+.0f} %)"
-            + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in cause.bought.items() if s < -_LEAST)
+            "neither a capacity nor a policy problem: no constraint buys a tenth of the p99 of "
+            f"{metric(self.metric).label}"
+        )
+
+    def _left(self, cause: Counterfactual) -> str:
+        if self.metric == FINISHED:
+            return (
+                f"{shown_share(cause.finished)} of the requests would finish instead of {shown_share(self.finished[1])}"
+            )
+        before, after, share = self.simulated[self.metric], cause.p99[self.metric], -100 * cause.bought[self.metric]
+        lost = {name: bought for name, bought in cause.bought.items() if bought < -_LEAST}
+        return (
+            f"the p99 of {metric(self.metric).label} would be {shown_ms(after)} ms instead of {shown_ms(before)} "
+            f"({share:+.0f} %)" + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in lost.items())
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--format json`; a p99 beyond all numbers is null."""
+        """For `--format json`; a p99 beyond all numbers, and what there is not, is null."""
         return {
             "verdict": self.verdict(),
             "kind": self.kind,
@@ -116,12 +164,15 @@ class Diagnosis:
             "metric": self.metric,
             "recorded_p99": _finite(self.recorded),
             "simulated_p99": _finite(self.simulated),
+            "recorded_finished": _or_null(self.finished[0]),
+            "simulated_finished": _or_null(self.finished[1]),
             "twin_error": self.twin_error,
             "warning": self.warning,
             "standing": self.standing and {"mark": self.standing[0].name.lower(), "reason": self.standing[1]},
             "symptoms": [asdict(symptom) for symptom in self.symptoms],
             "counterfactuals": [
-                {**asdict(c), "p99": _finite(c.p99), "bought": _finite(c.bought)} for c in self.counterfactuals
+                {**asdict(c), "p99": _finite(c.p99), "bought": _finite(c.bought), "finished": _or_null(c.finished)}
+                for c in self.counterfactuals
             ],
         }
 
@@ -135,25 +186,41 @@ def diagnose(
 ) -> Diagnosis:
     """From the symptoms of a recorded run and, if there is a cost model for it, the scenario that was recorded.
 
-    `judged` is the latency to explain; by default the one in which the worst symptom shows. `tell` hears what is
-    simulated next, and the share of all simulations that are done.
+    `judged` is the latency to explain; by default the one in which the worst symptom shows. Where more than one request
+    in a hundred comes to nothing, that is explained. `tell` hears what is simulated next, and the share of all
+    simulations that are done. Raises UserError if nothing simulated has the latency that was asked for.
     """
     name = judged or (found[0].metric if found else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
     by_metric = {m: recorded.distribution(m).p99 for m in names}
+    finished = float(recorded.finished.mean())
+    known = Diagnosis(list(found), name, len(recorded.finished), by_metric, {}, (finished, math.nan), [])
     if scenario is None:
-        return Diagnosis(list(found), name, by_metric, {}, [])
+        return known
     scenario = replace(scenario, workload=offered(scenario.workload))
     tell("simulating the run as it was", 0.0)
-    base = scenario.requests(tokens=name == _GAPS)
-    simulated = _p99s(base, base, names)
-    tried = _by_blame(list(_counterfactuals(scenario, base, simulated, tell)), name)
-    symptoms = [*found, *_no_help(tried, name, found)]
-    return Diagnosis(symptoms, name, by_metric, simulated, tried, again=base)
+    base = Baseline(scenario, names)
+    if base.sheds:
+        name = FINISHED
+    elif name not in base.p99:
+        if judged:
+            raise UserError("metric", judged, "is of no request of this run; ask for another")
+        name = "e2e_ms"  # an output of one token has no TPOT
+    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name)
+    return replace(
+        known,
+        symptoms=[*found, *(_no_help(tried, name) if known.troubled else ())],
+        metric=name,
+        recorded={m: by_metric[m] for m in base.p99},
+        simulated=base.p99,
+        finished=(finished, base.finished),
+        counterfactuals=tried,
+        again=base.requests,
+    )
 
 
 def _counterfactuals(
-    scenario: Scenario, base: pa.Table, before: dict[str, float], tell: Callable[[str, float], None]
+    scenario: Scenario, base: Baseline, tell: Callable[[str, float], None]
 ) -> Iterator[Counterfactual]:
     lifts = [lift for tier in TIERS for lift in tier]
     for done, lift in enumerate(lifts, start=1):
@@ -163,23 +230,8 @@ def _counterfactuals(
         if isinstance(lifted, str):
             yield Counterfactual(*told, {}, {}, lifted)
             continue
-        after = _p99s(lifted.requests(tokens=_GAPS in before), base, tuple(before))
-        bought = {m: 1 - after[m] / p99 if p99 > 0 else 0.0 for m, p99 in before.items()}
-        yield Counterfactual(*told, after, bought)
-
-
-def _p99s(requests: pa.Table, base: pa.Table, names: Sequence[str]) -> dict[str, float]:
-    """The p99 over the requests that finished in `base`; one that does not finish here takes for ever."""
-    kept = base.filter(pc.equal(base["status"], "finished"))["request_id"].combine_chunks()
-    metrics = RunMetrics(requests.filter(pc.is_in(requests["request_id"], kept)))
-    found = {}
-    for name in names:
-        values = metrics.values(name)
-        if name != _GAPS:
-            values = np.where(metrics.finished, values, np.inf)
-        values = values[~np.isnan(values)]  # NaN: one output token has no TPOT
-        found[name] = percentiles(values, (99,))[0] if len(values) else math.nan
-    return found
+        found = base.against(lifted)
+        yield Counterfactual(*told, found.p99, found.bought, finished=found.finished)
 
 
 def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactual]:
@@ -198,25 +250,30 @@ def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactu
 
 
 def _blame(c: Counterfactual, name: str) -> float:
-    """What it buys, less what it costs elsewhere."""
-    return c.bought[name] + (c.bought["e2e_ms"] if c.trades else 0.0)
+    """What it buys, less what it costs elsewhere; more that finish take longer, which is no cost."""
+    return c.bought[name] + (c.bought["e2e_ms"] if c.trades and name != FINISHED else 0.0)
 
 
-def _no_help(tried: Sequence[Counterfactual], name: str, found: Sequence[Symptom]) -> Iterator[Symptom]:
-    """What only a counterfactual can show, of a run that something other than idleness is wrong with."""
+def _no_help(tried: Sequence[Counterfactual], name: str) -> Iterator[Symptom]:
+    """What only a counterfactual can show of a troubled run."""
     replica = next(c for c in tried if c.name == REPLICA)
-    idles = all(symptom.name == LOW_UTILISATION for symptom in found)
-    if idles or replica.skipped or replica.bought[name] >= _LEAST:
+    if replica.skipped or not -math.inf < replica.bought[name] < _LEAST:
         return
-    yield Symptom(
-        "more GPUs do not help",
-        "request",
-        0.5,
-        name,
-        f"one more replica takes {100 * replica.bought[name]:.0f} % off the p99 of {metric(name).label}",
-        "the same run on two replicas",
-    )
+    percent = round(100 * replica.bought[name])
+    if name == FINISHED:
+        lets = f"{percent} %" if percent > 0 else "none"
+        told = f"one more replica lets {lets} of the requests that come to nothing finish"
+    else:
+        takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
+        does = takes if percent >= 0 else f"adds {-percent} % to"
+        told = f"one more replica {does} the p99 of {metric(name).label}"
+    judged = "e2e_ms" if name == FINISHED else name
+    yield Symptom("more GPUs do not help", "request", 0.5, judged, told, "the same run with one replica more")
 
 
 def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {name: _or_null(value) for name, value in numbers.items()}
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from calibration.baseline import FINISHED
 from calibration.diagnosis import Diagnosis
 from traces.recording import Recording, code_version
 
@@ -29,7 +30,8 @@ def another_run(recording: Recording, found: Diagnosis, calibration: str) -> str
     error = found.twin_error
     if error is None or abs(error) <= _FAR:
         return None
-    return f"the simulated p99 is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
+    of = "share of requests that come to nothing" if found.metric == FINISHED else "p99"
+    return f"the simulated {of} is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
 
 
 def _simulated(recording: Recording, again: pa.Table, calibration: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from serving.config import Deployment
 from serving.errors import UserError
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.recording import Recording
+from traces.replica_lives import Lives, serving_ns, unserved_ns
 from traces.run_metrics import Distribution, RunMetrics
 
 LOW_UTILISATION = "low utilisation"
@@ -31,6 +32,7 @@ _TAIL = 3.0  # p99 over p50 of gaps between tokens
 _SPIKE = 10.0  # p99 over p50 of TTFT
 _SHARE = 0.1  # of the time: below, nothing is said
 _HALF = 0.5
+_OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
 _COLUMNS = (
@@ -162,14 +164,58 @@ def _turned_away(e: Evidence) -> Symptom | None:
     share = sum(lost.values()) / total
     if share < 0.01:
         return None
-    shown = ", ".join(f"{count} {name}" for name, count in lost.items())
+    shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
     return Symptom(
         "requests that come to nothing",
         "request",
         max(share, _HALF),
         "e2e_ms",
-        f"{shown} of {total}",
-        "the column `reason` of the requests; rejected ones need a larger max_model_len or more KV blocks",
+        f"{shown} of {total:,}",
+        "the column `reason` of the requests: what never fits needs a larger max_model_len or more KV blocks, what was "
+        "turned away or given up needs to wait less",
+    )
+
+
+class _Crashes(NamedTuple):
+    """Of a pool: how many, the share of the run without a replica, replicas ready on average and at the start."""
+
+    pool: str
+    crashes: int
+    none: float
+    ready: float
+    first: int
+
+    @classmethod
+    def of(cls, pool: str, lives: Lives, duration_ns: int) -> _Crashes:
+        crashes = sum(life["ended_by"] == "crash" for life in lives)
+        first = sum(life["ready_ns"] == 0 for life in lives)
+        none, ready = unserved_ns(lives, duration_ns), serving_ns(lives, duration_ns)
+        return cls(pool, crashes, none / duration_ns, ready / duration_ns, first)
+
+    @property
+    def lost(self) -> float:
+        """The share of the run, or of the replicas that it began with."""
+        return max(self.none, 1 - self.ready / self.first if self.first else 0.0)
+
+
+def _failures(e: Evidence) -> Symptom | None:
+    """Of the pool that lost most."""
+    lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
+    pools = sorted({life["pool"] for life in lives})
+    crashed = [_Crashes.of(pool, [life for life in lives if life["pool"] == pool], duration_ns) for pool in pools]
+    worst = max((pool for pool in crashed if pool.crashes), key=lambda pool: pool.lost, default=None)
+    if worst is None or (worst.none < _OUTAGE and worst.lost < _SHARE):
+        return None
+    outage = f", none for {100 * worst.none:.1f} % of the run" if worst.none else ""
+    return Symptom(
+        "replicas fail",
+        "request",
+        _HALF + _HALF * worst.lost,
+        "e2e_ms",
+        f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
+        f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; {worst.ready:.3g} replicas were ready on average, "
+        f"{worst.first:,} at the start{outage}",
+        "the same run without failures",
     )
 
 
@@ -253,13 +299,14 @@ def _low_utilisation(e: Evidence) -> Symptom | None:
     busy = e.metrics.busy() if e.has_steps else None
     if busy is None or busy >= _HALF:
         return None
-    running = e.metrics.step_mean("running") or 0.0
+    running = f"{e.metrics.step_mean('running') or 0.0:,.3g}"
+    requests = "request" if running == "1" else "requests"
     return Symptom(
         LOW_UTILISATION,
         "compute",
         0.3 * (1 - busy),
         "e2e_ms",
-        f"steps take {100 * busy:.0f} % of the time, with {running:,.3g} requests in them",
+        f"steps take {100 * busy:.0f} % of the time, with {running} {requests} in them",
         "more load (--rate-scale 2): if latencies stay, there is capacity to spare",
     )
 
@@ -365,6 +412,7 @@ def _missed_prefixes(e: Evidence) -> Symptom | None:
 _LOOKS: tuple[Callable[[Evidence], Symptom | None], ...] = (
     _overload,
     _turned_away,
+    _failures,
     _high_ttft,
     _prompts,
     _high_itl,

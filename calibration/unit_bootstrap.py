@@ -119,13 +119,18 @@ class Difference:
 
 
 def differences(
-    pairs: Sequence[tuple[Statistic, Statistic]], units: int, seed: int = 0, serial: bool = False
+    pairs: Sequence[tuple[Statistic, Statistic]],
+    units: int,
+    seed: int = 0,
+    serial: bool = False,
+    ratios: Sequence[bool] = (),
 ) -> list[Difference]:
     """Differences with intervals that hold *together*: where nothing differs, none is claimed 95 % of the time.
 
     Every statistic is drawn on the same units, and the widest of the studentised deviations of a draw is what the
     intervals allow for (Westfall and Young 1993), so that statistics that move together cost little. `serial` units
-    follow one another in time, and count for as many independent ones as they are worth.
+    follow one another in time, and count for as many independent ones as they are worth. Pairs that are marked in
+    `ratios` are of positive numbers, and are compared by the logarithm of b / a: b then never falls below zero.
     """
     whole = np.ones((1, units), dtype=np.int64)
     points = np.array([[float(statistic(whole)[0]) for statistic in pair] for pair in pairs]).reshape(-1, 2)
@@ -133,14 +138,31 @@ def differences(
         return [Difference(a, b, math.nan, math.nan) for a, b in points.tolist()]
     rng = np.random.Generator(np.random.PCG64(seed))
     weights = rng.multinomial(units, np.full(units, 1 / units), size=_DRAWS)
-    drawn = np.column_stack([b(weights) - a(weights) for a, b in pairs])
+    by_ratio = np.zeros(len(pairs), dtype=bool)
+    by_ratio[: len(ratios)] = ratios
+    by_ratio &= (points > 0).all(axis=1)
+    drawn = np.column_stack(
+        [_change(a(weights), b(weights), ratio) for (a, b), ratio in zip(pairs, by_ratio.tolist(), strict=True)]
+    )
+    moved = np.where(by_ratio, _change(points[:, 0], points[:, 1], True), _change(points[:, 0], points[:, 1], False))
     worth = _worth(weights, drawn) if serial else np.full(len(pairs), float(units))
     with np.errstate(invalid="ignore"):
         errors = np.nanstd(drawn, axis=0) * math.sqrt(units / (units - 1))
-    half = _multiple(drawn - (points[:, 1] - points[:, 0]), errors, units) * errors * np.sqrt(units / worth)
+    half = _multiple(drawn - moved, errors, units) * errors * np.sqrt(units / worth)
+    low, high = (np.where(by_ratio, points[:, 0] * np.expm1(end), end) for end in (moved - half, moved + half))
     least = units * (1 - _MOST_CARRIED) / (1 + _MOST_CARRIED)
-    numbers = zip(points.tolist(), half.tolist(), (worth <= least).tolist(), strict=True)
-    return [Difference(a, b, b - a - h, b - a + h, carried) for (a, b), h, carried in numbers]
+    numbers = zip(points.tolist(), low.tolist(), high.tolist(), (worth <= least).tolist(), strict=True)
+    return [Difference(a, b, below, above, carried) for (a, b), below, above, carried in numbers]
+
+
+def _change(a: Floats, b: Floats, ratio: bool) -> Floats:
+    """b - a, or the logarithm of b / a; NaN where that has none."""
+    if not ratio:
+        return b - a
+    found: Floats = np.full(len(a), np.nan)
+    both = (a > 0) & (b > 0)
+    found[both] = np.log(b[both] / a[both])
+    return found
 
 
 def _worth(weights: Ints, drawn: Floats) -> Floats:

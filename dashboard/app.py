@@ -20,7 +20,6 @@ from dashboard import (
     trust_page,
 )
 from dashboard.palette import REAL, SIMULATED
-from dashboard.url import enter
 
 RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 
@@ -79,5 +78,4 @@ PAGES = [
     st.Page(glossary_page.show, title="Glossary", icon=":material/menu_book:", url_path="glossary"),
 ]
 page = st.navigation(PAGES, position="top")
-enter(page.url_path)
 page.run()

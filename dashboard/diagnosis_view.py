@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from calibration.baseline import FINISHED, LATENCIES
 from calibration.decision_replay import recorded_deployment
-from calibration.diagnosis import LATENCIES
 from calibration.standing import Standing, noted
+from calibration.step_marks import shown_share
 from dashboard.badge import BARE, figure
 from dashboard.diagnosis_charts import what_it_buys
 from dashboard.example_run import example_diagnosis
@@ -104,12 +105,14 @@ def _ask(job: Job) -> None:
 def _counterfactuals(found: Mapping[str, Any]) -> None:
     tried = [c for c in found["counterfactuals"] if not c["skipped"]]
     name = found["metric"]
-    bars = what_it_buys(tried, name, found["simulated_p99"].get(name))
+    sheds = name == FINISHED
+    bars = what_it_buys(tried, name, found["simulated_finished"] if sheds else found["simulated_p99"].get(name))
     standing = noted(found.get("standing"), "the diagnosis does not say how far its step times can be trusted")
     error = found["twin_error"]
     if error is not None:
+        of = "share of lost requests" if sheds else "p99"
         standing = Standing(
-            standing.mark, f"{standing.reason}; the simulated p99 is {100 * error:+.1f} % off the recorded"
+            standing.mark, f"{standing.reason}; the simulated {of} is {100 * error:+.1f} % off the recorded"
         )
     figure(bars, "buys", "What would help", standing, _BUYS, menu=BARE)
     if found.get("warning"):
@@ -122,27 +125,27 @@ def _counterfactuals(found: Mapping[str, Any]) -> None:
 
 
 def _table(found: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> None:
-    names = list(found["simulated_p99"])
     columns = {
         "with": ["the run as it was", *(c["name"] for c in tried)],
         "problem of": ["", *(c["kind"] for c in tried)],
-        **{
-            f"{metric(name).label} p99 (ms)": [
-                shown(found["simulated_p99"][name]),
-                *(f"{_ms(c['p99'].get(name))} ({_change(c['bought'].get(name))})" for c in tried),
-            ]
-            for name in names
-        },
     }
-    st.dataframe(columns, hide_index=True)
+    sheds = found["metric"] == FINISHED
+    if sheds:
+        shares = (found["simulated_finished"], *(c["finished"] for c in tried))
+        columns["requests that finish"] = [shown_share(share) for share in shares]
+    for name, before in found["simulated_p99"].items():
+        changed = (f"{_ms(c['p99'].get(name), sheds)} ({_change(c['bought'].get(name))})" for c in tried)
+        columns[f"{metric(name).label} p99{' of those' if sheds else ''} (ms)"] = [shown(before), *changed]
+    st.dataframe(columns, hide_index=True, height="content")
 
 
-def _ms(value: float | None) -> str:
-    return "never" if value is None else shown(value)
+def _ms(value: float | None, sheds: bool) -> str:
+    """No number: of requests that finish there is none, of all requests it is beyond all numbers."""
+    return shown(value) if value is not None or sheds else "never"
 
 
 def _change(share: float | None) -> str:
-    return "–" if share is None else f"{-100 * share:+.0f} %"
+    return "–" if share is None else f"{round(-100 * share):+d} %"
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,9 +10,8 @@ import plotly.graph_objects as go
 from calibration.standing import UNKNOWN
 from dashboard.palette import NEUTRAL, SIMULATED, finish, symbols
 from serving.metrics import metric
-from tokentwin.planning.frontier import Point, pareto, per_dollar, per_gpu
+from tokentwin.planning.frontier import per_dollar, per_gpu, unbeaten
 
-_DRAWN = ("tok_s_user", "tok_s_gpu", "usd_per_mtok_out")
 Points = Sequence[Mapping[str, Any]]
 _USER = "output tokens/s of the median user"
 
@@ -42,20 +40,18 @@ def place(points: Points, point: Mapping[str, Any]) -> int:
     return next(at for at, other in enumerate(points) if all(other[name] == point[name] for name in same))
 
 
+def ranked(points: Points, recommended: int | None) -> list[int]:
+    """The recommended one, then those that meet the SLOs, then the others, each from the cheapest on."""
+
+    def rank(at: int) -> tuple[bool, bool, float, int]:
+        return at != recommended, not points[at]["met"], points[at]["usd_per_hour"], points[at]["gpus"]
+
+    return sorted(range(len(points)), key=rank)
+
+
 def on_a_frontier(points: Points) -> set[int]:
     """Those on the line of either figure."""
     return {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
-
-
-def unbeaten(points: Points, gain: Callable[[Point], float]) -> list[int]:
-    """Which meet the SLOs and are beaten in both by no other that does, the fastest first."""
-    names = [field.name for field in fields(Point)]
-    met = {
-        Point(*map({"mark": UNKNOWN, "reason": "", **point}.get, names)): at
-        for at, point in enumerate(points)
-        if point["met"] and None not in map(point.get, _DRAWN)
-    }
-    return [met[point] for point in pareto(met, gain)]
 
 
 def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> None:

@@ -65,9 +65,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         plot = frontier_charts.price(points, recommended)
         _clickable(plot, "price", "What speed costs", rated, asked, runs)
     _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
-    st.dataframe(
-        _rows(points, frontier_charts.on_a_frontier(points)), hide_index=True, column_config=number_columns(_FORMATS)
-    )
+    st.dataframe(_rows(points, recommended), hide_index=True, column_config=number_columns(_FORMATS))
     downloads(PlanAnswer(answer), "plan")
 
 
@@ -155,7 +153,9 @@ def _name(point: Mapping[str, Any]) -> str:
     return f"{point['replicas']} x {point['engine']}"
 
 
-def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[str, Any]]:
+def _rows(points: Sequence[Mapping[str, Any]], recommended: int | None) -> list[dict[str, Any]]:
+    frontier = frontier_charts.on_a_frontier(points)
+    ranked = [(at, points[at]) for at in frontier_charts.ranked(points, recommended)]
     return [
         {
             "fleet": prose(_name(point)),
@@ -165,7 +165,7 @@ def _rows(points: Sequence[Mapping[str, Any]], frontier: set[int]) -> list[dict[
             "SLOs": "met" if point["met"] else "broken",
             "on a frontier": at in frontier,
         }
-        for at, point in enumerate(points)
+        for at, point in ranked
     ]
 
 

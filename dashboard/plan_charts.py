@@ -132,7 +132,7 @@ def prices(points: Sequence[Mapping[str, Any]]) -> go.Figure:
         hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
     )
     most = max(p["usd_per_mtok_out"] for p in ordered)
-    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most])
+    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most or 1])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,9 @@ def plan_command(asked: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     words += ["--tp", ",".join(map(str, request.tensor_parallel_sizes))]
     for slo in request.slos:
         words += ["--slo", slo]
+    for name, values in (request.vary or {}).items():
+        shown = (value if isinstance(value, str) else json.dumps(value) for value in values)
+        words += ["--vary", f"{name}={','.join(shown)}"]
     for gpu, usd in request.prices.items():
         words += ["--price", f"{gpu}={usd!r}"]
     usual = PlanRequest.model_fields

@@ -14,12 +14,13 @@ from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.slo_rows import slo_rows
 from dashboard.trace_input import trace_input
 from dashboard.uploads import keep_model, missing, model_path
-from dashboard.url import amount, choose, choose_many, fresh_key, keep, moved, named, number, pick, quantity
-from serving.config import parse
+from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity
+from serving.config import SchedulerConfig, parse
+from serving.errors import UserError
 from serving.gpu_spec import gpus
 from serving.model_catalogue import models
 from tokentwin.planning.objectives import parse_objectives
-from tokentwin.planning.traffic import planned_traffic
+from tokentwin.planning.traffic import BUSIEST_S, planned_traffic
 from traces.reader import read_workload
 from traces.synth import SynthSpec
 
@@ -29,6 +30,29 @@ RATE = 20.0
 _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
 _DEAREST = 1e6  # $/GPU-h
+_LABELS = {
+    "quantization": "Quantization",
+    "kv_cache_dtype": "KV cache",
+    "async_scheduling": "Async scheduling",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+}
+_FORMATS = {  # of weights and of KV: where they are in the URL, and each value as it is shown, the usual one first
+    "quantization": (
+        "quantization",
+        {"none": "as published", "fp8": "FP8"},
+        "Each is a candidate. Most models are published in 16 bits. To make FP8 of them, vLLM loads them in 16 bits "
+        "first; a checkpoint in FP8 needs no such room.",
+    ),
+    "kv_cache_dtype": (
+        "kv",
+        {"auto": "as activations", "fp8": "FP8"},
+        "Each is a candidate. FP8 takes half the room of 16 bits.",
+    ),
+}
+_SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
+_ASYNC = "Plans step N + 1 while step N runs."
+_LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -38,6 +62,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
     chosen = choose_many("GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`.")
     sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
+    vary = _engine()
     above = st.container()
     slos = slo_rows(SLOS)
     with above:
@@ -47,7 +72,8 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     for part in (model, traffic):
         if isinstance(part, Incomplete):
             return part
-    for there, what in ((chosen, "GPU"), (sizes, "tensor-parallel size"), (slos, "SLO")):
+    needed = {"GPU": chosen, "tensor-parallel size": sizes, "SLO": slos}
+    for what, there in (needed | {_LABELS[name]: values for name, values in vary.items()}).items():
         if not there:
             return Incomplete(f"Choose at least one {what}.")
     asked = {
@@ -55,6 +81,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         "gpus": chosen,
         "tensor_parallel_sizes": [int(size) for size in sizes],
         "prices": prices,
+        "vary": vary or None,
         "traffic": traffic,
         "slos": slos,
         "spares": spares,
@@ -82,6 +109,25 @@ def _model(runs: Path) -> str | Incomplete:
     if path is not None:
         return str(path)
     return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
+
+
+def _engine() -> dict[str, list[bool | int | str]]:
+    """Values of settings that differ from the usual, each of them a candidate's, by the names of the deployment."""
+    with st.expander("Engine"):
+        vary: dict[str, list[bool | int | str]] = {}
+        for name, (parameter, shown, help) in _FORMATS.items():
+            usual = [next(iter(shown))]
+            chosen = choose_many(_LABELS[name], list(shown), parameter, usual, shown.__getitem__, help)
+            if chosen != usual:
+                vary[name] = [*chosen]
+        overlapped = choose(_LABELS["async_scheduling"], list(_SWITCH), "async", _SWITCH.__getitem__, _ASYNC)
+        if overlapped:
+            vary["async_scheduling"] = [overlapped == "on"]
+        for name, (parameter, most, step) in _LIMITS.items():
+            about = SchedulerConfig.model_fields[name].description
+            if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0: as vLLM does."):
+                vary[name] = [limit]
+    return vary
 
 
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:
@@ -140,37 +186,37 @@ def _recorded(runs: Path) -> RecordedTraffic | Incomplete:
     path = trace_input(runs, "trace")
     if isinstance(path, Incomplete):
         return path
-    window = amount("Busiest stretch (s)", "window", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
-    own = _own_rate(str(path), window)
-    st.caption(f"Its own rate there is {own:,.3g} requests/s; its bursts are kept at any rate.")
+    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
+    own, whole_s = _own_rate(str(path), window)
+    stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
+    st.caption(f"Planned for: {stretch}, at {own:,.3g} requests/s of its own. Its bursts are kept at any rate.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
     return RecordedTraffic(path=path, window_s=window, rate_scale=rate / own if rate else 1.0)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _own_rate(path: str, window_s: float) -> float:
-    arrivals = [r.arrival_ns for r in planned_traffic(read_workload(path), window_s, None).requests]
-    return len(arrivals) / max((arrivals[-1] - arrivals[0]) / 1e9, 1e-9)
+def _own_rate(path: str, window_s: float) -> tuple[float, float]:
+    """Requests a second of the busiest stretch, and the seconds of the whole trace."""
+    workload = read_workload(path)
+    whole = [request.arrival_ns for request in workload.requests]
+    busiest = [request.arrival_ns for request in planned_traffic(workload, window_s, None).requests]
+    return (len(busiest) - 1) / ((busiest[-1] - busiest[0]) / 1e9), (whole[-1] - whole[0]) / 1e9
 
 
 def _prices(chosen: list[str]) -> dict[str, float]:
     """Those that differ from the catalogue's; `H100:2.9,H200:3.1` in the URL."""
     said = dict(_PRICE.findall(named("price") or ""))
-    prices, again = {}, moved("price")
+    prices = {}
     with st.expander("Prices ($/GPU-h)"):
         for name in chosen:
-            usual, key = gpus()[name].usd_per_hour, f"url_price_{name}"
-            if again or key not in st.session_state:
-                st.session_state[key] = quantity(said.get(name), 0, _DEAREST, usual)
-            value = st.number_input(
-                name,
-                0.0,
-                _DEAREST,
-                step=0.1,
-                key=key,
-                help=f"{gpus()[name].price_source}, {gpus()[name].price_as_of}",
-            )
-            if value != usual:
-                prices[name] = float(value)
+            gpu, key = gpus()[name], fresh_key(f"url_price_{name}", "price")
+            wanted = quantity(said.get(name), 0, _DEAREST, gpu.usd_per_hour)
+            help = f"{gpu.price_source}, {gpu.price_as_of}"
+            value = float(st.number_input(name, 0.0, _DEAREST, wanted, 0.1, key=key, help=help))
+            if value != gpu.usd_per_hour:
+                prices[name] = value
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
+    for name, price in prices.items():
+        if not price:
+            raise UserError("price", f"{name}: 0", "should be what a GPU costs an hour, more than nothing")
     return prices

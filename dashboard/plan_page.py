@@ -29,16 +29,18 @@ from dashboard.plan_request import PlanRequest, RecordedTraffic
 from dashboard.plan_tasks import COARSE, PLAN
 from dashboard.plan_words import (
     FORMATS,
-    carriers,
-    costs,
+    ROOM,
+    ROOM_HELP,
+    alternatives,
     fleet_name,
     headroom,
+    other_draws,
     plausible_gpus,
     standing,
     standing_of,
     why_not_fewer,
 )
-from dashboard.prose import literal, prose, sentence
+from dashboard.prose import literal, sentence
 from dashboard.published_error import published_error
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.url import in_url
@@ -146,7 +148,7 @@ def _answer(answer: Mapping[str, Any], runs: Path, frontier_page: StreamlitPage 
         figure(plan_charts.prices(offers), "prices", "What each fleet costs", standing_of(offers, "fleets"), small=True)
     _latencies(answer)
     if best["vllm_serve"]:
-        st.subheader("To serve it", anchor=False, help="Every setting that the answer depends on, for one replica.")
+        st.subheader("To serve it", anchor=False, help=_HELP["serve"])
         st.code(best["vllm_serve"], language="bash", wrap_lines=True)
     _rest(answer)
     downloads(PlanAnswer(answer), "plan")
@@ -162,7 +164,7 @@ def _warn_of_short_traffic(answer: Mapping[str, Any]) -> None:
 
 def _headline(best: Mapping[str, Any]) -> None:
     cells = [
-        ("GPUs", f"{best['gpus']:,}", f"plausible {plausible_gpus(best)}"),
+        ("GPUs", f"{best['gpus']:,}", _plausible(best)),
         ("\\$ per hour", _usd(best["usd_per_hour"]), None),
         ("\\$ per Mtok output", _usd(best["usd_per_mtok_out"]), _HELP["price"]),
         ("attainment", f"{100 * best['attainment']:.1f} %", _HELP["attainment"]),
@@ -172,6 +174,13 @@ def _headline(best: Mapping[str, Any]) -> None:
     with st.container(horizontal=True, gap="medium"):
         for label, value, help in cells:
             st.metric(label, value, help=help, width="content")
+
+
+def _plausible(best: Mapping[str, Any]) -> str:
+    draws = other_draws(best)
+    elsewhere = f"On other draws of it the SLOs hold in {draws}." if draws else "It says nothing of other traffic."
+    at_the_ends = "at the ends of the 90 % interval of step times, on this traffic"
+    return f"Plausible {plausible_gpus(best)}: {at_the_ends}. {elsewhere}"
 
 
 def _latencies(answer: Mapping[str, Any]) -> None:
@@ -186,26 +195,11 @@ def _latencies(answer: Mapping[str, Any]) -> None:
 
 def _rest(answer: Mapping[str, Any]) -> None:
     """What else was looked at, and why it is not the answer."""
-    rows = [_row(point, "met") for point in answer["runners_up"]]
-    rows += [
-        {"fleet": entry["engine"], "$/h": entry["usd_per_hour_at_least"], "verdict": "dearer: at least this much"}
-        for entry in answer["dearer"]
-    ]
-    rows += [
-        {"fleet": entry["engine"], "verdict": prose(f"will not do: {entry['reason']}")}
-        for entry in answer["infeasible"]
-    ]
-    if rows:
+    rows = alternatives(answer)
+    if len(rows) > bool(answer["recommendation"]):
         st.subheader("What else there is", anchor=False)
-        st.dataframe(rows, hide_index=True, column_config=number_columns(FORMATS))
-
-
-def _row(point: Mapping[str, Any], verdict: str) -> dict[str, Any]:
-    return {
-        "fleet": carriers(point),
-        "verdict": verdict,
-        **costs(point),
-    }
+        columns = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        st.dataframe(rows, hide_index=True, column_config=columns)
 
 
 def _traffic(key: str, request: PlanRequest) -> None:
@@ -225,7 +219,7 @@ def _of_traffic(request: PlanRequest) -> Standing:
 
 def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[int]) -> str:
     return (
-        f"{count:,} requests in {seconds:,.0f} s, {count / max(seconds, 1e-9):,.3g} a second; prompts of "
+        f"{count:,} requests in {seconds:,.0f} s, {(count - 1) / max(seconds, 1e-9):,.3g} a second; prompts of "
         f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
     )
 
@@ -248,7 +242,9 @@ _HELP = {
     "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
     "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
     "headroom": "How much more of the same traffic the fleet takes and still meets every SLO.",
-    "price": "All dollars over the output tokens that the fleet serves in steady operation.",
+    "price": "All dollars over the output tokens that the fleet serves in steady operation. The Run page divides by "
+    "the whole run, in which the fleet also fills and empties: there a token costs more.",
+    "serve": "For one replica. What it does not say is as vLLM has it by default on this GPU.",
     "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
     "which every SLO is met.",
 }

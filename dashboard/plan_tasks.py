@@ -6,16 +6,18 @@ part; and then by whole fleets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dashboard.plan_request import PlanRequest
+from dashboard.plan_request import PlanRequest, RecordedTraffic
 from serving.config import Deployment, parse
 from serving.workload import Workload
 from tokentwin.jobs.files import write_json
 from tokentwin.planning.document import plan_document
+from tokentwin.planning.draws import drawn_again, reordered
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import point
 from tokentwin.planning.plan import make_plan
@@ -94,8 +96,9 @@ def _whole(
         so_far = progress
         pace(searching, progress.done, progress.left + _CURVES)
 
+    draws = drawn_again(workload, _draw(request, workload))
     with Workers(question) as workers:
-        found = make_plan(workers, engines, ruled_out, request.limits, told)
+        found = make_plan(workers, engines, ruled_out, request.limits, told, draws)
         searched = so_far.done
         asked = request.as_json()
         return plan_document(
@@ -105,6 +108,17 @@ def _whole(
             asked,
             lambda stage, share: pace(stage, searched + _CURVES * share, _CURVES * (1 - share)),
         )
+
+
+def _draw(request: PlanRequest, workload: Workload) -> Callable[[int], Workload]:
+    """Draws the traffic of the request again; of a trace it is the same in another order."""
+    traffic = request.traffic
+    if isinstance(traffic, RecordedTraffic):
+        return reordered(workload)
+    seed = traffic.seed
+    return lambda number: request.model_copy(
+        update={"traffic": traffic.model_copy(update={"seed": seed + number})}
+    ).workload()
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

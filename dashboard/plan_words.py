@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibration.standing import Standing, noted, together
+from dashboard.prose import prose
 
 _UNSAID = "the plan does not say how far its step times can be trusted"
-FORMATS = {  # of `costs`
+ROOM = {"KV room (tokens)": "kv_tokens", "KV room (requests)": "kv_requests"}  # of one engine
+FORMATS = {  # of `costs` and `alternatives`
     "$/h": "$%.2f",
     "tok/s per user": "%.0f",
     "tok/s per GPU": "%.0f",
     "$/Mtok output": "$%.2f",
+    **dict.fromkeys(ROOM, "localized"),
 }
+ROOM_HELP = "What one engine's KV memory holds: tokens, and requests of mean length that are answered to their end."
 
 
 def fleet_name(point: Mapping[str, Any], spares: int = 0) -> str:
@@ -52,6 +56,43 @@ def costs(point: Mapping[str, Any]) -> dict[str, Any]:
         "tok/s per GPU": point["tok_s_gpu"],
         "$/Mtok output": point["usd_per_mtok_out"],
     }
+
+
+def alternatives(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for every engine that was a candidate: what it costs, why it is not the answer, and its room for KV."""
+    best = answer["recommendation"]
+    found = [(point, carriers(point), "met") for point in answer["runners_up"]]
+    if best:
+        found.insert(0, (best, carriers(best), "recommended"))
+    rows = [
+        {"fleet": fleet, "verdict": verdict, **costs(point), **_room(answer, point)} for point, fleet, verdict in found
+    ]
+    rows += [
+        {
+            "fleet": entry["engine"],
+            "verdict": "dearer: at least this much",
+            "$/h": entry["usd_per_hour_at_least"],
+            **_room(answer, entry),
+        }
+        for entry in answer["dearer"]
+    ]
+    rows += [
+        {"fleet": entry["engine"], "verdict": prose(f"will not do: {entry['reason']}"), **_room(answer, entry)}
+        for entry in answer["infeasible"]
+    ]
+    return rows
+
+
+def _room(answer: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, int]:
+    """Nothing for what fits on no GPU."""
+    candidate = answer["candidates"].get(entry["engine"], {})
+    return {column: round(candidate[name]) for column, name in ROOM.items() if name in candidate}
+
+
+def other_draws(best: Mapping[str, Any]) -> str | None:
+    """On how many other draws of the traffic the recommended fleet meets the SLOs; None where there was no other."""
+    draws = best.get("other_draws") or {"drawn": 0}
+    return f"{draws['met']} of {draws['drawn']}" if draws["drawn"] else None
 
 
 def standing(point: Mapping[str, Any]) -> Standing:

@@ -25,7 +25,7 @@ from dashboard.lab.inputs import recording_inputs, simulation_inputs
 from dashboard.lab.request import Timing
 from dashboard.lab.side_names import side_names
 from dashboard.lab.tasks import RECORDED, SIMULATED
-from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
+from dashboard.lab.words import CARRIED_OVER, basis, disturbance, errors, fairness, ranking
 from dashboard.lab_charts import Sides, label, side_colours, unit
 from dashboard.library import find
 from dashboard.mistake import mistake
@@ -34,6 +34,7 @@ from dashboard.prose import capitalised, verbatim
 from dashboard.url import go_to, in_url, named, pick, switch
 from serving.errors import UserError
 from serving.metrics import metric
+from tokentwin.comparison_document import simulated_errors
 from tokentwin.exports.comparison import ComparisonAnswer
 from tokentwin.jobs.job import Job
 from tokentwin.sides import recordings
@@ -137,6 +138,8 @@ def _answer(answer: Mapping[str, Any]) -> None:
     st.caption(basis(answer))
     if answer["units"]["carry_over"]:
         st.warning(CARRIED_OVER, icon=":material/warning:")
+    if disturbance(answer):
+        st.warning(verbatim(disturbance(answer)), icon=":material/warning:")
     with st.container():
         above, toggle = st.columns([3, 1], vertical_alignment="bottom")
         with toggle, st.container(horizontal_alignment="right"):
@@ -174,6 +177,20 @@ def _ranking(answer: Mapping[str, Any]) -> None:
     else:
         st.info(told)
     st.markdown(f"Simulated: {verbatim(simulated['verdict'])}.")
+    st.markdown(errors(answer))
+    with st.expander("Simulated against real"):
+        rows = [
+            {
+                "": label(row),
+                "unit": unit(row),
+                "side": row["side"],
+                "simulated": row["simulated"],
+                "real": row["real"],
+                "error (%)": row["error"],
+            }
+            for row in simulated_errors(answer)
+        ]
+        st.dataframe(rows, hide_index=True, height="content", column_config=number_columns(_ERROR_FORMATS, _ERROR))
 
 
 def _on_engine(runs: Path, answer: Mapping[str, Any], timing: Timing) -> None:
@@ -237,4 +254,6 @@ _HELP = {
     "difference.",
 }
 _FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
+_ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}
+_ERROR = {"error (%)": "Simulated against real, in percent of real; of a share in percentage points."}
 _CHANGE = {"B - A (%)": "In percent of A; of a share (attainment, requests that finish) in percentage points."}

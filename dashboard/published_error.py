@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import streamlit as st
-
 from dashboard.external_results import External, newest_external
 from dashboard.prose import literal
 from serving.errors import UserError
@@ -16,6 +14,8 @@ _FAMILIES = ("ttft_ms", "tpot_ms")
 
 def published_error(runs: Path, gpu: str) -> None:
     """The line; nothing where results are damaged, of which the Trust page tells."""
+    import streamlit as st  # a report says it without
+
     try:
         told = error_line(newest_external(runs), gpu)
     except UserError:

@@ -30,7 +30,7 @@ from dashboard.sweep_view import (
     some,
     standing,
 )
-from dashboard.url import choose, choose_many, go_to, in_url, interval, keep, moved, named, switch
+from dashboard.url import choose, choose_many, fresh_key, go_to, in_url, interval, keep, named, switch
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tokentwin.exports.sweep import Sweep, SweepView
@@ -182,10 +182,9 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     group = ", ".join(found.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
     asked = named("sql") or ""
-    if moved("sql") or "query" not in st.session_state:
-        st.session_state["query"] = asked or suggested
+    key = fresh_key("query", "sql")
     with st.form("sql", border=False):
-        sql = st.text_area("Query", height=120, label_visibility="collapsed", key="query")
+        sql = st.text_area("Query", asked or suggested, height=120, label_visibility="collapsed", key=key)
         if st.form_submit_button("Run", icon=":material/play_arrow:"):
             asked = sql
     if not asked:

@@ -4,6 +4,10 @@ A page, drawn by a function that is `in_url`, writes all its parameters at once 
 by a person is one entry of the browser's history. What is as usual is left out. Where the address says something else
 than was last written (a link, back, forward), the address holds; otherwise the widget.
 
+A widget is told what it begins with in every drawing, and is another one (`fresh_key`) when the address moves. It is
+never set through `st.session_state`: Streamlit tells the browser of that once, and where a quick person cuts that very
+drawing short, the browser begins the widget with its lowest value or first option, and says that they chose it.
+
 A page that is come to without any parameter, by the navigation bar, is as this tab left it.
 
 What a link says is not to be trusted: names are looked up among the options, numbers held against their ends, and
@@ -35,8 +39,7 @@ _ALONG = "url_along"  # of every page: what is written if anything is
 _BARE = "url_bare"  # of every page: what its address without parameters stands for
 _PAGE = "url_page"
 _TOLD = "url_told"
-_PATH = "url_path"
-_NO_WIDGETS = (_WRITTEN, _ALONG, _BARE, _PAGE, _TOLD, _PATH)
+_MOVES = "url_moves"  # of every parameter: how often the address has moved
 
 
 @dataclass
@@ -83,20 +86,12 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
     return drawn
 
 
-def enter(path: str) -> None:
-    """Forget the widgets of another path before its page is drawn.
-
-    The same page at another path has them under the same keys, and Streamlit would show them empty.
-    """
-    if st.session_state.get(_PATH, path) != path:
-        for key in [key for key in st.session_state if str(key).startswith("url_") and key not in _NO_WIDGETS]:
-            del st.session_state[key]
-    st.session_state[_PATH] = path
-
-
 def go_to(**parameters: str) -> None:
-    """Have the next drawing of the page hold these, whatever its widgets say: from the callback of a widget."""
-    st.session_state[_TOLD] = {name: [text] for name, text in parameters.items()}
+    """Have the next drawing of the page hold these, whatever its widgets say: from the callback of a widget.
+
+    An empty text is what holds without the parameter.
+    """
+    st.session_state[_TOLD] = {name: [text] if text else [] for name, text in parameters.items()}
 
 
 def choose(
@@ -111,20 +106,18 @@ def choose(
 
     Without the parameter it is the first; `lasting` as for `keep`.
     """
-    said = named(parameter)
-    if said is not None and said not in options and not _kept(parameter):
+    said, key = named(parameter), _key(parameter)
+    if said is not None and said not in options and key not in st.session_state:
         st.info(f"There is no {label.lower()} {verbatim(repr(said[:80]))} here (any more); this is another.")
     wanted = said if said is not None and said in options else options[0]
-    chosen: str = st.selectbox(
-        label, options, format_func=show, help=help, key=_key(parameter, wanted, lambda held: held in options)
-    )
+    chosen: str = st.selectbox(label, options, options.index(wanted), show, key, help)
     keep(parameter, chosen, options[0], lasting)
     return chosen
 
 
 def switch(label: str, parameter: str, help: str | None = None) -> bool:
     """A toggle that is on while the query parameter is `1`."""
-    on = st.toggle(label, help=help, key=_key(parameter, named(parameter) == "1"))
+    on = st.toggle(label, named(parameter) == "1", _key(parameter), help)
     keep(parameter, "1" if on else "")
     return on
 
@@ -134,7 +127,7 @@ def number(
 ) -> int:
     """A whole number that is the query parameter `parameter`; `otherwise` when that is absent or no such number."""
     value = int(quantity(named(parameter), low, high, otherwise))
-    chosen = int(st.number_input(label, low, high, step=step, help=help, key=_key(parameter, value)))
+    chosen = int(st.number_input(label, low, high, value, step, key=_key(parameter), help=help))
     keep(parameter, str(chosen), str(otherwise))
     return chosen
 
@@ -166,18 +159,17 @@ def moved(parameter: str) -> bool:
 
 
 def fresh_key(key: str, parameter: str) -> str:
-    """The key of a widget for something that is handed over: another, and so an empty one, when the address moves."""
-    times = f"{key}_times"
+    """The key of a widget of the parameter: of another one, which begins anew, when the address moves."""
     if moved(parameter):
-        st.session_state[times] = st.session_state.get(times, 0) + 1
-    count = st.session_state.get(times, 0)
-    return f"{key}_{count}" if count else key
+        _renew(parameter)
+    moves = _moves().get(parameter, 0)
+    return f"{key}_{moves}" if moves else key
 
 
 def forget(parameter: str) -> None:
     """Leave out what the parameter was, of the address and of its widget: it was about something else."""
     _inputs.get().said.pop(parameter, None)
-    st.session_state.pop(f"url_{parameter}", None)
+    _renew(parameter)
 
 
 def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -> None:
@@ -198,14 +190,18 @@ def keep_all(parameter: str, texts: Sequence[str], otherwise: Sequence[str]) -> 
 
 
 def choose_many(
-    label: str, options: Sequence[str], parameter: str, otherwise: Sequence[str], help: str | None = None
+    label: str,
+    options: Sequence[str],
+    parameter: str,
+    otherwise: Sequence[str],
+    show: Callable[[str], str] = str,
+    help: str | None = None,
 ) -> list[str]:
     """A choice of any number of options, in the URL as a line of CSV; names of no option are passed over."""
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
     wanted = list(dict.fromkeys(name for name in names if name in options))
-    key = _key(parameter, wanted, lambda held: set(held) <= set(options))
-    chosen: list[str] = st.multiselect(label, options, help=help, key=key)
+    chosen: list[str] = st.multiselect(label, options, wanted, show, _key(parameter), help)
     keep(parameter, _line(chosen), _line(otherwise))
     return chosen
 
@@ -237,15 +233,7 @@ def amount(
     """A number that is the query parameter; `otherwise` when that is absent or no such number."""
     value = quantity(named(parameter), low, high, otherwise)
     chosen = float(
-        st.number_input(
-            label,
-            float(low),
-            float(high),
-            step=float(step),
-            format=show,
-            help=help,
-            key=_key(parameter, value),
-        )
+        st.number_input(label, float(low), float(high), value, float(step), show, key=_key(parameter), help=help)
     )
     keep(parameter, f"{chosen:.10g}", f"{otherwise:.10g}")
     return chosen
@@ -258,7 +246,7 @@ def pick(
     said = named(parameter)
     wanted = said if said is not None and said in options else options[0]
     chosen = st.segmented_control(
-        label, options, format_func=show, help=help, key=_key(parameter, wanted), width="stretch"
+        label, options, default=wanted, format_func=show, help=help, key=_key(parameter), width="stretch"
     )
     keep(parameter, chosen or wanted, options[0])
     return chosen or wanted
@@ -268,18 +256,18 @@ def text(label: str, parameter: str, otherwise: str = "", **how: Any) -> str:
     """A line of text that is the query parameter; `how` is as `st.text_input` has it."""
     said = named(parameter)
     wanted = otherwise if said is None else said[: how.get("max_chars")]
-    typed: str = st.text_input(label, key=_key(parameter, wanted), **how)
+    typed: str = st.text_input(label, wanted, key=_key(parameter), **how)
     keep(parameter, typed, otherwise)
     return typed
 
 
 def interval(label: str, low: float, high: float, parameter: str, help: str | None = None) -> tuple[float, float]:
     """A range slider whose ends are the query parameter `parameter`, `LOW-HIGH`; absent when it is the whole range."""
-    key = _interval_key(low, high, parameter)
-    _set(key, parameter, _ends(named(parameter) or "", low, high))
+    wanted = _ends(named(parameter) or "", low, high)
     step = round((high - low) / 200, 3) or 0.001
-    chosen: tuple[float, float] = st.slider(label, low, high, step=step, help=help, key=key)
-    keep(parameter, "" if chosen == (low, high) else f"{chosen[0]:.10g}-{chosen[1]:.10g}")
+    key = fresh_key(f"url_{parameter}_{low:g}_{high:g}", parameter)
+    chosen: tuple[float, float] = st.slider(label, low, high, wanted, step, key=key, help=help)
+    keep(parameter, _range(low, high, chosen))
     return chosen
 
 
@@ -287,7 +275,7 @@ def set_interval(low: float, high: float, parameter: str, ends: tuple[float, flo
     """Move the slider of `interval`, from the callback of another widget; `ends` outside the range are cut to it."""
     begin, end = max(low, min(ends)), min(high, max(ends))
     if begin < end:
-        st.session_state[_interval_key(low, high, parameter)] = (begin, end)
+        go_to(**{parameter: _range(low, high, (begin, end))})
 
 
 def _arrive(page: str) -> _Inputs:
@@ -298,7 +286,8 @@ def _arrive(page: str) -> _Inputs:
         bare[page] = written.get(page, {})
     if not address and not (st.session_state.get(_PAGE) == page and written.get(page) == {}):
         address = bare.get(page, {})
-    return _Inputs(page, address | st.session_state.get(_TOLD, {}), dict(written.get(page, {})))
+    said = address | st.session_state.get(_TOLD, {})
+    return _Inputs(page, {name: values for name, values in said.items() if values}, dict(written.get(page, {})))
 
 
 def _write(inputs: _Inputs) -> None:
@@ -330,21 +319,19 @@ def _keep(parameter: str, values: list[str], otherwise: list[str]) -> None:
     inputs.now[parameter] = [] if values == otherwise != inputs.said.get(parameter) else values
 
 
-def _key(parameter: str, wanted: Any, possible: Callable[[Any], bool] = lambda held: True) -> str:
-    """The key of a parameter's widget, which holds `wanted` when it is new, or the address has moved."""
-    return _set(f"url_{parameter}", parameter, wanted, possible)
+def _key(parameter: str) -> str:
+    """The key of the parameter's only widget."""
+    return fresh_key(f"url_{parameter}", parameter)
 
 
-def _set(key: str, parameter: str, wanted: Any, possible: Callable[[Any], bool] = lambda held: True) -> str:
-    if moved(parameter) or key not in st.session_state or not possible(st.session_state[key]):
-        st.session_state[key] = wanted
-        _settle(parameter)
-    return key
+def _renew(parameter: str) -> None:
+    _moves()[parameter] = _moves().get(parameter, 0) + 1
+    _settle(parameter)
 
 
-def _kept(parameter: str) -> bool:
-    """Whether the widget is there and stays as it is."""
-    return f"url_{parameter}" in st.session_state and not moved(parameter)
+def _moves() -> MutableMapping[str, int]:
+    found: MutableMapping[str, int] = st.session_state.setdefault(_MOVES, {})
+    return found
 
 
 def _settle(parameter: str) -> None:
@@ -358,8 +345,9 @@ def _settle(parameter: str) -> None:
             known.pop(parameter, None)
 
 
-def _interval_key(low: float, high: float, parameter: str) -> str:
-    return f"url_{parameter}_{low:g}_{high:g}"
+def _range(low: float, high: float, chosen: tuple[float, float]) -> str:
+    """`LOW-HIGH`; empty for the whole."""
+    return "" if chosen == (low, high) else f"{chosen[0]:.10g}-{chosen[1]:.10g}"
 
 
 def _ends(text: str, low: float, high: float) -> tuple[float, float]:

@@ -21,12 +21,12 @@ from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine, Flight, Step
 from realengine.hardware import describe
 from realengine.segment_tokens import SegmentTokens
+from serving.canary import canary_rows
 from serving.clients import Clients
 from serving.request import Request, Status
 from serving.workload import Workload
 from traces.recording import RecordingWriter
 
-CANARY_ROWS = (1,) * 4  # the fixed reference step
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 _FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
 _LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
@@ -62,7 +62,7 @@ class Replayed:
 
 def canary(engine: Engine) -> int:
     """Median time of a fixed reference step in ns: when it drifts, the machine is disturbed, not the model."""
-    rows = CANARY_ROWS[: engine.deployment.scheduler.max_num_seqs]
+    rows = canary_rows(engine.deployment.scheduler.max_num_seqs)
     return int(median(engine.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
 
 

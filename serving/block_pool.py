@@ -80,13 +80,13 @@ class BlockPool:
             self.register(request, request.computed + 1 - lag)
         decodes.lag = lag
 
-    def take_for(self, decodes: DecodeSet, steps: int) -> None:
+    def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
         for after in range(steps):
             for request in _in_order(decodes.crossing(after).values()):
                 self.extend(request, request.computed + after + 1)
-            for request in _in_order(decodes.crossing(after + 1).values()):
-                self.register(request, request.computed + after + 1)
-        decodes.lag = 0
+            for request in _in_order(decodes.crossing(after + 1 - lag).values()):
+                self.register(request, request.computed + after + 1 - lag)
+        decodes.lag = lag
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         for request in _in_order(decodes.crossing(after=-lag).values()):

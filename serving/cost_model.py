@@ -15,7 +15,10 @@ class CostModel(Protocol):
     """Time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens."""
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        """CPU work before the step can start; an overlapped loop does it while the step before runs."""
+        """CPU work before the step can start; an overlapped loop does it while the step before runs.
+
+        Of pure decode steps it depends on the number of rows alone.
+        """
         ...
 
     def step_ns(self, plan: StepPlan) -> int:

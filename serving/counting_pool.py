@@ -72,8 +72,9 @@ class CountingPool:
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         decodes.lag = lag
 
-    def take_for(self, decodes: DecodeSet, steps: int) -> None:
+    def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
         self._take(decodes.crossings(steps))
+        decodes.lag = lag
 
     def release(self, request: Request, may_return: bool = False) -> None:
         hashed = request.hashed if self._caching else 0

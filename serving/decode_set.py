@@ -79,10 +79,10 @@ class DecodeSet:
         return [self.members[id] for id in self._pop_exits()]
 
     def skip(self, steps: int) -> None:
-        """`steps` ticks, planned and returned, none of which is anybody's last."""
+        """`steps` more ticks planned, and as many returned; none is anybody's last."""
         grown = steps * len(self.members)
         self.clock += steps
-        self.committed = self.clock
+        self.committed += steps
         self.squares += steps * (2 * self.context + grown)
         self.context += grown
 

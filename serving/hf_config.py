@@ -6,6 +6,7 @@ spec; latent attention, state spaces and linear attention are not, and are refus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,9 @@ class _Rope(BaseModel):
             "original_max_positions": self.original_max_position_embeddings,
         }
         return parse(RopeScaling, fields, where=f"{where}.rope_scaling")
+
+
+_OUTSIDE_LAYERS = re.compile("lm_head|embed|^(model[.])?norm")
 
 
 class _HfConfig(BaseModel):
@@ -241,5 +245,23 @@ def _quantization(config: dict[str, Any] | None, name: str) -> str:
         return "fp8"
     if (method, config.get("quant_algo")) == ("modelopt", "FP8"):
         return "fp8"
+    if method == "fbgemm_fp8":  # e4m3, weights scaled by channel and activations by token, as compressed-tensors has it
+        _all_layers(config, name)
+        return "fp8"
     stored = config.get("quant_algo") or method
     raise UserError(f"{name}.quantization_config", stored, "is not priced; fp8 and mxfp4 are, and unquantised weights")
+
+
+def _all_layers(config: dict[str, Any], name: str) -> None:
+    """Refuse a checkpoint that keeps parts of its layers in 16 bits.
+
+    Meta's of Llama 3.1 405B so keeps its attention, and the first and the last layer (The Llama 3 Herd of Models, 6.2).
+    """
+    kept = config.get("modules_to_not_convert") or []
+    for module in kept if isinstance(kept, list) else [kept]:
+        if not _OUTSIDE_LAYERS.search(str(module)):
+            remedy = (
+                "stays in 16 bits, and a mix of both is not priced; leave quantization_config out, "
+                "and plan with quantization fp8, which is FP8 in all layers"
+            )
+            raise UserError(f"{name}.quantization_config.modules_to_not_convert", str(module)[:80], remedy)

@@ -66,8 +66,8 @@ class KvBlocks(Protocol):
         """
         ...
 
-    def take_for(self, decodes: DecodeSet, steps: int) -> None:
-        """`extend_decodes` before each of `steps` ticks in a row, with nothing in flight."""
+    def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
+        """`extend_decodes` before each of `steps` ticks in a row."""
         ...
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:

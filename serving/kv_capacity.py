@@ -98,11 +98,14 @@ class KvCapacity(NamedTuple):
         config = deployment.scheduler
         need = blocks_for(config.max_model_len, config.block_size) + self.window_blocks + 1
         if self.num_blocks < need:
+            frugal = self._blocks(self.left + self.activations - self.forward) >= need
+            remedy = "lower max_num_seqs, or " if frugal else ""
             raise UserError(
                 "gpu",
                 f"{self.total / _GIB:,.1f} GiB",
                 f"has room for {self.num_blocks:,} KV blocks beside {self.weights / _GIB:,.1f} GiB of weights; a "
-                f"request of {config.max_model_len} tokens needs {need}: use more or larger devices, or quantisation",
+                f"request of {config.max_model_len} tokens needs {need}: {remedy}use more or larger devices, or "
+                "quantisation",
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from serving.errors import UserError
 
@@ -59,6 +59,20 @@ class Metric:
     def axis(self) -> str:
         """Title of an axis: the label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def read_unit(self) -> str:
+        """The unit in which people read it: a fraction in percent."""
+        return "%" if self.unit == "fraction" else self.unit
+
+    def read(self, value: Any) -> Any:
+        """A value in that unit; what is no number as it is."""
+        return 100 * value if self.unit == "fraction" and value is not None else value
+
+    @property
+    def read_as(self) -> str:
+        """The label with that unit."""
+        return f"{self.label} ({self.read_unit})" if self.unit else self.label
 
     @property
     def help(self) -> str:
@@ -307,7 +321,7 @@ _METRICS = (
         "tokens",
         "step",
         None,
-        "tokens computed in one step: those of prefill rows plus one for each decode row",
+        "tokens computed in one step: those of prefill rows, one for each decode row, and the draft tokens it verifies",
         prometheus=("vllm:iteration_tokens_total",),
     ),
     Metric(
@@ -365,7 +379,7 @@ _METRICS = (
         "fraction",
         "step",
         None,
-        "KV blocks referenced / KV blocks; the mean weighs each step by its duration",
+        "KV blocks referenced / KV blocks, of the step's replica; the mean weighs each step by its duration",
         prometheus=("vllm:kv_cache_usage_perc",),
     ),
     Metric(
@@ -374,7 +388,8 @@ _METRICS = (
         "fraction",
         "step",
         "lower",
-        "KV blocks that running and waiting requests demand / KV blocks; over 1, some of them must wait",
+        "KV blocks that running and waiting requests demand / KV blocks, of the step's replica; where it is more than "
+        "all, some of them must wait",
     ),
     Metric(
         "prefix_hit_rate",
@@ -468,7 +483,8 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "cost per hour / (output tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (output tokens/s x 3600) x 1e6, over the whole run, as it fills and empties; "
+        "a plan's is of steady operation",
     ),
     Metric(
         "usd_per_mtok_in",
@@ -476,7 +492,8 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "cost per hour / (input tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (input tokens/s x 3600) x 1e6, over the whole run, as it fills and empties; "
+        "a plan's is of steady operation",
     ),
     Metric(
         "usd_per_mtok_total",
@@ -484,7 +501,8 @@ _METRICS = (
         "$/Mtok",
         "run",
         "lower",
-        "cost per hour / (total tokens/s x 3600) x 1e6, at the utilisation of the run",
+        "cost per hour / (total tokens/s x 3600) x 1e6, over the whole run, as it fills and empties; "
+        "a plan's is of steady operation",
     ),
     Metric(
         "saturation",
@@ -494,8 +512,8 @@ _METRICS = (
         None,
         "STABLE, BACKLOGGED or OVERLOADED, from the slope of the backlog and its 95 % interval: OVERLOADED when the "
         "interval lies above zero and at least a tenth of what arrives piles up; BACKLOGGED when the interval lies "
-        "above zero with less, or requests wait for their first step during more than half of their time; null when "
-        "too few requests arrive to tell",
+        "above zero and at least a fiftieth does, or requests wait for their first step during more than half of their "
+        "time; null when too few requests arrive to tell",
     ),
 )
 
@@ -574,7 +592,8 @@ def glossary(metrics: Iterable[Metric] = _METRICS) -> str:
         "- **SLO**: a request meets a TPOT bound when it has fewer than two output tokens.",
         "- **Saturation** looks at the requests outstanding in sixteen equal bins of the arrival period, leaving out",
         "  its first quarter, in which an empty system fills. A line is fitted; its interval is Student's t with the",
-        "  bins counted as fewer for their lag-1 autocorrelation. Under 20 requests there is no saturation.",
+        "  bins counted as fewer for their lag-1 autocorrelation, corrected for its bias. Under 20 requests nothing is",
+        "  said.",
         "",
         "## Statistics",
         "",

@@ -73,12 +73,16 @@ class Scheduler(Protocol):
     def steady_steps(self) -> int:
         """How many coming plans are certain to be the decode set and nothing else, if nothing arrives.
 
-        Only the last of them may be somebody's last. A policy that cannot tell returns 0.
+        Only the last of them may be somebody's last; in the overlapped loop, where the step in flight is such a plan,
+        too, none is. A policy that cannot tell returns 0.
         """
         ...
 
     def skip(self, steps: int) -> list[Request]:
-        """Plan and commit `steps` such plans at once; the requests that finished with the last."""
+        """Plan `steps` such plans and commit as many, at once; the requests that finished with the last.
+
+        A step that was in flight makes way for the last of them.
+        """
         ...
 
 

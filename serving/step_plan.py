@@ -113,6 +113,13 @@ class StepPlan:
         self.decode_squares += squares
         self.sampled_rows += rows
 
+    def skip(self, steps: int) -> None:
+        """Become the plan of the same members `steps` steps later."""
+        self.seq += steps
+        self.clock += steps
+        self.decode_squares += steps * (2 * self.decode_context + steps * self.decode_rows)
+        self.decode_context += steps * self.decode_rows
+
     def name(self, request: Request) -> None:
         """`request`, which had its row in the decode set, has left that now."""
         start = request.computed - (self.decodes.clock - self.clock) - 1

@@ -492,13 +492,16 @@ class VllmScheduler:
     # Many steps at once
 
     def steady_steps(self) -> int:
-        if self._others or self._in_flight or not self.decodes.members or self._loaded:
+        in_flight = self._in_flight
+        if self._others or len(in_flight) != self._overlaps or not self.decodes.members or self._loaded:
+            return 0
+        if in_flight and in_flight[0].named_rows():
             return 0
         if self._external is not None and not self.pool.counts_only:  # it is told of every block that fills
             return 0
         if self.waiting and not self._head_stays_out():
             return 0
-        steps = self.decodes.steps_to_exit()
+        steps = self.decodes.steps_to_exit() - len(in_flight)
         most_blocks = len(self.decodes.members) * (steps // self._block_size + 1)
         while steps and most_blocks > self.pool.free and self.decodes.crossings(steps) > self.pool.free:
             steps //= 2
@@ -529,10 +532,12 @@ class VllmScheduler:
     def skip(self, steps: int) -> list[Request]:
         last = steps == self.decodes.steps_to_exit()
         quiet = steps - last
-        self.pool.take_for(self.decodes, quiet)
+        self.pool.take_for(self.decodes, quiet, lag=len(self._in_flight))
         self.decodes.skip(quiet)
         self._in_vain = 0
         self._plans += quiet
+        for plan in self._in_flight:
+            plan.skip(quiet)
         return self.commit(self._steady_step()) if last else []
 
     def _steady_step(self) -> StepPlan:

@@ -32,9 +32,10 @@ class Failures:
                     self._runs(life)
 
     def _runs(self, life: Life) -> None:
-        """A replica is ready; how long it will run is drawn."""
+        """A replica is ready; how long it will run is drawn, for its place whatever else the fleet has."""
         assert self._failures.mtbf_s is not None
-        runs_s = Random(f"{self._failures.seed}:{life.replica.index}").expovariate(1 / self._failures.mtbf_s)
+        drawn_for = f"{self._failures.seed}:{life.pool}:{life.slot}:{life.generation}"
+        runs_s = Random(drawn_for).expovariate(1 / self._failures.mtbf_s)
         Alarm(self._clock, self._clock.now_ns + from_seconds(runs_s), FLEET, lambda _: self._wear_out(life))
 
     def _wear_out(self, life: Life) -> None:

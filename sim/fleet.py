@@ -79,11 +79,17 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 class Life:
-    """When a replica was started, became ready (None: not yet) and ended (None: not yet), and by what."""
+    """When a replica was started, became ready (None: not yet) and ended (None: not yet), and by what.
 
-    def __init__(self, replica: Replica, pool: int, started_ns: int) -> None:
+    slot        its place in the pool, which the successor of a crashed replica takes over
+    generation  how many replicas had that place before
+    """
+
+    def __init__(self, replica: Replica, pool: int, slot: int, generation: int, started_ns: int) -> None:
         self.replica = replica
         self.pool = pool
+        self.slot = slot
+        self.generation = generation
         self.started_ns = started_ns
         self.ready_ns: int | None = None
         self.ended_ns: int | None = None
@@ -130,6 +136,7 @@ class Fleet:
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
+        self._slots = [0] * len(pools)  # of each pool, so far
         self._living: list[dict[int, Life]] = [{} for _ in pools]  # by pool and index
         self._transfers = transfers
         self._routes = _routes(pools, ("serve", "prefill"), routers)
@@ -180,9 +187,9 @@ class Fleet:
         """The replicas of a pool, oldest first: those that start, serve or drain."""
         return list(self._living[pool].values())
 
-    def start(self, pool: int, cold_start_ns: int) -> None:
-        """One replica more in `pool`, ready after `cold_start_ns`."""
-        life = self._new(pool)
+    def start(self, pool: int, cold_start_ns: int, after: Life | None = None) -> None:
+        """One replica more in `pool`, or a successor to one `after` whom it comes, ready after `cold_start_ns`."""
+        life = self._new(pool, after)
         Alarm(self._clock, self._clock.now_ns + cold_start_ns, FLEET, lambda _: self._ready(life))
 
     def drain(self, life: Life) -> None:
@@ -200,7 +207,7 @@ class Fleet:
         requests = life.replica.crash()
         self._log.crashed(life.replica.index)
         if recovery_ns is not None and not life.drains:
-            self.start(life.pool, recovery_ns)
+            self.start(life.pool, recovery_ns, life)
         self._on_lost(requests)
 
     # Lives
@@ -220,7 +227,7 @@ class Fleet:
             for life in self._lives
         ]
 
-    def _new(self, pool: int) -> Life:
+    def _new(self, pool: int, after: Life | None = None) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
         scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=shares)
@@ -231,11 +238,18 @@ class Fleet:
             self._transfers.connect(replica, self.pools[pool].config.role)
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
-        life = Life(replica, pool, self._clock.now_ns)
+        life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)
         self.replicas.append(replica)
         self._lives.append(life)
         self._living[pool][index] = life
         return life
+
+    def _place(self, pool: int, after: Life | None) -> tuple[int, int]:
+        """Slot and generation: those of a successor, or the first slot that nobody had."""
+        if after is not None:
+            return after.slot, after.generation + 1
+        self._slots[pool] += 1
+        return self._slots[pool] - 1, 0
 
     def _ready(self, life: Life) -> None:
         if life.ended_by:

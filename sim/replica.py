@@ -1,7 +1,7 @@
 """One engine on the virtual clock: the shared scheduler in the plain, the overlapped or the pipelined loop.
 
 The plain loop has one step in flight, the overlapped loop two: it plans step N+1 while step N runs, so that CPU time
-is hidden. The pipelined loop has one for each stage. Always a step costs one event. In the plain loop a run of pure
+is hidden. The pipelined loop has one for each stage. Always a step costs one event. In the first two a run of pure
 decode steps that nothing interrupts is taken in one leap; whatever does interrupt it finds the replica as if it had
 been stepping all along.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from math import prod
 from typing import Protocol, cast
@@ -72,11 +72,12 @@ class Replica:
         self._kept: dict[int, Request] = {}
         self._depth = 2 if scheduler.config.async_scheduling else stages
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
-        self._leaps = self._depth == 1 and not log.keeps_steps
+        self._leaps = stages == 1 and not log.keeps_steps
         self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
         self._last_end_ns = 0  # when the last launched step ends
         self._alarm: Alarm | None = None  # the next thing this replica does
         self._leap_ends: list[int] = []  # ends of the steps of the leap under way
+        self._leap_turns: list[int] = []  # and when the one after each is planned, whatever has ended by then taken in
         self._withdrawals = False  # whether steps in flight may hold rows of withdrawn requests
 
     # What routers and autoscalers see
@@ -92,7 +93,7 @@ class Replica:
 
         Only the end of a request ever lowers it. Tokens that requests share are counted for each.
         """
-        ended = bisect_right(self._leap_ends, self._clock.now_ns) if self._leap_ends else 0
+        ended = bisect_right(self._leap_turns, self._clock.now_ns) if self._leap_ends else 0
         return self._known_tokens + ended * len(self.scheduler.decodes.members)
 
     @property
@@ -107,7 +108,7 @@ class Replica:
         ahead = 0
         if self._leap_ends:
             # The step that ends now has ended, and the next is not planned yet.
-            planned = bisect_right(self._leap_ends, self._clock.now_ns - 1) + 1
+            planned = bisect_right(self._leap_turns, self._clock.now_ns - 1) + 1
             ahead = self.scheduler.decodes.crossings(planned)
         return pool.total - pool.free + ahead
 
@@ -303,41 +304,60 @@ class Replica:
 
     def _leap(self, steps: int, now: int) -> None:
         decodes = self.scheduler.decodes
-        durations = self._cost.decode_run_ns(len(decodes.members), decodes.context, decodes.squares, steps)
-        self._leap_ends = ends = list(accumulate(durations, initial=now))
-        del ends[0]
-        self._set(ends[-1], STEP_ENDS + self.index, self._land)
+        rows = len(decodes.members)
+        durations = self._cost.decode_run_ns(rows, decodes.context, decodes.squares, steps)
+        if self._launched:
+            self._overlap(durations, self._cost.cpu_ns(self._launched[0][0]), now)
+        else:
+            self._leap_ends = self._leap_turns = list(accumulate(durations, initial=now))
+            del self._leap_ends[0]
+        self._set(self._leap_turns[-1], STEP_ENDS + self.index, self._land)
+
+    def _overlap(self, durations: Iterable[int], cpu_ns: int, now: int) -> None:
+        """Each step begins when it has been planned and the one before has ended; then the next is planned."""
+        self._leap_turns, self._leap_ends = turns, ends = [], []
+        end = self._launched[0][1]
+        for duration in durations:
+            now = max(now + cpu_ns, end)
+            end = now + duration - cpu_ns
+            turns.append(now)
+            ends.append(end)
 
     def _land(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return
         ends, self._leap_ends = self._leap_ends, []
-        now = self._last_end_ns = ends[-1]
-        self._known_tokens += len(ends) * len(self.scheduler.decodes.members)
-        finished = self.scheduler.skip(len(ends))
-        self._log.leapt(self.index, ends)
+        finished = self._skip(ends)
+        now = self._clock.now_ns
         for request in finished:
             self._end(request, now)
         self._plan_after_arrivals(now)
+
+    def _skip(self, ends: list[int]) -> list[Request]:
+        """As many steps of a leap have been planned, and as many have returned; the requests that finished."""
+        self._last_end_ns = ends[-1]
+        self._known_tokens += len(ends) * len(self.scheduler.decodes.members)
+        finished = self.scheduler.skip(len(ends))
+        self._log.leapt(self.index, ends)
+        if self._launched:
+            self._launched[0] = self._launched[0][0], ends[-1]
+        return finished
 
     def _end_leap(self) -> None:
         """Something is about to happen: the steps that have ended are taken, and the one that runs is planned."""
         ends, self._leap_ends = self._leap_ends, []
         now = self._clock.now_ns
-        ended = bisect_right(ends, now)
+        ended = bisect_right(self._leap_turns, now)
         if ended:
-            self._known_tokens += ended * len(self.scheduler.decodes.members)
-            self.scheduler.skip(ended)
-            self._log.leapt(self.index, ends[:ended])
-        if ended and ends[ended - 1] == now:
-            self._last_end_ns = now
-            self._set(now, PLANNING, self._plan)
-            return
+            self._skip(ends[:ended])
+            if self._leap_turns[ended - 1] == now:
+                self._set(now, PLANNING, self._plan)
+                return
         plan = self.scheduler.schedule()
         self._last_end_ns = ends[ended]
         self._launched.append((plan, self._last_end_ns))
         self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
-        self._set(self._last_end_ns, STEP_ENDS + self.index, self._commit)
+        self._set(self._leap_turns[ended], STEP_ENDS + self.index, self._commit)
 
 
 def _in_vain(plan: StepPlan) -> int:

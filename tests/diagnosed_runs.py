@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from calibration.scenario import Scenario
 from calibration.symptoms import Evidence, symptoms
 from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
+from serving.fleet import FleetConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.simulate import simulate_to
 from traces.recording import Recording
@@ -98,6 +101,27 @@ def long_prompts_block() -> Scenario:
     scheduler = SchedulerConfig(**ROOMY | {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096})
     cost = TokenCost(8 * MS, 200_000, 0)
     return Scenario(Workload(made, "long", shares_prefixes=False), Deployment(scheduler=scheduler), cost)
+
+
+def shed() -> Scenario:
+    """Two requests may run, as in `few_places`; most users are turned away or give up."""
+    admission = {"max_queued_per_replica": 5, "queue_timeout_s": 2, "patience": {"mean_s": 2, "until": "first-token"}}
+    crowd = replace(few_places(), workload=requests(arrivals(300, 6), 60, 80))
+    return _with_fleet(crowd, {"admission": admission})
+
+
+def failing() -> Scenario:
+    """Three replicas with room to spare, all of which are down from the 20th to the 40th of about 50 seconds."""
+    crashes = [{"at_s": 20, "replica": 0, "recovery_s": 20}] * 3
+    fleet = {"pools": [{"replicas": 3}], "router": "least-tokens", "failures": {"crashes": crashes}}
+    cost = TokenCost(5 * MS, 10_000, 0)
+    made = Scenario(requests(arrivals(500, 10), 100, 20), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
+    return _with_fleet(made, fleet)
+
+
+def _with_fleet(scenario: Scenario, fleet: dict[str, Any]) -> Scenario:
+    made = scenario.deployment.model_copy(update={"fleet": FleetConfig.model_validate(fleet)})
+    return replace(scenario, deployment=made)
 
 
 def calm() -> Scenario:

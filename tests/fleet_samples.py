@@ -73,8 +73,8 @@ class FleetRun:
         fleet = self.cluster._fleet
         new = fleet._new
 
-        def stepping(pool):
-            life = new(pool)
+        def stepping(pool, after=None):
+            life = new(pool, after)
             life.replica._leaps = False
             return life
 

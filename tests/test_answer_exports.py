@@ -29,6 +29,7 @@ from dashboard.sweep_view import opening_view
 from serving.errors import UserError
 from tests.test_plan_command import EASY
 from tokentwin.cli import cli
+from tokentwin.comparison_document import furthest_off, simulated_errors
 from tokentwin.exports.comparison import ComparisonAnswer
 from tokentwin.exports.export import formats_of, write_export
 from tokentwin.exports.exportable import Exportable, open_exportable
@@ -162,7 +163,13 @@ def test_fleets_are_those_of_the_answer() -> None:
     ]
     (best,) = [row for row in rows if row["recommended"]]
     assert (best["engine"], best["replicas"]) == tuple(document["recommendation"][n] for n in ("engine", "replicas"))
-    assert sum(row["on_frontier"] for row in rows) == len(document["frontier"])
+    met = [row for row in rows if row["met"]]
+    for flag, gain in (("on_frontier", "tok_s_gpu"), ("on_frontier_by_price", "usd_per_mtok_out")):
+        sign = -1 if gain == "usd_per_mtok_out" else 1
+        figures = {(row["tok_s_user"], sign * row[gain]) for row in met}
+        on = {(row["tok_s_user"], sign * row[gain]) for row in rows if row[flag]}
+        assert all(row["met"] for row in rows if row[flag])
+        assert on == {(u, g) for u, g in figures if not any(a >= u and b >= g and (a, b) != (u, g) for a, b in figures)}
     assert source.table("fleets").schema.field("tok_s_user").metadata[b"unit"] == b"tokens/s"
     assert not any(row["recommended"] for row in infeasible().table("fleets").to_pylist())
 
@@ -175,6 +182,39 @@ def test_rows_and_tallies_are_those_of_the_comparison(make: Any) -> None:
         assert [{name: row[name] for name in of_ours[0]} for row in source.table(table).to_pylist()] == of_ours
     units = {row["metric"]: row["unit"] for row in source.table("rows").to_pylist()}
     assert units["ttft_ms"] == "ms" and units["jain_fairness"] == "fraction"
+
+
+def test_what_was_simulated_beside_real_runs_is_in_tables_of_its_own() -> None:
+    source = recorded()
+    document = source.document
+    assert simulated().tables == ("rows", "tallies")
+    assert source.tables == ("rows", "tallies", "simulated", "errors", "outcomes")
+    of_ours = document["simulated"]["rows"]
+    assert [{name: row[name] for name in of_ours[0]} for row in source.table("simulated").to_pylist()] == of_ours
+    assert source.table("outcomes").to_pylist() == document["ranking"]
+    errors = source.table("errors").to_pylist()
+    assert len(errors) == 2 * len(document["rows"])
+    for row in errors:
+        name, side = (row["metric"], row["stat"]), row["side"].lower()
+        mine, real = (
+            next(r for r in rows if (r["metric"], r["stat"]) == name)[side] for rows in (of_ours, document["rows"])
+        )
+        assert (row["simulated"], row["real"]) == (mine, real)
+        whole = 1 if row["unit"] == "fraction" and row["metric"] != "jain_fairness" else real
+        assert row["error"] == pytest.approx(100 * (mine - real) / whole)
+    assert {row["unit"] for row in errors if row["metric"] == "ttft_ms"} == {"ms"}
+    with pytest.raises(UserError, match=r"outcomes.*choose rows or tallies"):
+        written(simulated(), "csv", "outcomes")
+
+
+def test_a_report_of_real_runs_says_how_far_off_the_simulated_ones_are_and_whether_they_were_disturbed() -> None:
+    document = {**recorded().document, "disturbed": True, "disturbance": "the canary drifted"}
+    text = written(ComparisonAnswer(document), "html").decode()
+    assert "The real runs were disturbed: the canary drifted. Part of what differs" in text
+    worst = furthest_off(simulated_errors(document))
+    assert worst is not None and f"({worst['error']:+.1f} %)" in text and "Simulated against real" in text
+    calm = written(ComparisonAnswer({**document, "disturbed": False}), "html").decode()
+    assert "were disturbed" not in calm
 
 
 def test_rows_of_a_validation_report_are_its_figures_and_steps_its_residuals() -> None:
@@ -288,7 +328,7 @@ def evil_comparison() -> ComparisonAnswer:
         document[side]["deployment"]["policy"] = EVIL + side
     for row in (document["rows"][0], document["ranking"][0]):
         row |= {"metric": EVIL, "stat": EVIL}
-    document["asked"] = {EVIL: EVIL}
+    document |= {"asked": {EVIL: EVIL}, "disturbed": True, "disturbance": EVIL}
     return ComparisonAnswer(document)
 
 

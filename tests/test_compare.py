@@ -29,7 +29,8 @@ from serving.workload import Workload, WorkloadRequest
 from tests.fleet_samples import COST, ROOMY, poisson
 from tests.sweep_samples import calibrated
 from tokentwin.cli import cli
-from traces.recording import RecordingWriter
+from tokentwin.commands.compare import print_ranking
+from tokentwin.comparison_document import furthest_off, simulated_errors
 from traces.run_metrics import percentiles
 from traces.schema import arrow_schema
 
@@ -106,6 +107,30 @@ def test_the_interval_of_one_mean_is_that_of_the_paired_t_test() -> None:
     half = t.ppf(0.975, units - 1) * by_unit.std(ddof=1) / np.sqrt(units)
     assert found.difference == pytest.approx(by_unit.mean())
     assert found.high - found.difference == pytest.approx(half, rel=0.1)
+
+
+def test_a_latency_never_falls_by_more_than_all_of_it() -> None:
+    """Six blocks of which one is a hundred times as slow on one side."""
+    rng = np.random.default_rng(1)
+    unit = np.repeat(np.arange(6), 30)
+    a = rng.exponential(1, 180) * np.where(unit == 2, 100, 1)
+    b = rng.exponential(1, 180)
+    for rank in (50, 90):
+        pair = (Percentile(a, unit, 6, rank), Percentile(b, unit, 6, rank))
+        by_difference, by_ratio = (differences([pair], 6, ratios=ratios)[0] for ratios in ([], [True]))
+        assert (by_ratio.a, by_ratio.b) == (by_difference.a, by_difference.b)
+        assert -by_ratio.a < by_ratio.low <= by_ratio.difference <= by_ratio.high
+    assert by_difference.low < -by_difference.a
+
+
+def test_an_interval_of_ratios_turns_round_with_its_sides() -> None:
+    rng = np.random.default_rng(2)
+    unit = np.arange(200) % 8
+    a, b = rng.exponential(10, 200), rng.exponential(15, 200)
+    a, b = (Ratio.mean(values, unit, 8) for values in (a, b))
+    forth, back = (differences([pair], 8, ratios=[True])[0] for pair in ((a, b), (b, a)))
+    assert 1 + forth.low / forth.a == pytest.approx(1 / (1 + back.high / back.a))
+    assert 1 + forth.high / forth.a == pytest.approx(1 / (1 + back.low / back.a))
 
 
 @pytest.mark.parametrize(("count", "rho"), [(400, 0.0), (1000, 0.9)])
@@ -286,6 +311,32 @@ def test_a_ranking_is_held_against_the_engine(simulated: float, real: float, out
     assert {row.outcome for row in found if row.metric == "e2e_ms"} == {outcome}
 
 
+def test_simulated_numbers_are_held_against_the_real_ones() -> None:
+    """In percent of the real one, of a share in points; what is missing on a side, or nothing, has no error."""
+
+    def rows(*made: tuple) -> list[dict]:
+        return [{"metric": metric, "stat": "mean", "a": a, "b": b} for metric, a, b in made]
+
+    real = rows(("ttft_ms", 200.0, 100.0), ("slo_attainment", 0.5, 0.9), ("e2e_ms", 300.0, None), ("tpot_ms", 0.0, 5.0))
+    simulated = rows(
+        ("ttft_ms", 50.0, 110.0), ("slo_attainment", 0.9, 0.8), ("e2e_ms", None, 1.0), ("tpot_ms", 1.0, 5.0)
+    )
+    errors = simulated_errors({"rows": [*real, *rows(("only_real", 1.0, 1.0))], "simulated": {"rows": simulated}})
+    assert [(row["metric"], row["side"], row["error"] and round(row["error"], 9)) for row in errors] == [
+        ("ttft_ms", "A", -75.0),
+        ("ttft_ms", "B", 10.0),
+        ("slo_attainment", "A", 40.0),
+        ("slo_attainment", "B", -10.0),
+        ("e2e_ms", "A", None),
+        ("e2e_ms", "B", None),
+        ("tpot_ms", "A", None),
+        ("tpot_ms", "B", 0.0),
+    ]
+    worst = furthest_off(errors)
+    assert worst is not None and (worst["metric"], worst["side"]) == ("ttft_ms", "A")
+    assert simulated_errors({"rows": real}) == [] and furthest_off([]) is None
+
+
 # The command
 
 
@@ -341,13 +392,34 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
     assert shown.exit_code == 0 and "B is better in" in shown.output
 
 
-def test_directories_of_unlike_many_recordings_are_named(tmp_path: Path) -> None:
-    for name in ("a/run-1", "a/run-2", "b/run-1"):
-        with RecordingWriter(tmp_path / name, {"run_id": name, "clock": "wall"}):
-            pass
+def test_recordings_that_cannot_be_paired_are_named(spec: Path, tmp_path: Path) -> None:
+    run("trace", "synth", tmp_path / "t.parquet", "--spec", spec)
+    for place in ("a/one", "a/two", "b"):
+        run("simulate", tmp_path / "t.parquet", "--gpu", "H100", "--limit", 20, "-o", tmp_path / place, "--no-band")
     with pytest.raises(UserError) as caught:
         run("compare", tmp_path / "a", tmp_path / "b")
-    assert f"A has run-1, run-2 in {tmp_path / 'a'}, B has run-1 in {tmp_path / 'b'}" in str(caught.value)
+    told = str(caught.value)
+    assert f"A has one, two in {tmp_path}/a; B has b in {tmp_path}" in told
+    assert "\n" not in told
+
+
+def test_one_of_a_kind_is_not_a_plural(spec: Path) -> None:
+    shown = run("compare", "--trace", spec, "--gpu", "H100", "--limit", 1, "--b", "max_num_seqs=1").output
+    assert "1 request, resampled by 1 block of arrivals;" in shown
+
+
+def test_whose_means_a_tally_has_is_said_where_some_do_not_finish(spec: Path, tmp_path: Path) -> None:
+    settings = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"max_num_seqs": 1}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings | {"fleet": {"admission": {"queue_timeout_s": 0.1}}}))
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump(settings))
+    says = "Means A and B are of the requests that finish on both sides."
+    assert says in run("compare", tmp_path / "a.yaml", tmp_path / "b.yaml", "--trace", spec, "--gpu", "H100").output
+    assert says not in run("compare", "--trace", spec, "--gpu", "H100", "--b", "max_num_seqs=1").output
+
+
+def test_a_ranking_of_nothing_is_a_sentence_and_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_ranking([])
+    assert capsys.readouterr().out == "neither the simulator nor the engine claims a difference\n"
 
 
 @pytest.mark.parametrize(
@@ -405,5 +477,6 @@ def test_the_engine_confirms_what_the_simulator_claims(tmp_path: Path) -> None:
     assert told["units"]["of"] == "blocks" and told["runs"] == 2 and told["simulated"]["runs"] == 1
     outcomes = {(row["metric"], row["stat"]): row["outcome"] for row in told["ranking"]}
     assert outcomes["ttft_ms", "mean"] == "holds" and "reversed" not in outcomes.values()
+    assert "the canary step took" in told["disturbance"] and "of the real steps" in told["disturbance"]
     again = run("compare", tmp_path / "real" / "a", tmp_path / "real" / "b", "--format", "json")
     assert json.loads(again.output)["rows"] == told["rows"]

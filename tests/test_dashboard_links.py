@@ -126,11 +126,12 @@ def test_what_is_changed_is_in_the_link(name: str, runs: Path) -> None:
 PARAMETERS = re.findall(
     r"\w+",
     """
-    a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml b b_sjf_error b_yaml beside by
-    calibration chunk compare config context cv fleet gpu gpus judged kernel lab_trace log minutes mix model of of_gpu
-    of_run offered only_rate output past plan prediction prefix preset price prompt prompt_sigma prompts q rate
-    rate_scale rec_a rec_b report req_s request rows run scenario seconds seeds serving shape shards size slo spares
-    sql stretch sweep timing tp tpot_within trace trace_rate traffic view win window x y
+    a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml async b b_sjf_error b_yaml
+    batch_tokens beside by calibration chunk compare config context cv fleet gpu gpus judged kernel kv lab_trace log
+    minutes mix model of of_gpu of_run offered only_rate output past plan prediction prefix preset price prompt
+    prompt_sigma prompts q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
+    seeds seqs serving shape shards size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
+    view win window x y
     """,
 )
 ODD = (
@@ -196,3 +197,36 @@ def test_what_a_link_says_is_shown_letter_by_letter(runs: Path) -> None:
         said = [element.value for element in (*app.info, *app.error)]
         assert any("example.org" in text for text in said), page
         assert not any(re.search(r"(?<!\\)\]\(http", text) for text in said), said
+
+
+def beginning(widget: Any) -> Any:
+    """What the browser shows in a widget that it has not had before."""
+    said = widget.proto.default
+    if widget.type == "selectbox":
+        return widget.options[said]
+    if widget.type in ("multiselect", "button_group"):
+        return sorted(getattr(widget.options[at], "content", widget.options[at]) for at in said)
+    return tuple(said) if widget.type == "slider" else said
+
+
+def held(widget: Any) -> Any:
+    """What the page took from it, as its widget shows it."""
+    if widget.type == "selectbox":
+        return widget.options[widget.index]
+    if widget.type == "multiselect":
+        return sorted(widget.format_func(value) for value in widget.value)
+    if widget.type == "button_group":
+        return sorted(getattr(widget.options[at], "content", widget.options[at]) for at in widget.indices)
+    return widget.value
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_drawing_tells_the_browser_what_its_inputs_hold(name: str, runs: Path) -> None:
+    """Of a drawing that is cut short the browser sees nothing; the next one must be enough to begin with."""
+    page, link = PAGES[name]
+    odd = {"rate": "7", "cv": "2", "spares": "3", "price": "H100:2.5", "prompt": "700", "prefix": "64", "rows": "9"}
+    app = opened(page, runs, odd | link)
+    app.run()
+    assert widgets(app)
+    for label, widget in widgets(app).items():
+        assert beginning(widget) == held(widget), label

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
@@ -21,11 +24,13 @@ from streamlit.testing.v1 import AppTest
 from dashboard import frontier_charts, plan_charts, plan_request
 from dashboard.example import example, example_plan, example_request
 from dashboard.palette import REAL, policy_colour
+from dashboard.plan_command import plan_command
 from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
 from dashboard.prose import prose
 from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.uploads import keep_model, keep_trace, model_path
+from serving.config import parse
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from tests.dashboard_samples import one_line
@@ -33,8 +38,10 @@ from tests.test_dashboard_uploads import CONFIG, CSV
 from tokentwin.jobs.files import write_json
 from tokentwin.jobs.job import DIED, Job
 from tokentwin.jobs.process import mark_of
+from tokentwin.planning.curves import mean_rate
 from tokentwin.planning.document import length_histogram
 from tokentwin.planning.frontier import per_dollar, per_gpu
+from traces import synth
 
 
 @pytest.fixture(autouse=True)
@@ -163,13 +170,48 @@ def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
     assert spec["system_prompts"]["tokens"]["tokens"] == 100
 
 
+def test_settings_of_the_engine_are_candidates_as_with_vary(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path, quantization="none,fp8", kv="fp8", seqs="256", **{"async": "on"})
+    settings = asked(app, started)
+    assert settings["vary"] == {
+        "quantization": ["none", "fp8"],
+        "kv_cache_dtype": ["fp8"],
+        "async_scheduling": [True],
+        "max_num_seqs": [256],
+    }
+    request = plan_request.PlanRequest.model_validate(settings)
+    engines, ruled_out = request.candidates(request.workload())
+    assert not ruled_out
+    deployments = [engine.deployment for engine in engines]
+    assert [d.quantization for d in deployments] == ["none", "fp8"] * 4
+    assert {(d.kv_cache_dtype, d.scheduler.async_scheduling, d.scheduler.max_num_seqs) for d in deployments} == {
+        ("fp8", True, 256)
+    }
+    words = shlex.split(plan_command(settings)[0])
+    varied = [word for before, word in pairwise(words) if before == "--vary"]
+    assert varied == ["quantization=none,fp8", "kv_cache_dtype=fp8", "async_scheduling=true", "max_num_seqs=256"]
+
+
+def test_settings_that_are_as_usual_leave_the_question_as_it_was(tmp_path: Path, started: list[Job]) -> None:
+    assert "vary" not in asked(plan(tmp_path, rate="21", quantization="none", kv="auto", batch_tokens="0"), started)
+    assert "Choose at least one Quantization" in shown(plan(tmp_path, quantization=""))
+
+
+def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
+    assert "price: 'H100: 0': should be what a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
+    settings = example_request().as_json() | {"prices": {"H100": 0.0}}
+    with pytest.raises(UserError, match=r"plan\.prices\.H100"):
+        parse(plan_request.PlanRequest, settings, where="plan")
+
+
 def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
     digest = keep_trace(tmp_path, CSV)
     app = plan(tmp_path, traffic="trace", trace=digest, trace_rate="15")
     assert "3 requests" in shown(app)
     traffic = asked(app, started)["traffic"]
     assert traffic["path"] == str(tmp_path / "uploads" / f"{digest}.parquet")
-    assert traffic["rate_scale"] == pytest.approx(15 / 1.5)
+    request = plan_request.PlanRequest.model_validate(started[0].settings)
+    assert mean_rate(request.question(request.workload())) == pytest.approx(15)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +454,7 @@ def test_the_line_joins_fleets_that_meet_the_slos_only() -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of all requests that are synthesised."""
     ids: list[int] = []
-    whole = plan_request.synthesise
+    whole = synth.synthesise
 
     def counted(spec):
         def requests():
@@ -423,7 +465,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         workload = whole(spec)
         return replace(workload, requests=requests())
 
-    monkeypatch.setattr(plan_request, "synthesise", counted)
+    monkeypatch.setattr(synth, "synthesise", counted)
     return ids
 
 
@@ -451,6 +493,19 @@ def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list
     app = plan(tmp_path, **url)
     assert not app.exception and len(made) < 30_000
     assert app.error or "requests in" in shown(app)
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+@pytest.mark.parametrize("rate", [0.5, 2.0, 20.0])
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0, 10.0])
+def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate: float, cv: float) -> None:
+    traffic = shapes()[name].traffic(rate, cv)
+    request = example_request().model_copy(update={"traffic": traffic})
+    workload = request.workload()
+    assert mean_rate(request.question(workload)) == pytest.approx(rate, rel=1e-6)
+    gaps = np.diff([made.arrival_ns for made in workload.requests])
+    drawn = np.diff([made.arrival_ns for made in synth.synthesise(traffic).requests])
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(np.std(drawn) / np.mean(drawn), rel=1e-6)
 
 
 def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,16 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.constraint_lifts import dispersion, double_bandwidth, infinite_kv, more_places, one_more_replica
+from calibration.baseline import FINISHED
+from calibration.constraint_lifts import (
+    TIERS,
+    dispersion,
+    double_bandwidth,
+    infinite_kv,
+    more_places,
+    no_failures,
+    one_more_replica,
+)
 from calibration.diagnosis import Diagnosis
 from calibration.lifted_costs import FreePrefill, NoCpuTime, TwiceTheBandwidth, repriced, twice_the_bandwidth
 from calibration.operation_cost import HostTimes, OperationCost
@@ -37,6 +46,8 @@ from tests.step_model_samples import LLAMA, Roofline, deployment
 from tests.sweep_samples import calibrated
 from tokentwin.cli import cli
 from traces.recording import Recording
+from traces.replica_lives import unserved_ns
+from traces.run_metrics import RunMetrics
 
 CAUSES = {
     runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
@@ -95,6 +106,144 @@ def test_a_recording_without_steps_still_shows_its_queue(tmp_path: Path) -> None
     simulate_to(tmp_path / "run", s.workload, s.deployment, s.cost, steps=False)
     evidence = Evidence(Recording.load(tmp_path / "run"))
     assert not evidence.has_steps and "high TTFT" in [symptom.name for symptom in symptoms(evidence)]
+
+
+# Where requests come to nothing
+
+
+def finished_share(scenario: Scenario, out: Path) -> float:
+    return float(RunMetrics.of(runs.recorded(scenario, out)).finished.mean())
+
+
+def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) -> None:
+    made = runs.shed()
+    found = diagnosed(made, tmp_path / "run")
+    before, after = finished_share(made, tmp_path / "again"), finished_share(more_places(made), tmp_path / "more")
+    assert 0.1 < before < 0.6 and after > before + 0.3
+    cause = found.cause
+    assert cause is not None and (cause.name, found.kind, found.metric) == ("more running requests", "policy", FINISHED)
+    assert found.finished == (before, before) and cause.finished == after
+    assert cause.bought[FINISHED] == pytest.approx((after - before) / (1 - before))
+    told = f"max_num_seqs is too small; with more running requests {100 * after:.1f} % of the requests would finish "
+    assert found.verdict() == f"a policy problem: {told}instead of {100 * before:.1f} %"
+    assert found.twin_error == 0
+
+
+def test_every_claim_of_a_shed_run_is_what_simulating_it_gives(tmp_path: Path) -> None:
+    """Shares and p99 of those that finish, of every lift that was tried."""
+    made = runs.shed()
+    found = diagnosed(made, tmp_path / "run")
+    lifts = {lift.name: lift for tier in TIERS for lift in tier}
+    for c in found.counterfactuals:
+        lifted = lifts[c.name].apply(made)
+        assert isinstance(lifted, str) == bool(c.skipped)
+        if isinstance(lifted, Scenario):
+            metrics = RunMetrics(lifted.requests())
+            assert c.finished == metrics.finished.mean()
+            assert c.p99 == {name: metrics.distribution(name).p99 for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    told = json.dumps(found.as_dict(), allow_nan=False)
+    assert "inf %" not in told and not any("inf" in symptom.evidence for symptom in found.symptoms)
+
+
+def test_requests_that_no_lift_could_save_are_left_out(tmp_path: Path) -> None:
+    """One in ten is longer than max_model_len; what the others wait for is explained all the same."""
+    few = runs.few_places()
+    offered = [replace(r, prompt=(("", 5000),)) if r.id % 10 == 0 else r for r in few.workload.requests]
+    found = diagnosed(replace(few, workload=replace(few.workload, requests=offered)), tmp_path / "run")
+    assert found.finished == (0.9, 0.9) and found.metric != FINISHED
+    assert found.cause is not None and found.cause.name == "more running requests"
+
+
+def test_what_nothing_that_is_tried_saves_stays_unexplained(tmp_path: Path) -> None:
+    """Users who leave before most answers can be written, however little else there is to do."""
+    made = runs.shed()
+    patience = {"distribution": "constant", "mean_s": 0.5, "until": "finish"}
+    fleet = FleetConfig.model_validate({"admission": {"patience": patience}})
+    roomy = made.deployment.scheduler.model_copy(update={"max_num_seqs": 64})
+    dep = made.deployment.model_copy(update={"fleet": fleet, "scheduler": roomy})
+    found = diagnosed(replace(made, deployment=dep), tmp_path / "run")
+    assert found.metric == FINISHED and found.finished[0] < 0.9 and found.cause is None
+    assert found.verdict().startswith("unexplained: no constraint lets a tenth of the requests that come to nothing")
+
+
+# Failures
+
+
+def test_an_outage_is_found_and_blamed(tmp_path: Path) -> None:
+    made = runs.failing()
+    recording = runs.recorded(made, tmp_path / "recorded")
+    found = diagnosed(made, tmp_path / "run")
+    (symptom,) = (symptom for symptom in found.symptoms if symptom.name == "replicas fail")
+    outage = 20e9 / recording.run["duration_ns"]
+    ready = 3 * (1 - outage)
+    assert symptom.evidence == (
+        f"3 crashes; {ready:.3g} replicas were ready on average, 3 at the start, "
+        f"none for {100 * outage:.1f} % of the run"
+    )
+    assert found.cause is not None and (found.cause.name, found.kind) == ("no failures", "capacity")
+    spared = no_failures(made)
+    assert isinstance(spared, Scenario)
+    assert found.cause.p99["e2e_ms"] == RunMetrics(spared.requests()).distribution("e2e_ms").p99
+    assert found.verdict().startswith("a capacity problem: replicas or links fail; with no failures the p99 of")
+
+
+def test_crashes_that_cost_nothing_are_no_symptom_and_no_lift(tmp_path: Path) -> None:
+    made = runs.failing()
+    assert made.deployment.fleet is not None
+    crash = {"at_s": 20, "replica": 0, "recovery_s": 0.1}
+    fleet = FleetConfig.model_validate(made.deployment.fleet.model_dump() | {"failures": {"crashes": [crash]}})
+    once = replace(made, deployment=made.deployment.model_copy(update={"fleet": fleet}))
+    names = [symptom.name for symptom in symptoms(Evidence(runs.recorded(once, tmp_path / "run")))]
+    assert "replicas fail" not in names
+    assert isinstance(no_failures(once), Scenario) and no_failures(runs.calm()) == "nothing fails"
+    assert no_failures(runs.shed()) == "nothing fails"
+
+
+def test_an_outage_of_one_pool_is_one(tmp_path: Path) -> None:
+    """Ten seconds of ten in one pool of two, then it is up again; time before it was first ready is none."""
+    lives = [
+        {"replica": 0, "pool": "a", "gpus": 1, "started_ns": 0, "ready_ns": 5, "ended_ns": 10, "ended_by": "crash"},
+        {"replica": 1, "pool": "a", "gpus": 1, "started_ns": 10, "ready_ns": 30, "ended_ns": 40, "ended_by": "crash"},
+    ]
+    assert unserved_ns(lives, 100) == 20 + 60
+    assert unserved_ns(lives[:1], 8) == 0 and unserved_ns([], 8) == 0
+
+
+# Too little to tell
+
+
+def one_token(count: int) -> Scenario:
+    return replace(runs.calm(), workload=requests(arrivals(count, 5), 100, 1))
+
+
+def test_outputs_of_one_token_have_no_tpot(tmp_path: Path) -> None:
+    found = diagnosed(one_token(100), tmp_path / "run")
+    assert set(found.simulated) == set(found.recorded) == {"ttft_ms", "e2e_ms"}
+    assert all(set(c.p99) == {"ttft_ms", "e2e_ms"} for c in found.counterfactuals if not c.skipped)
+    with pytest.raises(UserError, match="metric: 'tpot_ms': is of no request"):
+        diagnosed(one_token(100), tmp_path / "again", judged="tpot_ms")
+
+
+@pytest.mark.parametrize(("count", "kind"), [(19, None), (20, "policy")])
+def test_a_handful_of_requests_makes_no_verdict(count: int, kind: str | None, tmp_path: Path) -> None:
+    few = runs.few_places()
+    few = replace(few, workload=requests(arrivals(count, 50), 60, 80))
+    found = diagnosed(few, tmp_path / "run")
+    assert found.kind == kind and found.cause is not None and found.cause.name == "more running requests"
+    says = (
+        "a policy problem: " if kind else "too few requests for a verdict (19 of at least 20); what would still lower"
+    )
+    assert found.verdict().startswith(says)
+    assert "more GPUs do not help" not in [symptom.name for symptom in found.symptoms] or kind
+
+
+def test_idleness_alone_is_no_problem(tmp_path: Path) -> None:
+    """Prompts are most of a calm run's latency, and that is no trouble."""
+    calm = replace(runs.calm(), cost=TokenCost(5 * MS, 100_000, 0))
+    found = diagnosed(calm, tmp_path / "run", judged="ttft_ms")
+    assert [symptom.name for symptom in found.symptoms] == ["low utilisation"]
+    assert found.cause is not None and found.cause.name == "free prefill" and found.kind is None
+    assert found.verdict().startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
 
 
 # Lifted costs
@@ -341,7 +490,7 @@ def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp
 
 
 def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
-    return Diagnosis([], "e2e_ms", {}, {}, [], again=again)
+    return Diagnosis([], "e2e_ms", 0, {}, {}, (1.0, 1.0), [], again=again)
 
 
 def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:

@@ -261,6 +261,24 @@ def test_the_report_stands_alone_and_holds_its_figures(run):
     assert [len(figure["data"]) for figure in figures] == [5, 1, 2, 2, 3]
 
 
+def test_the_report_has_the_run_by_name_and_what_did_not_finish(fleet):
+    pytest.importorskip("plotly")
+    text = written(fleet, "html").decode()
+    assert "<h1>fleet</h1>" in text
+    assert "75 % did not finish: latencies are those of the 1 of 4 requests that finished" in text
+    assert "<h1>a/b</h1>" in written(RecordedRun(fleet.recording, "a/b"), "html").decode()
+
+
+def test_the_report_shows_where_the_step_time_of_a_run_goes():
+    pytest.importorskip("plotly")
+    from dashboard.bundled import RUN_SAMPLE
+
+    tags = Tags()
+    tags.feed(written(RecordedRun(RUN_SAMPLE), "html").decode())
+    parts, roof = (json.loads(script)["layout"]["xaxis"]["title"]["text"] for script in tags.scripts[1:3])
+    assert (parts, roof) == ("time of steps (s)", "FLOP per byte")
+
+
 def test_what_a_recording_says_is_text_in_the_report(fleet):
     pytest.importorskip("plotly")
     text = written(fleet, "html").decode()

@@ -91,6 +91,25 @@ def test_drawn_crashes_come_at_their_rate_and_depend_on_their_seed_alone():
     assert_everything_is_accounted_for(run, offered)
 
 
+def test_a_larger_fleet_meets_the_same_crashes_and_those_of_its_own():
+    """What a replica more would buy is told by pairs: the places of the smaller fleet crash when they did."""
+    offered = poisson(600, 3.0, prompts=5, outputs=2)
+    failures = {"mtbf_s": 20, "recovery_s": 5, "seed": 3}
+
+    def crashes(*replicas):
+        pools = [{"name": str(number), "replicas": count} for number, count in enumerate(replicas)]
+        run = FleetRun({"pools": pools, "failures": failures, "router": "least-requests"}, offered)
+        return {(life["pool"], life["ended_ns"]) for life in run.lives if life["ended_ns"] is not None}
+
+    base, more_in_the_first, more_in_the_second = crashes(3, 2), crashes(4, 2), crashes(3, 3)
+    until = min(max(at for _, at in each) for each in (base, more_in_the_first, more_in_the_second))
+    for larger, pool in ((more_in_the_first, "0"), (more_in_the_second, "1")):
+        own = {crash for crash in larger - base if crash[1] < until}
+        assert {crash for crash in base if crash[1] < until} < larger
+        assert own and {name for name, _ in own} == {pool}
+    assert len({at for _, at in base}) == len(base) > 20  # no two places share their draws
+
+
 def test_a_slow_replica_takes_its_factor_in_its_window():
     """Steps of 10 ms; those planned from 105 to 305 ms take 30 ms."""
     offered = [WorkloadRequest(0, 0, (("", 4),), 40)]

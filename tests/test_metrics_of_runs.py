@@ -255,6 +255,15 @@ def test_saturation_of_a_queue_with_known_capacity(rate, servers, verdict):
         assert found.slope == pytest.approx(rate - 100, rel=0.15)
 
 
+@pytest.mark.parametrize("service_s", [3, 10])
+def test_a_backlog_that_merely_wanders_is_not_called_growing(service_s):
+    """Requests that stay so long make the backlog of one bin like that of the next: a line rises easily."""
+    verdicts = {
+        RunMetrics(synthetic(3600, rate=20, service_s=service_s, seed=seed)).saturation.verdict for seed in range(60)
+    }
+    assert verdicts == {"STABLE"}
+
+
 # Naive recounts
 
 times = st.integers(0, 40)

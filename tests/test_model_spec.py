@@ -271,10 +271,28 @@ def test_layers_with_a_window_are_counted_by_family_or_as_listed(changes: dict[s
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
+        ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]}, "fp8"),
     ],
 )
 def test_how_a_checkpoint_is_stored_is_read(config: Any, stored: str) -> None:
     assert spec(quantization_config=config).checkpoint_quantization == stored
+
+
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        (["lm_head", "model.layers.0.self_attn.q_proj"], "model.layers.0.self_attn.q_proj"),
+        ("self_attn", "self_attn"),
+        ([None], "None"),
+        (7, "7"),
+    ],
+)
+def test_a_checkpoint_that_is_fp8_in_parts_is_refused_with_a_remedy(kept: Any, named: str) -> None:
+    stored = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept}
+    with pytest.raises(UserError, match=f"modules_to_not_convert: '?{named}.*plan with quantization fp8") as caught:
+        spec(quantization_config=stored)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("changes", [{}, MIXTURE, {"sliding_window": 512, "layer_types": ["sliding_attention"] * 32}])

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from serving.config import Deployment
+from serving.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from serving.gpu_spec import find_gpu
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.plan_samples import traffic
 from tokentwin.cli import cli
 from tokentwin.planning.engines import candidate_engines, long_enough
-from tokentwin.planning.traffic import planned_traffic
-from tokentwin.planning.vllm_command import vllm_command
+from tokentwin.planning.traffic import planned_traffic, specified_traffic
+from tokentwin.planning.vllm_command import vllm_command, vllm_command_of
+from traces.synth import parse_spec, synthesise
 
 LLAMA = Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
 EASY, HARD = "ttft_ms p99<=1000", "tpot_ms p50<=1"
@@ -56,7 +57,7 @@ def test_it_recommends_a_fleet_with_everything_that_follows(shape: Path) -> None
     }
     low, high = best["plausible_gpus"]
     assert low <= best["gpus"] <= high
-    assert best["vllm_serve"].startswith("vllm serve meta-llama/Llama-3.1-8B --dtype bfloat16 --tensor-parallel-size ")
+    assert best["vllm_serve"].startswith("vllm serve meta-llama/Llama-3.1-8B --dtype bfloat16 ")
     h100 = next(p for p in [best, *found["runners_up"]] if p["engine"] == "TP1 H100")
     assert h100["usd_per_hour"] == pytest.approx(2.9 * h100["gpus"])
 
@@ -120,12 +121,12 @@ def test_candidates_are_every_combination_and_what_does_not_fit_says_why() -> No
     gpus = {name: find_gpu(name) for name in ("H100", "H200")}
     fitting, ruled_out = candidate_engines(large, gpus, [1, 2, 3, 4], ["vllm", "sjf"], {"H200": 1.0})
     assert [e.name for e in fitting if e.deployment.policy == "vllm"] == [
-        "TP2 H100",
         "TP4 H100",
         "TP2 H200",
         "TP4 H200",
     ]
     reasons = dict(ruled_out)
+    assert "lower max_num_seqs" in reasons["TP2 H100"] and "lower" not in reasons["TP1 H100"]
     assert len(fitting) + len(ruled_out) == 16
     assert "GiB of weights" in reasons["TP1 H100"]
     assert "64 heads" in reasons["TP3 H200 sjf"]
@@ -155,6 +156,29 @@ def test_the_busiest_stretch_is_planned_for() -> None:
     assert [request.arrival_ns for request in faster.requests] == [i * 10**9 // 2 for i in range(6)]
 
 
+def arrival_rate(workload: Workload) -> float:
+    arrivals = [request.arrival_ns for request in workload.requests]
+    return (len(arrivals) - 1) / ((arrivals[-1] - arrivals[0]) / 1e9)
+
+
+@pytest.mark.parametrize("size", [{"requests": 400}, {"duration_s": 60}])
+def test_a_specification_is_planned_for_at_the_rate_that_it_names(size: dict[str, int]) -> None:
+    length = {"kind": "fixed", "tokens": 10}
+    data = {"arrivals": {"kind": "gamma", "rate": 8, "cv": 4}, "prompt": length, "output": length, **size}
+    assert arrival_rate(synthesise(parse_spec(data))) != pytest.approx(8, rel=0.02)
+    assert arrival_rate(specified_traffic(parse_spec(data))) == pytest.approx(8, rel=1e-6)
+    assert arrival_rate(specified_traffic(parse_spec(data), limit=50)) == pytest.approx(8, rel=1e-6)
+
+
+def test_traffic_without_one_rate_is_as_drawn() -> None:
+    length = {"kind": "fixed", "tokens": 10}
+    sessions = {"turns": {"kind": "fixed", "tokens": 3}, "think_ms": {"kind": "fixed", "tokens": 900}}
+    ramp = {"kind": "ramp", "start_rate": 1, "end_rate": 5, "over_s": 60}
+    for arrivals, more in (({"kind": "poisson", "rate": 5}, {"sessions": sessions}), (ramp, {})):
+        spec = parse_spec({"requests": 100, "arrivals": arrivals, "prompt": length, "output": length, **more})
+        assert list(specified_traffic(spec).requests) == list(synthesise(spec).requests)
+
+
 def test_one_request_is_no_traffic() -> None:
     with pytest.raises(UserError, match="window-s"):
         planned_traffic(traffic(20), window_s=1e-6, rate_scale=None)
@@ -176,7 +200,7 @@ def test_requests_of_one_instant_have_no_rate_to_plan_for() -> None:
 # The command
 
 
-def test_the_command_spells_out_what_was_simulated() -> None:
+def test_the_command_says_what_was_simulated_otherwise_than_by_default() -> None:
     deployment = Deployment.model_validate(
         {
             "model": "meta-llama/Llama-3.1-8B",
@@ -184,7 +208,7 @@ def test_the_command_spells_out_what_was_simulated() -> None:
             "kv_cache_dtype": "fp8",
             "tensor_parallel_size": 2,
             "gpu_memory_utilization": 0.85,
-            "scheduler": {"max_num_seqs": 64, "enable_prefix_caching": False, "async_scheduling": True},
+            "scheduler": {"max_num_seqs": 64, "enable_prefix_caching": False, "async_scheduling": False},
         }
     )
     words = vllm_command(deployment).split()
@@ -194,8 +218,35 @@ def test_the_command_spells_out_what_was_simulated() -> None:
     assert pairs["--max-num-seqs"] == "64"
     assert pairs["--gpu-memory-utilization"] == "0.85"
     assert pairs["--quantization"] == pairs["--kv-cache-dtype"] == "fp8"
-    assert {"--no-enable-prefix-caching", "--async-scheduling"} < set(words)
+    assert {"--no-enable-prefix-caching", "--no-async-scheduling"} < set(words)
     assert "--num-gpu-blocks-override" in vllm_command(Deployment())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "seqs", "tokens"),
+    [("H100", 1024, 8192), ("B200", 1024, 8192), ("A100-80G", 256, 2048), ("L40S", 256, 2048)],
+)
+def test_candidates_are_what_vllm_serves_by_default(gpu: str, seqs: int, tokens: int) -> None:
+    fitting, _ = candidate_engines(LLAMA, {gpu: find_gpu(gpu)}, [1, 2], ["vllm"], {})
+    for engine in fitting:
+        scheduler = engine.deployment.scheduler
+        assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (seqs, tokens)
+        assert scheduler.async_scheduling
+        words = (vllm_command_of(engine) or "").split()
+        assert not {"--max-num-seqs", "--max-num-batched-tokens", "--async-scheduling", "--block-size"} & set(words)
+        assert ("--tensor-parallel-size" in words) == (engine.gpus > 1)
+
+
+def test_what_is_stated_stays_and_is_said() -> None:
+    stated = LLAMA.model_copy(update={"scheduler": SchedulerConfig(max_num_seqs=128)})
+    varied = [{"async_scheduling": False, "scheduler.max_num_batched_tokens": 512}, {"pipeline_parallel_size": 2}]
+    (plain, staged), _ = candidate_engines(stated, {"H100": find_gpu("H100")}, [1], ["vllm"], {}, varied)
+    assert plain.deployment.scheduler.max_num_seqs == staged.deployment.scheduler.max_num_seqs == 128
+    assert plain.deployment.scheduler.max_num_batched_tokens == 512
+    assert staged.deployment.scheduler.max_num_batched_tokens == 8192
+    assert not plain.deployment.scheduler.async_scheduling and not staged.deployment.scheduler.async_scheduling
+    command = vllm_command_of(plain) or ""
+    assert "--max-num-seqs 128 --max-num-batched-tokens 512" in command and "--no-async-scheduling" in command
 
 
 def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:

@@ -270,7 +270,8 @@ def test_frontier_and_prices_follow_from_the_run(plan: Plan) -> None:
     point, figures = best.offer.point, best.offer.trial.figures
     assert point.tok_s_gpu == figures.steady.output_throughput / point.gpus
     assert point.usd_per_mtok_out == pytest.approx(point.usd_per_hour / figures.steady.output_throughput / 3600 * 1e6)
-    assert any(not p.met for p in plan.frontier) and any(p.met for p in plan.frontier)
+    assert plan.frontier and all(p.met for p in (*plan.frontier, *plan.by_price))
+    assert not all(p.met for p in plan.points)
 
 
 def test_figures_are_those_of_the_run_metrics() -> None:

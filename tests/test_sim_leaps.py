@@ -13,6 +13,7 @@ from calibration.step_cost import Calibration, StepCost
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
+from serving.scheduler import POLICIES as EVERY_POLICY
 from serving.scheduler import find_policy
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
@@ -32,7 +33,10 @@ def requests(seed, count, rate_per_s=20.0, priorities=1):
     prompts = np.clip(rng.lognormal(4.5, 1.0, count), 1, 700).astype(int).tolist()
     outputs = np.clip(rng.exponential(50, count), 1, 300).astype(int).tolist()
     ranks = rng.integers(priorities, size=count).tolist()
-    return [WorkloadRequest(i, arrivals[i], (("", prompts[i]),), outputs[i], priority=ranks[i]) for i in range(count)]
+    return [
+        WorkloadRequest(i, arrivals[i], (("", prompts[i]),), outputs[i], priority=ranks[i], tenant=f"t{i % 3}")
+        for i in range(count)
+    ]
 
 
 def step_cost(seed):
@@ -66,7 +70,7 @@ def run(leaps, workload, cost, *, replicas=2, router="least-tokens", policy="vll
         sink,
         replicas=replicas,
         router=find_router(router),
-        shares_prefixes=False,
+        shares_prefixes=workload.shares_prefixes,
         steps=False,
         tokens=True,
     )
@@ -104,12 +108,17 @@ TIGHT = {"num_blocks": 90, "max_num_seqs": 32, "max_num_batched_tokens": 256, "m
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("concurrency", [None, 12], ids=["open", "closed"])
 @pytest.mark.parametrize("scheduler", [ROOMY, TIGHT], ids=["roomy", "tight"])
-def test_leaping_is_stepping(policy, concurrency, scheduler):
+@pytest.mark.parametrize(
+    ("overlapped", "plan_ns"),
+    [(False, 1_000), (True, 1_000), (True, 6_500_000)],
+    ids=["plain", "overlapped", "by the CPU"],
+)
+def test_leaping_is_stepping(policy, concurrency, scheduler, overlapped, plan_ns):
     def cost():
-        return TokenCost(6_000_000, 18_000, 450, plan_ns=1_000)
+        return TokenCost(6_000_000, 18_000, 450, plan_ns=plan_ns)
 
     workload = Workload(requests(1, 400), concurrency=concurrency, shares_prefixes=False)
-    table = assert_same(workload, cost, policy=policy, **scheduler)
+    table = assert_same(workload, cost, policy=policy, async_scheduling=overlapped, **scheduler)
     preempted = sum(table["preemptions"].to_pylist())
     assert (preempted > 0) == (scheduler is TIGHT and policy != "static")
 
@@ -117,7 +126,7 @@ def test_leaping_is_stepping(policy, concurrency, scheduler):
 @given(
     seed=st.integers(0, 2**32),
     rate=st.sampled_from([2.0, 12.0, 60.0]),
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from(sorted(EVERY_POLICY)),
     concurrency=st.sampled_from([None, 1, 7]),
     blocks=st.integers(64, 200),
     seqs=st.integers(2, 40),
@@ -125,15 +134,17 @@ def test_leaping_is_stepping(policy, concurrency, scheduler):
     block_size=st.sampled_from([1, 16, 24]),
     queue=st.sampled_from(["fcfs", "priority"]),
     calibrated=st.booleans(),
+    overlapped=st.booleans(),
+    shared=st.booleans(),
 )
 @SHORT
 def test_leaping_is_stepping_whatever_the_settings(
-    seed, rate, policy, concurrency, blocks, seqs, budget, block_size, queue, calibrated
+    seed, rate, policy, concurrency, blocks, seqs, budget, block_size, queue, calibrated, overlapped, shared
 ):
     def cost():
         return step_cost(seed) if calibrated else TokenCost(3_000_000, 9_000, 999, plan_ns=seed % 5_000)
 
-    workload = Workload(requests(seed, 60, rate, priorities=3), concurrency=concurrency, shares_prefixes=False)
+    workload = Workload(requests(seed, 60, rate, priorities=3), concurrency=concurrency, shares_prefixes=shared)
     assert_same(
         workload,
         cost,
@@ -144,6 +155,8 @@ def test_leaping_is_stepping_whatever_the_settings(
         max_model_len=1024,
         block_size=block_size,
         queue=queue,
+        async_scheduling=overlapped,
+        **({"edf_ttft_ms": {"": 500.0}} if policy == "edf" else {}),
     )
 
 
@@ -159,12 +172,24 @@ def test_an_arrival_cuts_a_leap_at_the_end_of_the_running_step():
         assert scheduled[1] == (50_000_000 if arrival_ns <= 50_000_000 else 60_000_000)
 
 
-def test_the_overlapped_loop_and_kept_steps_never_leap():
-    workload = Workload(requests(0, 10), shares_prefixes=False)
-    cost = TokenCost(6_000_000, 18_000, 450)
-    *_, planned = run(True, workload, cost, **ROOMY, async_scheduling=True)
-    simulated, _, again = run(False, workload, cost, **ROOMY, async_scheduling=True)
-    assert planned == again >= simulated.steps
+def test_an_arrival_in_a_leap_of_the_overlapped_loop_runs_behind_the_step_that_is_planned_already():
+    def cost():
+        return TokenCost(10_000_000, 0, 0, plan_ns=1_000_000)
+
+    for arrival_ns in (40_999_999, 41_000_000, 41_000_001):
+        first = WorkloadRequest(0, 0, (("", 4),), 30)
+        second = WorkloadRequest(1, arrival_ns, (("", 4),), 30)
+        table = assert_same(
+            Workload([first, second], shares_prefixes=False), cost, replicas=1, async_scheduling=True, **ROOMY
+        )
+        scheduled = {row["request_id"]: row["scheduled_ns"] for row in table.to_pylist()}
+        assert scheduled[1] == (51_000_000 if arrival_ns <= 41_000_000 else 61_000_000)
+
+
+def test_kept_steps_never_leap():
+    deployment = Deployment(scheduler=SchedulerConfig(**ROOMY))
+    cluster = Cluster(deployment, TokenCost(6_000_000, 18_000, 450), TableSink(), steps=True)
+    assert not cluster.replicas[0]._leaps
 
 
 def cost_of(kind, seed):

@@ -14,12 +14,15 @@ from tokentwin.scenarios import priced_scenario
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from calibration.disturbance import Disturbance
     from calibration.paired_runs import PairedRuns
     from calibration.scenario import Scenario
     from serving.config import Deployment
     from serving.workload import Workload
     from tokentwin.costs import Priced
     from traces.recording import Recording
+
+_NAMED = 5  # recordings that an error names
 
 
 def side_scenarios(
@@ -57,8 +60,8 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     from calibration.paired_runs import COLUMNS, PairedRuns
 
     if len(a) != len(b):
-        found = f"A has {_listed(a)}, B has {_listed(b)}"
-        raise UserError("recordings", [len(a), len(b)], f"must be as many of A as of B; {found}")
+        held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
+        raise UserError("recordings", [len(a), len(b)], f"are paired one by one; give as many of B as of A: {held}")
     try:
         closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
@@ -67,11 +70,25 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     return PairedRuns(of_a, of_b, bounds, closed)
 
 
-def _listed(runs: Sequence[Recording]) -> str:
-    """Their names and where they lie, such as `run-1, run-2 in runs/a`."""
-    names = [recording.path.name for recording in runs[:5]]
-    more = ", ..." if len(runs) > 5 else ""
-    return f"{', '.join(names)}{more} in {runs[0].path.parent}"
+def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[Scenario] = ()) -> Disturbance | None:
+    """Whether the machine was calm while the real engine recorded `sides`; None where a side was simulated.
+
+    `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
+    """
+    from calibration.disturbance import disturbance
+    from calibration.step_cost import StepCost
+
+    if any(recording.run["clock"] != "wall" for side in sides for recording in side):
+        return None
+    costs = [scenario.cost for scenario in scenarios]
+    known = [cost.calibration if isinstance(cost, StepCost) else None for cost in costs] or [None] * len(sides)
+    return disturbance(list(zip(sides, known, strict=True)))
+
+
+def _named(side: Sequence[Recording]) -> str:
+    """Their names and where the first lies, such as `run-1, run-2 in runs/a`."""
+    names = ", ".join(recording.path.name for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
+    return f"{names} in {side[0].path.parent}"
 
 
 def _closed(workload: Workload) -> bool:

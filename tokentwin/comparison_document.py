@@ -6,7 +6,7 @@ reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibration.comparison import Comparison, Ranked
+    from calibration.disturbance import Disturbance
     from calibration.paired_runs import PairedRuns
     from calibration.scenario import Scenario
     from traces.recording import Recording
@@ -59,22 +60,60 @@ def simulated_side(scenario: Scenario, calibration: str) -> dict[str, Any]:
     }
 
 
-def recorded_side(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Which clock ran it, how often, what ran, and how far to trust it."""
+def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> dict[str, Any]:
+    """Which clock ran it, how often, what ran, and how far to trust it; `found` is of both sides."""
     from calibration.decision_replay import recorded_deployment
     from calibration.standing import of_run, together
 
+    standing = together((of_run(recording.run) for recording in recordings), "recordings")
+    if found is not None and found.disturbed:
+        standing = standing._replace(reason=f"{standing.reason}, on a machine that was disturbed")
     return {
         "clock": recordings[0].run["clock"],
         "runs": len(recordings),
         "deployment": recorded_deployment(recordings[0]).model_dump(mode="json"),
-        **together((of_run(recording.run) for recording in recordings), "recordings")._asdict(),
+        **standing._asdict(),
     }
 
 
+def calmness(found: Disturbance | None) -> dict[str, Any]:
+    """What a document of real runs has more of: whether they were `disturbed`, and the `disturbance` in words."""
+    return {} if found is None else {"disturbed": found.disturbed, "disturbance": found.told}
+
+
 def beside(simulated: dict[str, Any], ranked: Sequence[Ranked]) -> dict[str, Any]:
-    """What a document of real runs has more of: the same runs simulated, and whether its claims hold, row by row."""
+    """And where they were simulated, too: that document, and whether its claims hold, row by row."""
     return {"simulated": simulated, "ranking": [_plain(asdict(row)) for row in ranked]}
+
+
+def simulated_errors(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How far each number that was simulated is off the real one, side by side, of a document that has both.
+
+    `metric`, `stat`, `side`, `simulated` and `real` values, and `error`: in percent of the real one; of a share in
+    percentage points. None where there is no number.
+    """
+    from calibration.comparison import SHARES
+
+    simulated = {(row["metric"], row["stat"]): row for row in (document.get("simulated") or {}).get("rows", ())}
+    found = []
+    for row in document["rows"]:
+        name = row["metric"], row["stat"]
+        for side in "ab" if name in simulated else "":
+            predicted, real = simulated[name][side], row[side]
+            whole = 1.0 if row["metric"] in SHARES else real
+            known = predicted is not None and real is not None and whole
+            error = 100 * (predicted - real) / whole if known else None
+            told = {"metric": name[0], "stat": name[1], "side": side.upper()}
+            found.append({**told, "simulated": predicted, "real": real, "error": error})
+    return found
+
+
+def furthest_off(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The worst of the `simulated_errors` that are in percent; None without any."""
+    from calibration.comparison import SHARES
+
+    relative = [row for row in errors if row["metric"] not in SHARES and row["error"] is not None]
+    return max(relative, key=lambda row: abs(row["error"]), default=None)
 
 
 def _curve(values: NDArray[Any]) -> dict[str, list[float]]:

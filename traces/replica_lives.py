@@ -33,6 +33,14 @@ def serving_ns(lives: Lives, duration_ns: int) -> int:
     return sum(_end(life, duration_ns, life["ready_ns"]) for life in lives if life["ready_ns"] is not None)
 
 
+def unserved_ns(lives: Lives, duration_ns: int) -> int:
+    """Nanoseconds in which none of `lives`, of one pool, could serve, after one could for the first time."""
+    timeline = [change for change in replica_counts(lives) if change["time_ns"] < duration_ns]
+    began = next((at for at, change in enumerate(timeline) if change["ready"]), len(timeline))
+    times = [*(change["time_ns"] for change in timeline), duration_ns]
+    return sum(times[at + 1] - times[at] for at in range(began, len(timeline)) if not timeline[at]["ready"])
+
+
 def replica_counts(lives: Lives) -> list[dict[str, Any]]:
     """The timeline: at each change `time_ns`, `pool`, and from then on its replicas `paid` for and those `ready`."""
     changes: dict[tuple[int, str], list[int]] = {}

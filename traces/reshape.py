@@ -23,3 +23,14 @@ def reshaped(workload: Workload, *, limit: int | None = None, rate_scale: float 
             raise UserError("rate-scale", rate_scale, "is so small that arrivals leave the calendar; raise it")
         requests = [replace(request, arrival_ns=round(request.arrival_ns / rate_scale)) for request in requests]
     return replace(workload, requests=requests)
+
+
+def at_rate(workload: Workload, rate: float) -> Workload:
+    """`workload`, its requests in a list, with a mean gap between arrivals of 1 / `rate` seconds.
+
+    Requests of one instant stay as they are. Raises UserError as `reshaped` does.
+    """
+    requests = list(workload.requests)
+    span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 if requests else 0.0
+    listed = replace(workload, requests=requests)
+    return reshaped(listed, rate_scale=rate * span_s / (len(requests) - 1)) if span_s else listed

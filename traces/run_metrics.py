@@ -49,6 +49,7 @@ SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", 
 _BINS = 16
 FEWEST = 20  # requests below which nothing is said about saturation
 PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
+_GROWING = 0.02  # and when its backlog is said to grow at all: a burst near the end makes a line rise by less
 
 
 class HasTables(Protocol):
@@ -439,9 +440,10 @@ class RunMetrics:
         admitted = np.isfinite(self._request("scheduled_ns"))
         looked_up = float(np.nansum(self._request("prompt_tokens")[admitted]))
         hits: dict[str, int] = {}
-        for hit in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).to_pylist():
-            for tier, tokens in hit or ():
-                hits[tier] = hits.get(tier, 0) + tokens
+        for chunk in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).drop_null().chunks:
+            found = pa.table({"tier": chunk.keys, "tokens": chunk.items})
+            for row in found.group_by("tier").aggregate([("tokens", "sum")]).to_pylist():
+                hits[row["tier"]] = hits.get(row["tier"], 0) + row["tokens_sum"]
         return {tier: tokens / looked_up for tier, tokens in sorted(hits.items())}
 
     @cached_property
@@ -477,6 +479,10 @@ class RunMetrics:
             ends = np.where(unfinished, np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends)
         return arrivals, ends
 
+    def stays(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system."""
+        return self._outstanding
+
     def concurrency(self) -> tuple[float | None, int | None]:
         """Requests outstanding: time-weighted mean over the measurement window, and peak."""
         arrivals, ends = self._outstanding
@@ -502,7 +508,7 @@ class RunMetrics:
         waiting = self._waiting_share(_filled(first, last), last)
         if low > 0 and slope >= PILING_UP * rate:
             verdict = "OVERLOADED"
-        elif low > 0 or waiting > 0.5:
+        elif (low > 0 and slope >= _GROWING * rate) or waiting > 0.5:
             verdict = "BACKLOGGED"
         else:
             verdict = "STABLE"
@@ -641,7 +647,11 @@ def _integral(times: Floats, until: Floats) -> Floats:
 
 
 def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals."""
+    """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals.
+
+    Residuals of a fitted line look less correlated than they are, by (2 + 4 r) / n (Kendall 1954 for a mean; a line
+    takes one degree of freedom more).
+    """
     from scipy.special import stdtrit  # imports slowly, and most metrics do without
 
     n = len(x)
@@ -652,7 +662,8 @@ def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
     total = float(residuals @ residuals)
     if total <= 1e-12 * max(float(y @ y), 1.0):
         return slope, slope, slope
-    correlation = min(max(float(residuals[1:] @ residuals[:-1]) / total, 0.0), 0.9)
+    seen = float(residuals[1:] @ residuals[:-1]) / total
+    correlation = min(max(seen + (2 + 4 * seen) / n, 0.0), 0.9)
     effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
     error = math.sqrt(total / (effective - 2) / spread)
     half = float(stdtrit(effective - 2, 0.975)) * error  # Student's t

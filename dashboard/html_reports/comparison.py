@@ -20,9 +20,10 @@ from dashboard.html_reports.document import (
 )
 from dashboard.html_reports.origin import origin
 from dashboard.lab.side_names import side_names
-from dashboard.lab.words import CARRIED_OVER, basis, fairness, ranking
+from dashboard.lab.words import CARRIED_OVER, basis, disturbance, errors, fairness, ranking
 from dashboard.lab_charts import Sides, change, label, side_colours, unit
 from dashboard.prose import capitalised
+from tokentwin.comparison_document import simulated_errors
 from tokentwin.exports.comparison import ComparisonAnswer
 
 
@@ -37,6 +38,7 @@ def write_html(source: ComparisonAnswer, out: IO[bytes]) -> None:
         badge(standing),
         paragraph(basis(answer), soft=True),
         warning(CARRIED_OVER) if answer["units"]["carry_over"] else "",
+        warning(disturbance(answer)) if answer.get("disturbed") else "",
         heading("Request by request"),
         figure(lab_charts.cdfs(answer["cdfs"], names, colours, log_x=False), standing),
         beside(
@@ -76,6 +78,19 @@ def _ranking(answer: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(ranking(answer["ranking"])[1])
     yield paragraph(f"Simulated: {answer['simulated']['verdict']}.", soft=True)
     yield figure(lab_charts.ranking(answer["ranking"]), _standing(answer["simulated"]))
+    yield heading("Simulated against real")
+    yield paragraph(errors(answer))
+    yield table([_error(row) for row in simulated_errors(answer)])
+
+
+def _error(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "of": f"{label(row)}, {row['side']}",
+        "unit": unit(row),
+        "simulated": row["simulated"],
+        "real": row["real"],
+        "error (%)": change({"metric": row["metric"], "percent": row["error"]}),
+    }
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import IO, Any
 
 from calibration.standing import ASSUMED, Standing
 from dashboard import frontier_charts, plan_charts
+from dashboard.bundled import EXTERNAL_SAMPLE
+from dashboard.external_results import load_external
 from dashboard.html_reports.document import (
     badge,
     beside,
@@ -22,16 +24,21 @@ from dashboard.html_reports.document import (
 from dashboard.html_reports.origin import origin
 from dashboard.plan_command import plan_command
 from dashboard.plan_words import (
+    ROOM,
+    ROOM_HELP,
+    alternatives,
     carriers,
     costs,
     fleet_name,
     headroom,
+    other_draws,
     plausible_gpus,
     standing,
     standing_of,
     why_not_fewer,
 )
 from dashboard.prose import prose, sentence
+from dashboard.published_error import error_line
 from serving.metrics import metric
 from tokentwin.exports.plan import PlanAnswer
 
@@ -57,10 +64,14 @@ def write_html(source: PlanAnswer, out: IO[bytes]) -> None:
 
 def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
     yield badge(standing(best["standing"]))
+    gpu = answer["candidates"][best["engine"]]["gpu"]
+    if error := error_line(load_external(EXTERNAL_SAMPLE), gpu):
+        yield paragraph(error, soft=True)
     yield facts(
         {
             "GPUs": f"{best['gpus']:,}",
             "plausible": plausible_gpus(best),
+            "SLOs met on other draws of the traffic": other_draws(best) or "–",
             "$ per hour": _usd(best["usd_per_hour"]),
             "$ per Mtok output": _usd(best["usd_per_mtok_out"]),
             "attainment": f"{100 * best['attainment']:.1f} %",
@@ -117,21 +128,13 @@ def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
             figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
         ]
     )
-    yield table([_row(point, at in best_of) for at, point in enumerate(points)])
+    yield table([_row(points[at], at in best_of) for at in frontier_charts.ranked(points, recommended)])
 
 
 def _others(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Engines of which no fleet is the answer, and why."""
-    rows = [
-        {"engine": entry["engine"], "verdict": f"dearer: at least {_usd(entry['usd_per_hour_at_least'])}/h"}
-        for entry in answer["dearer"]
-    ]
-    rows += [
-        {"engine": entry["engine"], "verdict": prose(f"will not do: {entry['reason']}")}
-        for entry in answer["infeasible"]
-    ]
-    if rows:
-        yield heading("What else there is") + table(rows)
+    """Every engine that was a candidate, and why it is not the answer."""
+    if rows := alternatives(answer):
+        yield heading("What else there is") + table(rows, dict.fromkeys(ROOM, ROOM_HELP))
 
 
 def _row(point: Mapping[str, Any], on_frontier: bool) -> dict[str, Any]:

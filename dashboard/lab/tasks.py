@@ -8,12 +8,14 @@ from typing import Any
 
 from calibration.comparison import Comparison, compare, ranking
 from calibration.decision_replay import recorded_deployment
+from calibration.scenario import Scenario
 from dashboard.lab.request import LabRequest, RecordedRequest, Timing
 from serving.config import parse
 from serving.errors import UserError
 from tokentwin import __version__
-from tokentwin.comparing import recorded_pairs, side_scenarios, simulated_pairs
-from tokentwin.comparison_document import beside, comparison_document, recorded_side, simulated_side
+from tokentwin.comparing import calm, recorded_pairs, side_scenarios, simulated_pairs
+from tokentwin.comparison_document import beside, calmness, comparison_document, recorded_side, simulated_side
+from tokentwin.costs import Priced
 from tokentwin.progress import Tell
 from tokentwin.sides import recordings
 from traces.recording import Recording
@@ -41,17 +43,17 @@ def recorded(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     tell("reading the recordings", 0.1)
     pairs = recorded_pairs(*sides, request.bounds)
     real = compare(pairs, request.threshold)
-    told = comparison_document(pairs, real, [recorded_side(side) for side in sides])
-    if request.timing is not None:
+    scenarios, prices = _again(sides, request.timing) if request.timing is not None else ([], [])
+    found = calm(sides, scenarios)
+    told = comparison_document(pairs, real, [recorded_side(side, found) for side in sides]) | calmness(found)
+    if scenarios:
         tell("simulating the same runs", 0.4)
-        told |= _beside(sides, real, request, request.timing)
+        told |= _beside(scenarios, prices, real, request)
     return {**told, **_asked(request)}
 
 
-def _beside(
-    sides: Sequence[Sequence[Recording]], real: Comparison, request: RecordedRequest, timing: Timing
-) -> dict[str, Any]:
-    """The recorded runs simulated, and whether what that ranks A and B by holds in the recordings."""
+def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> tuple[list[Scenario], list[Priced]]:
+    """What was recorded as scenarios, and what times their steps."""
     for side in sides:
         if side[0].run["clock"] != "wall":
             raise UserError("recording", str(side[0].path), "is simulated itself; only a real one is held against it")
@@ -60,10 +62,17 @@ def _beside(
     for side in sides:
         deployment = recorded_deployment(side[0])
         made, price = side_scenarios([workload], timing.calibration, timing.gpu, lambda _, mine=deployment: mine)
-        scenarios.append(made)
+        scenarios += made
         prices.append(price)
-    pairs = simulated_pairs(scenarios, request.bounds, lambda _: None)
-    ran = [simulated_side(made[0], price.calibration) for made, price in zip(scenarios, prices, strict=True)]
+    return scenarios, prices
+
+
+def _beside(
+    scenarios: Sequence[Scenario], prices: Sequence[Priced], real: Comparison, request: RecordedRequest
+) -> dict[str, Any]:
+    """The recorded runs simulated, and whether what that ranks A and B by holds in the recordings."""
+    pairs = simulated_pairs([[scenario] for scenario in scenarios], request.bounds, lambda _: None)
+    ran = [simulated_side(made, price.calibration) for made, price in zip(scenarios, prices, strict=True)]
     comparison = compare(pairs, request.threshold)
     return beside(comparison_document(pairs, comparison, ran), ranking(comparison, real))
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dashboard.lab_charts import label, unit
+from dashboard.shown import shown
+from tokentwin.comparison_document import furthest_off, simulated_errors
+
 OUTCOMES = {
     "holds": "held",
     "reversed": "reversed",
@@ -17,10 +21,11 @@ CARRIED_OVER = "Queues outlast the blocks: intervals may be too narrow. Compare 
 def basis(answer: Mapping[str, Any]) -> str:
     """What the intervals rest on."""
     units, runs = answer["units"], answer["runs"]
-    of = "runs of other arrivals" if units["of"] == "runs" else "blocks of consecutive arrivals"
+    of, arrivals = ("run", "other") if units["of"] == "runs" else ("block", "consecutive")
     return (
-        f"{answer['requests']:,} requests in {runs} run{'' if runs == 1 else 's'} of each side, resampled by "
-        f"{units['count']} {of}. The 95 % intervals hold for all rows together.{_lost(answer)}"
+        f"{_counted(answer['requests'], 'request')} in {_counted(runs, 'run')} of each side, resampled by "
+        f"{_counted(units['count'], of)} of {arrivals} arrivals. The 95 % intervals hold for all rows together."
+        f"{_lost(answer)}"
     )
 
 
@@ -44,7 +49,32 @@ def ranking(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         return "reversed", f"The ranking does not hold on the engine: {told}."
     if counts["holds"]:
         return "holds", f"The ranking holds on the engine: {told}."
-    return "open", f"The engine does not contradict the simulator: {told or 'neither claims anything'}."
+    if not told:
+        return "open", "Neither the simulator nor the engine claims a difference."
+    return "open", f"The engine does not contradict the simulator: {told}."
+
+
+def errors(answer: Mapping[str, Any]) -> str:
+    """How far what was simulated is off, at worst; empty where nothing was."""
+    worst = furthest_off(simulated_errors(answer))
+    if worst is None:
+        return ""
+    return (
+        f"Simulated against real, the furthest off is {label(worst)} of {worst['side']}: {shown(worst['simulated'])} "
+        f"{unit(worst)} simulated, {shown(worst['real'])} real ({worst['error']:+.1f} %)."
+    )
+
+
+def disturbance(answer: Mapping[str, Any]) -> str:
+    """What to say of real runs that were disturbed; empty where they were not."""
+    if not answer.get("disturbed"):
+        return ""
+    told = str(answer["disturbance"]).rstrip(".")
+    return f"The real runs were disturbed: {told}. Part of what differs is the machine's."
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def _lost(answer: Mapping[str, Any]) -> str:

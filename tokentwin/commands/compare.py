@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
     from calibration.comparison import Comparison, Ranked
+    from calibration.disturbance import Disturbance
     from calibration.paired_runs import PairedRuns
     from calibration.scenario import Scenario
     from tokentwin.sides import Overrides
@@ -112,22 +113,30 @@ def compare(
 
 
 class Told(NamedTuple):
-    """A comparison, what it is of, and what ran on both sides as `tokentwin.comparison_document` has it."""
+    """A comparison, what it is of, and what ran on both sides as `tokentwin.comparison_document` has it.
+
+    disturbance     of runs on the real engine, else None
+    """
 
     pairs: PairedRuns
     comparison: Comparison
     sides: list[dict[str, Any]]
+    disturbance: Disturbance | None = None
 
 
-def _of_recordings(paths: Sequence[str], bounds: dict[str, float], threshold: float) -> Told:
+def _of_recordings(
+    paths: Sequence[str], bounds: dict[str, float], threshold: float, scenarios: Sequence[Scenario] = ()
+) -> Told:
+    """`scenarios` are what the recordings were simulated as, if they were."""
     from calibration.comparison import compare
-    from tokentwin.comparing import recorded_pairs
+    from tokentwin.comparing import calm, recorded_pairs
     from tokentwin.comparison_document import recorded_side
     from tokentwin.sides import recordings
 
     a, b = (recordings(name, path) for name, path in zip("AB", paths, strict=True))
     pairs = recorded_pairs(a, b, bounds)
-    return Told(pairs, compare(pairs, threshold), [recorded_side(a), recorded_side(b)])
+    found = calm((a, b), scenarios)
+    return Told(pairs, compare(pairs, threshold), [recorded_side(side, found) for side in (a, b)], found)
 
 
 def _scenarios(
@@ -186,16 +195,18 @@ def _on_engine(
             click.echo(f"real run {number} of {repeats} of {name.upper()}", err=True)
             with closing(load_engine(scenario.deployment)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=force)
-    return _of_recordings([str(out / name) for name in "ab"], bounds, threshold)
+    return _of_recordings([str(out / name) for name in "ab"], bounds, threshold, sides)
 
 
 def _finish(told: Told, real: Told | None, about: dict[str, str], style: str, out: Path | None, force: bool) -> None:
     """Print it, save it, and leave with its exit status."""
     from calibration.comparison import ranking
+    from tokentwin.comparison_document import simulated_errors
     from tokentwin.exports.file import write_whole
 
     ranked = ranking(told.comparison, real.comparison) if real else []
-    document = json.dumps(_document(told, real, ranked, about), allow_nan=False)
+    whole = _document(told, real, ranked, about)
+    document = json.dumps(whole, allow_nan=False)
     if out is not None:
         write_whole(out, lambda file: file.write(document.encode()), force)
     if style == "json":
@@ -203,9 +214,12 @@ def _finish(told: Told, real: Told | None, about: dict[str, str], style: str, ou
     else:
         click.echo(f"A: {about['a']}\nB: {about['b']}")
         print_comparison(told.comparison)
+        print_disturbance(told.disturbance)
         if real:
             click.echo("\non the real engine")
             print_comparison(real.comparison)
+            print_disturbance(real.disturbance)
+            print_errors(simulated_errors(whole))
             print_ranking(ranked)
     if any(row.outcome == "reversed" for row in ranked):
         raise SystemExit(REVERSED)
@@ -217,12 +231,13 @@ def _document(told: Told, real: Told | None, ranked: Sequence[Ranked], about: di
     """Of the simulated runs or, where there are real ones, of those, with the simulated ones beside them."""
     from tokentwin import __version__
     from tokentwin.commands.command_line import command_line
-    from tokentwin.comparison_document import beside, comparison_document
+    from tokentwin.comparison_document import beside, calmness, comparison_document
 
     asked = command_line(click.get_current_context(), leave_out=("style", "save", "force"))
-    whole = comparison_document(told.pairs, told.comparison, told.sides)
-    if real is not None:
-        whole = {**comparison_document(real.pairs, real.comparison, real.sides), **beside(whole, ranked)}
+    first, *simulated = [real, told] if real is not None else [told]
+    whole = comparison_document(first.pairs, first.comparison, first.sides) | calmness(first.disturbance)
+    for other in simulated:
+        whole |= beside(comparison_document(other.pairs, other.comparison, other.sides), ranked)
     for side in "ab":
         whole[side]["name"] = about[side]
     return {**whole, "version": __version__, "asked": {"command": asked}}
@@ -261,10 +276,12 @@ def print_comparison(comparison: Comparison) -> None:
     console.print()
     console.print(tallies)
     console.print()
-    unit = f"{comparison.units} {comparison.unit_is}" + (" of arrivals" if comparison.unit_is == "blocks" else "")
+    unit = _counted(comparison.units, comparison.unit_is) + (" of arrivals" if comparison.unit_is == "blocks" else "")
+    lost = any(row.metric == "finished" for row in comparison.rows)
+    means = " Means A and B are of the requests that finish on both sides." if lost else ""
     console.print(
-        f"[dim]{comparison.requests} requests, resampled by {unit}; the intervals hold for all rows together. "
-        f"A request gains or loses from {100 * comparison.threshold:g} % on.[/]",
+        f"[dim]{_counted(comparison.requests, 'requests')}, resampled by {unit}; the intervals hold for all rows "
+        f"together. A request gains or loses from {100 * comparison.threshold:g} % on.{means}[/]",
         soft_wrap=True,
     )
     if comparison.carry_over:
@@ -275,12 +292,55 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(f"[bold]{comparison.verdict()}[/]", soft_wrap=True)
 
 
+def print_disturbance(found: Disturbance | None) -> None:
+    """Whether the machine was calm, where that is known."""
+    from rich.console import Console
+
+    if found is None or not found.told:
+        return
+    told = f"[bold yellow]DISTURBED[/]: {found.told}" if found.disturbed else f"undisturbed: {found.told}"
+    Console().print(f"{told}; take real times with care" if found.disturbed else told, soft_wrap=True)
+
+
+def print_errors(errors: Sequence[Mapping[str, Any]]) -> None:
+    """Both sides as simulated and as they were, and what is furthest off."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from serving.metrics import axis_of, label_of
+    from tokentwin.comparison_document import furthest_off
+
+    console = Console()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("metric", min_width=10)
+    for heading in ("stat", "side"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("simulated", "real", "error %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in errors:
+        numbers = [math.nan if row[key] is None else row[key] for key in ("simulated", "real", "error")]
+        shown = (*map(_shown, numbers[:2]), _change(row["metric"], numbers[2]))
+        table.add_row(axis_of(row["metric"]), row["stat"], row["side"], *shown)
+    console.print("\nsimulated against real")
+    console.print(table)
+    worst = furthest_off(errors)
+    if worst is not None:
+        stat = "" if worst["stat"] == "value" else f" {worst['stat']}"
+        console.print(
+            f"[bold]furthest off[/]: {label_of(worst['metric'])}{stat} of {worst['side']}, {worst['error']:+.1f} %"
+        )
+
+
 def print_ranking(ranked: Sequence[Ranked]) -> None:
     """Row by row, whether the engine agrees; then in a sentence."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
+    if not ranked:
+        console.print("[bold]neither the simulator nor the engine claims a difference[/]")
+        return
     table = Table("metric", "stat", "simulated", "real", "outcome")
     for row in ranked:
         table.add_row(
@@ -291,9 +351,14 @@ def print_ranking(ranked: Sequence[Ranked]) -> None:
         )
     console.print(table)
     counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing was claimed"
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     verdict = "the ranking DOES NOT HOLD on the engine" if counts["reversed"] else "the engine does not contradict it"
     console.print(f"[bold]{verdict}[/]: {told}")
+
+
+def _counted(count: int, things: str) -> str:
+    """`things` is a plural in s."""
+    return f"{count} {things if count != 1 else things.removesuffix('s')}"
 
 
 def _shown(value: float) -> str:

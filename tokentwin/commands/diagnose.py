@@ -66,15 +66,25 @@ def print_diagnosis(found: Diagnosis, has_steps: bool) -> None:
 def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
     from rich.table import Table
 
+    from calibration.baseline import FINISHED
     from serving.metrics import metric
 
-    headings = [f"{metric(name).label} p99, ms" for name in found.simulated]
-    table = Table("with", "kind", *headings, title="what lifting one constraint would buy", title_justify="left")
-    table.add_row("the run as it was", "", *map(_ms, found.simulated.values()))
+    sheds = found.metric == FINISHED
+    of = "; latencies are those of the requests that finish" if sheds else ""
+    columns = [
+        "with",
+        "kind",
+        *(["finish"] if sheds else []),
+        *(f"{metric(name).label} p99, ms" for name in found.simulated),
+    ]
+    table = Table(*columns, title=f"what lifting one constraint would buy{of}", title_justify="left")
+    table.add_row(
+        "the run as it was", "", *_shares(found.finished[1], sheds), *(_ms(p99) for p99 in found.simulated.values())
+    )
     for c in found.counterfactuals:
         if not c.skipped:
             cells = (f"{_ms(c.p99[name])} ({_percent(-c.bought[name])})" for name in found.simulated)
-            table.add_row(c.name, c.kind, *cells)
+            table.add_row(c.name, c.kind, *_shares(c.finished, sheds), *cells)
     console.print(table)
     for c in found.counterfactuals:
         if c.skipped:
@@ -83,11 +93,19 @@ def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
         console.print(f"[yellow]{found.warning}[/]", soft_wrap=True)
 
 
+def _shares(finished: float, shown: bool) -> list[str]:
+    from calibration.step_marks import shown_share
+
+    return [shown_share(finished)] if shown else []
+
+
 def _ms(value: float) -> str:
     from calibration.symptoms import shown_ms
 
+    if math.isnan(value):
+        return "-"
     return shown_ms(value) if math.isfinite(value) else "never"
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:+.0f} %" if math.isfinite(share) else "-"
+    return f"{round(100 * share):+d} %" if math.isfinite(share) else "-"

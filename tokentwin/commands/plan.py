@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentwin.finite import Finite
+from tokentwin.planning.traffic import BUSIEST_S
 
 if TYPE_CHECKING:
     from serving.config import Deployment
@@ -40,7 +42,7 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 @click.option("--limit", type=click.IntRange(min=2), help="Only the first N requests.")
 @click.option(
     "--window-s",
-    default=3600.0,
+    default=BUSIEST_S,
     show_default=True,
     type=Finite(min=0, min_open=True, max=1e9),
     help="Plan for the busiest stretch of so many seconds.",
@@ -88,6 +90,7 @@ def plan(
     from tokentwin.costs import named_prices
     from tokentwin.exports.file import check_free, write_whole
     from tokentwin.planning.document import plan_document
+    from tokentwin.planning.draws import drawn_again
     from tokentwin.planning.objectives import parse_objectives
     from tokentwin.planning.plan import Limits, make_plan
     from tokentwin.planning.report import print_plan
@@ -101,6 +104,7 @@ def plan(
     objectives = parse_objectives(slos)
     find_router(router)
     workload = planned_traffic(_read(traffic, limit), window_s, rate_scale)
+    draws = drawn_again(workload, _draw(workload, traffic, limit, window_s, rate_scale))
     requests = sum(1 for _ in workload.requests)
     engines, ruled_out, pricing = _candidates(
         workload,
@@ -119,7 +123,7 @@ def plan(
     with Workers(question, jobs) as workers:
         with counting("candidates", len(engines)) as progress:
             limits = Limits(max_replicas, spares)
-            found = make_plan(workers, engines, ruled_out, limits, lambda so_far: progress(so_far.settled))
+            found = make_plan(workers, engines, ruled_out, limits, lambda so_far: progress(so_far.settled), draws)
         if style == "json" or save is not None:
             asked = command_line(click.get_current_context(), leave_out=("style", "save", "force", "jobs"))
             document = json.dumps(plan_document(workers, found, engines, {"command": asked}), allow_nan=False)
@@ -135,12 +139,37 @@ def plan(
 
 def _read(traffic: str, limit: int | None) -> Workload:
     """A trace, or the workload that a YAML file specifies."""
+    from tokentwin.planning.traffic import specified_traffic
     from traces.reader import read_workload
     from traces.reshape import reshaped
-    from traces.synth import read_spec, synthesise
+    from traces.synth import read_spec
 
-    specified = Path(traffic).suffix in (".yaml", ".yml")
-    return reshaped(synthesise(read_spec(traffic)) if specified else read_workload(traffic), limit=limit)
+    if _specified(traffic):
+        return specified_traffic(read_spec(traffic), limit)
+    return reshaped(read_workload(traffic), limit=limit)
+
+
+def _draw(
+    planned: Workload, traffic: str, limit: int | None, window_s: float, rate_scale: float | None
+) -> Callable[[int], Workload]:
+    """Draws the traffic that is `planned` for again: a specification from the seeds after its own."""
+    from tokentwin.planning.draws import reordered
+    from tokentwin.planning.traffic import planned_traffic, specified_traffic
+    from traces.synth import read_spec
+
+    if not _specified(traffic):
+        return reordered(planned)
+    spec = read_spec(traffic)
+
+    def draw(number: int) -> Workload:
+        again = specified_traffic(spec.model_copy(update={"seed": spec.seed + number}), limit)
+        return planned_traffic(again, window_s, rate_scale)
+
+    return draw
+
+
+def _specified(traffic: str) -> bool:
+    return Path(traffic).suffix in (".yaml", ".yml")
 
 
 def _candidates(

@@ -89,6 +89,7 @@ class _Ranked(Part):
 
 class _Simulated(Part):
     verdict: str
+    rows: list[_Row]
     a: _Side
     b: _Side
 
@@ -110,6 +111,8 @@ class _Comparison(Asked):
     b: _Side
     simulated: _Simulated | None = None
     ranking: list[_Ranked] | None = None
+    disturbed: bool = False
+    disturbance: str = ""
 
 
 class ComparisonAnswer:
@@ -120,23 +123,46 @@ class ComparisonAnswer:
         "html": html_report("comparison"),
         "json": "tokentwin.exports.saved_answer:write_json",
     }
-    tables = ("rows", "tallies")
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """Raises UserError for a document that is none of a comparison, or of an older one."""
         self.document = checked(_Comparison, document, "comparison")
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those of the engine's runs where the same were simulated, too."""
+        simulated = ("simulated", "errors", "outcomes") if self.document.get("simulated") else ()
+        return ("rows", "tallies", *simulated)
+
     def table(self, name: str) -> pa.Table:
-        """`rows`: every number of both sides with its difference. `tallies`: winners and losers, by group."""
+        """One of these.
+
+        rows        every number of both sides with its difference
+        tallies     winners and losers, by group
+        simulated   as `rows`, of the simulated runs beside real ones
+        errors      every simulated number beside the real one, by side
+        outcomes    whether the engine confirms what the simulator claims
+        """
         import pyarrow as pa
 
-        if name == "tallies":
-            return pa.Table.from_pylist(rows_of(self.document[name], [*_Tally.model_fields]), schema=_tallies())
-        rows = [
-            {**row, "unit": METRICS[row["metric"]].unit if row["metric"] in METRICS else "fraction"}
-            for row in rows_of(self.document[name], [*_Row.model_fields])
-        ]
-        return pa.Table.from_pylist(rows, schema=_rows())
+        from tokentwin.comparison_document import simulated_errors
+
+        found = self.document
+        match name:
+            case "tallies":
+                return pa.Table.from_pylist(rows_of(found[name], [*_Tally.model_fields]), schema=_tallies())
+            case "errors":
+                return pa.Table.from_pylist(_with_units(simulated_errors(found)), schema=_errors())
+            case "outcomes":
+                ranked = rows_of(found.get("ranking") or [], [*_Ranked.model_fields])
+                return pa.Table.from_pylist(ranked, schema=_outcomes())
+            case _:
+                rows = (found["simulated"] if name == "simulated" else found)["rows"]
+                return pa.Table.from_pylist(_with_units(rows_of(rows, [*_Row.model_fields])), schema=_rows())
+
+
+def _with_units(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "unit": METRICS[row["metric"]].unit if row["metric"] in METRICS else "fraction"} for row in rows]
 
 
 def _rows() -> pa.Schema:
@@ -154,6 +180,37 @@ def _rows() -> pa.Schema:
             number_field("high", own, "upper end"),
             number_field("percent", "%", "B - A in percent of A; of a share in percentage points"),
             text_field("better", "A or B where a difference can be claimed, else empty"),
+        ]
+    )
+
+
+def _errors() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            text_field("metric", "a metric of the glossary, or `finished`: the share of the requests that finish"),
+            text_field("stat", "its statistic; `value` where it has but one"),
+            text_field("unit", "of simulated and real"),
+            text_field("side", "A or B"),
+            number_field("simulated", "the row's", "in the simulator"),
+            number_field("real", "the row's", "on the real engine"),
+            number_field("error", "%", "simulated against real, in percent of real; of a share in percentage points"),
+        ]
+    )
+
+
+def _outcomes() -> pa.Schema:
+    import pyarrow as pa
+
+    change = "B - A on the {}, in percent of A; of a share in percentage points"
+    return pa.schema(
+        [
+            text_field("metric", "a metric of the glossary, or `finished`: the share of the requests that finish"),
+            text_field("stat", "its statistic; `value` where it has but one"),
+            number_field("simulated_percent", "%", change.format("simulator")),
+            number_field("real_percent", "%", change.format("real engine")),
+            text_field("outcome", "holds, open (the engine claims nothing), reversed, missed (only the engine claims)"),
         ]
     )
 

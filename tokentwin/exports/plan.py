@@ -10,9 +10,13 @@ from pydantic import Field
 from tokentwin.exports.html_report import html_report
 from tokentwin.exports.saved_answer import Asked, Part, checked, rows_of
 from tokentwin.exports.tables import flag_field, metric_field, number_field, text_field
+from tokentwin.planning.frontier import per_dollar, per_gpu, unbeaten
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_STEADY = "in steady operation; a run's own divide by all of its time, its last answers included"
 
 
 class _Fleet(Part):
@@ -35,12 +39,18 @@ class _Standing(Part):
     reason: str
 
 
+class _Draws(Part):
+    drawn: int = 0
+    met: int = 0
+
+
 class _Recommendation(_Fleet):
     vllm_serve: str | None
     headroom_percent: float
     breaks_first: str | None
     plausible_gpus: tuple[int, int | None]
     standing: _Standing
+    other_draws: _Draws = _Draws()
     deployment: dict[str, Any]
 
 
@@ -95,6 +105,7 @@ class _Plan(Asked):
     frontier: list[_Fleet]
     frontier_by_price: list[_Fleet]
     points: list[_Fleet]
+    candidates: dict[str, dict[str, Any]] = Field(default_factory=dict)
     by_replicas: list[_ByReplicas]
     by_rate: list[_ByRate]
     lengths: _Lengths
@@ -121,10 +132,11 @@ class PlanAnswer:
         fleets = self.document["points"]
         rows = rows_of(fleets, [*_Fleet.model_fields])
         best = self.document["recommendation"]
-        for row in rows:
+        for_gpus, for_money = (set(unbeaten(fleets, gain)) for gain in (per_gpu, per_dollar))
+        for at, row in enumerate(rows):
             row["recommended"] = best is not None and _same(row, best)
-            for frontier in ("frontier", "frontier_by_price"):
-                row[f"on_{frontier}"] = any(_same(row, point) for point in self.document[frontier])
+            row["on_frontier"], row["on_frontier_by_price"] = at in for_gpus, at in for_money
+            row["kv_tokens"] = self.document.get("candidates", {}).get(row["engine"], {}).get("kv_tokens")
         return pa.Table.from_pylist(rows, schema=_schema())
 
 
@@ -141,13 +153,16 @@ def _schema() -> pa.Schema:
             number_field("replicas", "", "those that carry the traffic", whole=True),
             number_field("gpus", "", "of all replicas, spares included", whole=True),
             number_field("usd_per_hour", "$/h", "of all GPUs, spares included"),
-            *map(metric_field, ("tok_s_user", "tok_s_gpu", "usd_per_mtok_out", "usd_per_mtok_total")),
+            *map(metric_field, ("tok_s_user", "tok_s_gpu")),
+            number_field("usd_per_mtok_out", "$/Mtok", f"all dollars over output tokens {_STEADY}"),
+            number_field("usd_per_mtok_total", "$/Mtok", f"all dollars over prompt and output tokens {_STEADY}"),
             number_field("attainment", "fraction", "share of the requests within every bound"),
             flag_field("met", "whether every SLO is met"),
             text_field("mark", "how far its step times can be trusted: validated, interpolated, extrapolated"),
             text_field("reason", "why"),
             flag_field("recommended", "whether this is the answer"),
-            flag_field("on_frontier", "none beats it in tokens/s of a user and of a GPU"),
-            flag_field("on_frontier_by_price", "none beats it in tokens/s of a user and tokens for a dollar"),
+            flag_field("on_frontier", "meets every SLO, and no other such fleet beats it per user and per GPU"),
+            flag_field("on_frontier_by_price", "likewise, in tokens/s of a user and tokens for a dollar"),
+            number_field("kv_tokens", "tokens", "for which one engine has KV blocks", whole=True),
         ]
     )

@@ -22,7 +22,7 @@ def answer(plan: Plan) -> str:
     return (
         f"{count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {count(point.gpus, 'GPU')}, "
         f"${point.usd_per_hour:,.2f}/h, {100 * point.attainment:.1f} % attainment, {_headroom(best.knee)}; "
-        f"plausible {_plausible(plan, best)}"
+        f"plausible {_plausible(plan, best)}{_elsewhere(best)}"
     )
 
 
@@ -80,6 +80,12 @@ def _plausible(plan: Plan, best: Recommendation) -> str:
         return f"{low} or more; if steps take as long as they may, no fleet of it meets the SLOs"
     high = gpus(best.slow.replicas)
     return f"{low}" if low == high else f"{low}-{high}"
+
+
+def _elsewhere(best: Recommendation) -> str:
+    if not best.draws:
+        return ""
+    return f"; the SLOs hold in {sum(best.draws)} of {count(len(best.draws), 'other draw')} of the traffic"
 
 
 def _breaks(objective: Objective, value: float) -> bool:

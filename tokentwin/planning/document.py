@@ -39,7 +39,8 @@ def plan_document(
 
     why_not_fewer   in a sentence
     requests_per_s  the mean rate; None if all arrive at once
-    candidates      the GPU and the deployment of each, by its name
+    candidates      of each, by its name: the GPU, the deployment, and the tokens and the requests of mean length that
+                    one engine has room for in KV memory
     lengths         how long prompts and outputs are; see `length_histogram`
     by_replicas     attainment of the recommended engine with more and fewer replicas
     by_rate         latencies of the recommended fleet with more and less traffic
@@ -48,12 +49,19 @@ def plan_document(
     The two curves are simulated here: `tell` hears of them, with the share of this that is done.
     """
     best, rate = found.recommendation, mean_rate(found.question)
+    requests = list(found.question.workload.requests)
+    mean_tokens = sum(request.prompt_len + request.output_len for request in requests) / len(requests)
     return {
         **as_json(found),
         "why_not_fewer": why_not_fewer(found, best) if best else None,
         "requests_per_s": rate if math.isfinite(rate) else None,
         "candidates": {
-            engine.name: {"gpu": engine.gpu, "deployment": engine.deployment.model_dump(mode="json")}
+            engine.name: {
+                "gpu": engine.gpu,
+                "deployment": engine.deployment.model_dump(mode="json"),
+                "kv_tokens": engine.kv_tokens,
+                "kv_requests": engine.kv_tokens / mean_tokens,
+            }
             for engine in engines
         },
         "lengths": workload_lengths(found.question.workload),
@@ -133,6 +141,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "plausible_gpus": [
                 end.replicas and (end.replicas + plan.limits.spares) * gpus for end in (best.fast, best.slow)
             ],
+            "other_draws": {"drawn": len(best.draws), "met": sum(best.draws)},
             "standing": {"mark": best.fast.standing, "reason": best.fast.reason},
         }
     return document

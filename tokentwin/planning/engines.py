@@ -1,7 +1,7 @@
 """What a fleet may be made of: a GPU, how many of them share the model, a policy, settings, a split; what fits on none.
 
-A deployment that names `gpu_memory_utilization` gets the KV blocks that each GPU has room for, as vLLM would; one that
-does not keeps its own number everywhere.
+What the deployment leaves open is as `vllm serve` would have it on each GPU. One that names `gpu_memory_utilization`
+gets the KV blocks that the GPU has room for; one that does not keeps its own number everywhere.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from serving.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.gpu_spec import GpuSpec
 from serving.kv_capacity import kv_capacity
 from serving.model_catalogue import find_model
+from serving.vllm_defaults import served_by_default
 from tokentwin.settings import with_settings
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ class Engine:
     def gpus(self) -> int:
         """GPUs of one replica."""
         return self.deployment.gpus * (sum(self.split) if self.split else 1)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens for which one engine has KV blocks, beside the null block."""
+        scheduler = self.deployment.scheduler
+        return (scheduler.num_blocks - 1) * scheduler.block_size
 
     @property
     def usd_per_hour(self) -> float:
@@ -112,6 +119,7 @@ def candidate_engines(
 ) -> tuple[list[Engine], list[RuledOut]]:
     """Every combination of GPUs by name, sizes, policies, settings and splits, in that order: what fits, and the rest.
 
+    What neither the scheduler section of `base` nor a variation states is as `vllm serve` has it on that GPU.
     `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
     and when no combination of settings is allowed.
     """
@@ -122,15 +130,17 @@ def candidate_engines(
     for settings in variations:
         try:
             others = {path: value for path, value in settings.items() if path not in _NAMED}
-            bases.append((with_settings(base, settings), shown_settings(others)))
+            stated = {*base.scheduler.model_fields_set, *(path.rpartition(".")[2] for path in settings)}
+            bases.append((with_settings(base, settings), stated, shown_settings(others)))
         except UserError as error:
             refused.append(error)
             ruled_out.append(RuledOut(" ".join(shown_settings(settings)), str(error)))
     if not bases:
         raise refused[0]
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
-    for (name, gpu), tp, policy, (varied, shown), split in combined:
-        deployment = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
+    for (name, gpu), tp, policy, (varied, stated, shown), split in combined:
+        served = served_by_default(varied, gpu, stated)
+        deployment = served.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
         engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown, split)
         try:
             fitting.append(_with_kv(engine, gpu))

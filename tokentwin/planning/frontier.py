@@ -1,15 +1,19 @@
-"""The fleets that no other beats: more tokens per second for a user, or more for a GPU or a dollar, never both.
+"""The fleets that meet the SLOs and that no other such fleet beats: in tokens per second of a user and of a GPU, or in
+those of a user and tokens for a dollar.
 
 Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from tokentwin.planning.engines import Engine
 from tokentwin.planning.trial import Trial
+
+_FIGURES = ("tok_s_user", "tok_s_gpu", "usd_per_mtok_out")
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,29 @@ def per_dollar(point: Point) -> float:
 
 
 def pareto(points: Iterable[Point], gain: Callable[[Point], float] = per_gpu) -> list[Point]:
-    """Those that no other point equals or beats in both tokens per second of a user and `gain`, fastest first."""
+    """Those that meet the SLOs, and that no other such point equals or beats in both tokens per second of a user and
+    `gain`, fastest first.
+    """
     kept: list[Point] = []
     best = float("-inf")
-    for candidate in sorted(points, key=lambda p: (-p.tok_s_user, -gain(p), p.usd_per_hour, p.engine)):
+    met = [point for point in points if point.met]
+    for candidate in sorted(met, key=lambda p: (-p.tok_s_user, -gain(p), p.usd_per_hour, p.engine)):
         if gain(candidate) > best:
             kept.append(candidate)
             best = gain(candidate)
     return kept
+
+
+def unbeaten(points: Sequence[Mapping[str, Any]], gain: Callable[[Point], float] = per_gpu) -> list[int]:
+    """Which of the points of a saved plan are in `pareto`, fastest first; one without a figure is none of them."""
+    names = {field.name for field in fields(Point)}
+    unsaid = {"mark": "", "reason": ""}
+    known = {
+        Point(**{**unsaid, **{name: value for name, value in point.items() if name in names}}): at
+        for at, point in enumerate(points)
+        if None not in map(point.get, _FIGURES)
+    }
+    return [known[point] for point in pareto(known, gain)]
 
 
 def _per_million(usd_per_hour: float, tokens_per_s: float) -> float:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from serving.workload import Workload
+from tokentwin.planning.draws import holds
 from tokentwin.planning.engines import Engine, RuledOut
 from tokentwin.planning.frontier import Point, pareto, per_dollar, point
 from tokentwin.planning.search import Progress, Searched, Told, search, silent
@@ -42,6 +44,7 @@ class Recommendation:
     fewer       one replica fewer, run to the end; None if that is none
     fast, slow  the fewest replicas at the ends of the cost model's 90 % interval
     knee        how much more traffic it takes
+    draws       whether it meets all objectives on other draws of the traffic
     """
 
     offer: Offer
@@ -49,6 +52,7 @@ class Recommendation:
     fast: End
     slow: End
     knee: Knee
+    draws: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,14 @@ def make_plan(
     ruled_out: Sequence[RuledOut],
     limits: Limits,
     progress: Told = silent,
+    draws: Sequence[Workload] = (),
 ) -> Plan:
-    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then of higher attainment."""
+    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then of higher attainment.
+
+    It is simulated on each of `draws`, other traffic of the same kind, too.
+    """
     question = workers.question
-    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1)
+    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + len(draws)
     found = search(
         workers,
         engines,
@@ -110,7 +118,7 @@ def make_plan(
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
     if offers:
-        recommendation, more = _recommended(workers, offers, limits, trials, len(engines), progress)
+        recommendation, more = _recommended(workers, offers, limits, trials, len(engines), progress, draws)
         trials += more
     dearer = [(e.engine.name, e.usd_per_hour(e.least, limits.spares)) for e in found if e.pruned]
     failures = [
@@ -148,6 +156,7 @@ def _recommended(
     known: Sequence[tuple[Engine, Trial]],
     settled: int,
     progress: Told,
+    draws: Sequence[Workload],
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
     """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
 
@@ -165,17 +174,19 @@ def _recommended(
     tasks: list[Task[Any]] = [  # the longest first
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at_ends, engine=engine, replicas=replicas, most=limits.most),
+        *(partial(holds, engine=engine, replicas=replicas, traffic=traffic) for traffic in draws),
         *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
     ]
-    runs = [_KNEE, _ENDS, *(1 for _ in around)]
+    runs = [_KNEE, _ENDS, *(1 for _ in (*draws, *around))]
 
     def told(last: int) -> None:
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), sum(runs[last + 1 :])))
 
-    found_knee, (fast, slow), *trials = workers.run(tasks, told)
+    found_knee, (fast, slow), *rest = workers.run(tasks, told)
+    held, trials = rest[: len(draws)], rest[len(draws) :]
     more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
     fewer = next((t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.figures), None)
-    return Recommendation(best, fewer, fast, slow, found_knee), more
+    return Recommendation(best, fewer, fast, slow, found_knee, tuple(held)), more
 
 
 def _around(replicas: int, most: int) -> list[int]:

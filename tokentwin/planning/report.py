@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokentwin.planning.answer import answer, count, span_s, too_short, why_not_fewer
+from tokentwin.planning.curves import mean_rate
 from tokentwin.planning.frontier import Point
 from tokentwin.planning.plan import RUNNERS_UP, Plan
 from tokentwin.planning.vllm_command import vllm_command_of
@@ -13,7 +15,8 @@ from tokentwin.planning.vllm_command import vllm_command_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attain-\nment", "SLOs\nmet")
+_SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine
+_COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attain-\nment")
 
 
 def print_plan(plan: Plan) -> None:
@@ -27,7 +30,7 @@ def print_plan(plan: Plan) -> None:
     if plan.runners_up:
         console.print(_table("Runners-up", [(o.point, "") for o in plan.runners_up[:RUNNERS_UP]], plan.limits.spares))
     if plan.frontier:
-        title = "Frontier: no simulated fleet beats these for users and per GPU, or per dollar"
+        title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
         console.print(_table(title, _frontiers(plan), plan.limits.spares))
     if plan.recommendation is not None and (command := vllm_command_of(plan.recommendation.offer.engine)):
         console.print(command, markup=False)
@@ -60,7 +63,7 @@ def _details(plan: Plan) -> Iterator[str]:
 def _traffic(plan: Plan) -> str:
     requests = list(plan.question.workload.requests)
     seconds = span_s(plan)
-    rate = f"{len(requests) / seconds:,.3g} a second" if seconds else "all at once"
+    rate = f"{mean_rate(plan.question):,.3g} a second" if seconds else "all at once"
     prompt = sum(request.prompt_len for request in requests) / len(requests)
     output = sum(request.output_len for request in requests) / len(requests)
     return (
@@ -82,7 +85,7 @@ def _table(title: str, rows: Sequence[tuple[Point, str]], spares: int) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
-    table.add_column("fleet", overflow="fold")
+    table.add_column("fleet", overflow="fold")  # each setting on a line of its own
     for heading in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     if any(on for _, on in rows):
@@ -90,8 +93,8 @@ def _table(title: str, rows: Sequence[tuple[Point, str]], spares: int) -> Table:
     for p, on in rows:
         figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
         shown = [f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in figures]
-        met = "yes" if p.met else "no"
         replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
-        cells = (f"{replicas} x {p.engine}", str(p.gpus), *shown, f"{100 * p.attainment:.1f} %", met, on)
+        fleet = _SETTING.sub("\n ", f"{replicas} x {p.engine}")
+        cells = (fleet, str(p.gpus), *shown, f"{100 * p.attainment:.1f} %", on)
         table.add_row(*cells[: len(table.columns)])
     return table

@@ -7,9 +7,29 @@ hide behind quiet ones. The stretch with the most tokens, prompt and output, is 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from serving.errors import UserError
 from serving.workload import Workload
+
+if TYPE_CHECKING:
+    from traces.synth import SynthSpec
+
+BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, unless another is asked for
+
+
+def specified_traffic(spec: SynthSpec, limit: int | None = None) -> Workload:
+    """The requests of a specification, or the first `limit` of them, at the very rate that it names.
+
+    What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as asked. Of sessions
+    and of a ramp no single rate is named; their requests are as drawn.
+    """
+    from traces.reshape import at_rate, reshaped
+    from traces.synth import synthesise
+
+    made = reshaped(synthesise(spec), limit=limit)
+    rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
+    return at_rate(made, rate) if rate else made
 
 
 def planned_traffic(workload: Workload, window_s: float, rate_scale: float | None) -> Workload:
