@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibration.disturbance import CALM_DRIFT
+from serving.canary import CALM_DRIFT
 
 if TYPE_CHECKING:
     from realengine.replay import Replayed
