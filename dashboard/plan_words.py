@@ -65,7 +65,7 @@ def alternatives(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     if best:
         found.insert(0, (best, carriers(best), "recommended"))
     rows = [
-        {"fleet": fleet, "verdict": verdict, **costs(point), **_room(answer, point)} for point, fleet, verdict in found
+        {"fleet": fleet, "verdict": verdict, **_room(answer, point), **costs(point)} for point, fleet, verdict in found
     ]
     rows += [
         {
