@@ -47,7 +47,7 @@ class HeldSteps:
         usual_ns = float(np.median(end - self._start, overwrite_input=True)) if steps.num_rows else 0.0
         for before, after in _successors(self._order, replica):
             if len(fell) == 1:
-                rose.append(before[:1])
+                rose.append(before[:1])  # the very first step follows none
             idle = np.ones(len(before), dtype=bool)
             next_to = before[: len(after)]
             idle[: len(after)] = replica[after] != replica[next_to]

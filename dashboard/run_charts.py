@@ -50,6 +50,8 @@ def timeline(
     panels = [("waiting", waiting, "%{y:,.0f}"), ("running", running, "%{y:,.0f}")]
     panels.append(("KV use", _share_of_live(used, fleet), "%{y:,.1f} %"))
     for at, (label, (x, y), hover) in enumerate(panels, start=1):
+        if len(x) and x[-1] < end:
+            x, y = np.append(x, end), np.append(y, y[-1])
         _held(figure, at, label, x, y, colour, hover)
     _batches(figure, held, colour, window_s, buckets)
     if fleet.outstanding is not None:

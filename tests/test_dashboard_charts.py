@@ -256,6 +256,15 @@ def test_an_outage_is_seen_on_the_timeline(window, count):
     assert figure.layout.yaxis5.title.text.startswith("live")
 
 
+def test_what_holds_is_drawn_to_the_end_of_a_window_without_steps():
+    table = step_table(50).filter(pa.array([True] * 10 + [False] * 30 + [True] * 10))
+    figure = run_charts.timeline(HeldSteps.of(table), ONE, SIMULATED, window_s=(0.2, 0.3))
+    assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data[:2]] == [
+        ("waiting", [0.2, 0.3], [0, 0]),
+        ("running", [0.2, 0.3], [0, 0]),
+    ]
+
+
 def test_draft_tokens_are_part_of_the_batch():
     steps = step_table(50).append_column("draft_tokens", pa.array([5] * 49 + [None], pa.int32()))
     figure = run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED)

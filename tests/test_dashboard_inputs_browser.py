@@ -3,6 +3,7 @@
 import pytest
 
 from tests.dashboard_browser import CHROMIUM, new_context
+from tests.test_dashboard_uploads import CSV
 
 pytestmark = [
     pytest.mark.browser,
@@ -94,13 +95,31 @@ def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(browser, s
 def test_shape_and_preset_in_quick_turns(server, page):
     page.goto(server)
     page.get_by_label("Peak req/s").first.wait_for()
-    for turn in range(21):
-        page.get_by_role("radio", name=("Shape", "Preset")[turn % 2]).click(force=True)
+    for turn in range(20):
+        page.get_by_role("radio", name=("Shape", "Preset")[turn % 2]).first.click()
         page.wait_for_timeout((50, 100, 200, 400)[turn % 4])
     idle(page)
-    page.get_by_role("radio", name="Shape").click()
+    # What is chosen before the browser has learnt of the last choice can be undone: where it ends is left open.
+    if "traffic=shape" not in page.evaluate("location.search"):
+        page.get_by_role("radio", name="Shape").click()
     page.wait_for_url("**traffic=shape")
     idle(page)
     shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
     asked = ("Prompt (tokens)", "Output (tokens)", "Shared prefix (tokens)", "Peak req/s", "H100")
     assert [shown[name] for name in asked] == ["1000", "250", "0", "20", "2.69"]
+
+
+def test_a_bad_upload_and_a_good_one_leave_the_numbers_as_they_were(server, page):
+    page.goto(f"{server}/?traffic=trace&gpus=H100&spares=2&window=300")
+    page.get_by_label("Spare replicas").first.wait_for()
+    for name, content in (("bad.csv", b"a,b\n1,2\n"), ("good.csv", CSV)):
+        page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": "text/csv", "buffer": content}])
+        page.wait_for_timeout(150)
+    page.wait_for_url("**trace=**")
+    page.get_by_role("button", name="Find the fleet").wait_for()
+    idle(page)
+    drawn_again(page)
+    shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
+    assert [shown[name] for name in ("Spare replicas", "H100", "Busiest stretch (s)")] == ["2", "2.69", "300"]
+    said = page.evaluate("Object.fromEntries(new URLSearchParams(location.search))")
+    assert said.pop("trace") and said == {"traffic": "trace", "gpus": "H100", "spares": "2", "window": "300"}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibration.disturbance import CALM_DRIFT
+from serving.canary import CALM_DRIFT
 
 if TYPE_CHECKING:
     from realengine.replay import Replayed
@@ -54,6 +54,7 @@ class CalmRecordings:
     ) -> None:
         self._record, self._canary, self._say, self._clock, self._sleep = record, canary, say, clock, sleep
         self._left_s = patience_s
+        self._to_repeat_s = patience_s / 2  # of it, kept from waiting
         self._calmest_ns = min(canary() for _ in range(3))
         self._kept: dict[Path, _Made] = {}
         self._set_aside: list[_Made] = []
@@ -82,17 +83,18 @@ class CalmRecordings:
         """How many recordings are not used and why, as a clause; empty when all are."""
         if not self._set_aside:
             return ""
-        used, aside = list(self._kept.values()), self._set_aside
-        were = "was set aside: its" if len(aside) == 1 else "were set aside: their"
+        count, worst = len(self._set_aside), max(run.worst_ns for run in self._set_aside)
+        used = max(run.worst_ns for run in self._kept.values())
+        were = "was" if count == 1 else "were"
         return (
-            f"{len(aside)} of {len(aside) + len(used)} recordings {were} canary step took {_span(aside)}, "
-            f"that of those which are used {_span(used)}"
+            f"{count} of {count + len(self._kept)} recordings {were} set aside: the canary step took up to "
+            f"{worst / 1e6:.1f} ms there, and up to {used / 1e6:.1f} ms in those that are used"
         )
 
     def _wait(self) -> None:
-        """Return when the canary is calm, or patience has run out."""
+        """Return when the canary is calm, or the patience for waiting has run out."""
         began = self._clock()
-        most_s = min(self._left_s, _LONGEST_WAIT_S)
+        most_s = min(self._left_s - self._to_repeat_s, _LONGEST_WAIT_S)
         told = False
         while self._clock() < began + most_s:
             took = self._canary()
@@ -139,8 +141,3 @@ class CalmRecordings:
         shutil.rmtree(before.out, ignore_errors=True)
         aside.rename(before.out)
         self._kept[before.out] = before
-
-
-def _span(runs: Sequence[_Made]) -> str:
-    """What their canaries took, such as `51.0 to 80.2 ms`."""
-    return f"{min(run.best_ns for run in runs) / 1e6:.1f} to {max(run.worst_ns for run in runs) / 1e6:.1f} ms"

@@ -479,7 +479,7 @@ class RunMetrics:
             ends = np.where(unfinished, np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends)
         return arrivals, ends
 
-    def stays(self) -> tuple[Floats, Floats]:
+    def outstanding(self) -> tuple[Floats, Floats]:
         """Arrivals and ends in nanoseconds, each in order, of every request that was in the system."""
         return self._outstanding
 
