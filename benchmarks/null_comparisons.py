@@ -23,6 +23,8 @@ from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.run_log import TableSink
 
 MS, S = 1_000_000, 1_000_000_000
 RUNS = 200
@@ -41,7 +43,7 @@ class NoisyCost(TokenCost):
         return round(super().step_ns(plan) * self._factors[plan.seq])
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> list[int]:
-        raise AssertionError("the overlapped loop takes no leaps")
+        raise AssertionError("every step is kept, and none leapt over")
 
 
 def workload(seed: int, count: int, rate: float) -> Workload:
@@ -55,8 +57,10 @@ def workload(seed: int, count: int, rate: float) -> Workload:
 
 
 def noisy(case: int, seed: int, count: int, rate: float) -> pa.Table:
-    scheduler = SchedulerConfig(**SETTINGS, async_scheduling=True)
-    return Scenario(workload(case, count, rate), Deployment(scheduler=scheduler), NoisyCost(seed)).requests()
+    deployment = Deployment(scheduler=SchedulerConfig(**SETTINGS, async_scheduling=True))
+    sink = TableSink()
+    Cluster(deployment, NoisyCost(seed), sink, shares_prefixes=False, steps=True).run(workload(case, count, rate))
+    return sink.requests
 
 
 def guessed(case: int, seed: int, count: int, rate: float) -> pa.Table:

@@ -74,6 +74,7 @@ class Covalidation:
     regimes: dict[str, Residuals]
     rows: list[RunError]
     recordings: dict[str, Any]
+    set_aside: str = ""
 
     def worst_error_pct(self) -> float:
         """The largest run error in absolute value."""
@@ -101,11 +102,16 @@ class Covalidation:
                 "run": {"rows": [asdict(row) for row in self.rows], "covered": self.covered},
             },
             "recordings": self.recordings,
+            "set_aside": self.set_aside,
         }
 
 
-def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str) -> Covalidation:
+def covalidate(
+    real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str, set_aside: str = ""
+) -> Covalidation:
     """Hold a simulation against recordings of the same workload on the real engine.
+
+    `set_aside` says, in a clause, which recordings were made and are not used; empty when there are none.
 
     Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError when
     the recordings are not of one workload and deployment, or not of the calibrated deployment.
@@ -152,6 +158,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
             "real": [_relative(path, out) for path in real],
             "simulated": "simulated",
         },
+        set_aside=set_aside,
     )
     pq.write_table(step_residuals_table(steps, predicted), out / RESIDUALS)
     with whole_file(out / REPORT) as file:

@@ -15,12 +15,11 @@ from calibration.decision_replay import recorded_deployment
 from calibration.fit import predict
 from calibration.step_cost import Calibration
 from calibration.step_features import MeasuredSteps
-from serving.canary import canary_rows
+from serving.canary import CALM_DRIFT, canary_rows
 from serving.config import Deployment, parse
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 
-_DRIFT = 0.05  # a canary that moved by more than this marks the runs as disturbed
 _SLOW = 1.25  # a step that took so much longer than predicted was held up by something
 _SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
 
@@ -39,7 +38,7 @@ def disturbance(sides: Sequence[Side]) -> Disturbance:
     """Of recordings of the real engine that were made together, each side with its calibration if there is one."""
     drift, canary = _canary_drift(sides)
     held_up, steps = _held_up(sides)
-    return Disturbance(drift > _DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, steps))))
+    return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, steps))))
 
 
 def calibrated_deployment(calibration: Calibration) -> Deployment:

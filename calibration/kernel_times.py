@@ -12,8 +12,9 @@ from serving.gpu_spec import GpuSpec
 
 
 class Mark(IntEnum):
-    """How a time was come by, from best to worst; a sum is as good as its worst part."""
+    """How a time was come by, from best to worst; a sum is as good as its worst part, and one of nothing is unknown."""
 
+    UNKNOWN = -1  # nothing was asked for
     VALIDATED = 0  # the shape itself was measured, or the whole was held against a run
     INTERPOLATED = 1  # between measured shapes
     EXTRAPOLATED = 2  # beyond them

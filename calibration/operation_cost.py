@@ -168,7 +168,7 @@ class OperationCost:
     def standing_of(self, corners: Sequence[StepSizes]) -> tuple[Mark, str]:
         """The same for steps (of plain numbers) that no others go beyond."""
         if not corners:
-            return Mark.VALIDATED, "no step was priced"
+            return Mark.UNKNOWN, "no step was priced"
         if self.correction.domain and all(self._within(corner) for corner in corners):
             return Mark.VALIDATED, f"measured steps cover it ({self.correction.source})"
         explained = [explain(self, corner) for corner in corners]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.explanation import ExplainedOperation
+from calibration.explanation import NEGLIGIBLE, ExplainedOperation
 from calibration.kernel_times import Mark, floor_ns
 from calibration.operation_cost import OperationCost
 from calibration.operations import Collective, Operation, StepSizes, step_operations
@@ -52,6 +52,12 @@ class RunExplanation:
     parts_ns: PartTimes
     operations: list[ExplainedOperation]
     steps: int
+
+    @property
+    def telling(self) -> list[ExplainedOperation]:
+        """Those that are not known too well, or too short, to change how far to trust the whole; as of one step."""
+        whole = sum(sum(parts.values()) for parts in self.parts_ns.values())
+        return [o for o in self.operations if o.sigma * o.ns >= NEGLIGIBLE * whole] or self.operations
 
 
 def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:

@@ -21,6 +21,7 @@ from serving.errors import UserError
 REPORT = "report.json"
 RESIDUALS = "step_residuals.parquet"
 _RESIDUAL_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+_MOST_NOISE_PCT = 50.0  # real runs that differ by more say nothing of a simulated one
 
 
 def _number_or_none(value: Any) -> Any:
@@ -72,16 +73,21 @@ class RunRow(_Part):
     high: Number = None
 
     @property
+    def noisy(self) -> bool:
+        """Whether repeats of the real run differ by so much that nothing can be held against them."""
+        return self.floor_pct is not None and abs(self.floor_pct) > _MOST_NOISE_PCT
+
+    @property
     def covered(self) -> bool | None:
-        """Whether the band holds the real number; None when unknown."""
-        if self.real is None or self.low is None or self.high is None:
+        """Whether the band holds the real number; None when unknown, or noisy."""
+        if self.real is None or self.low is None or self.high is None or self.noisy:
             return None
         return self.low <= self.real <= self.high
 
     @property
     def within_floor(self) -> bool | None:
-        """Whether the error is no larger than repeating the real run makes it; None when unknown."""
-        if self.error_pct is None or self.floor_pct is None:
+        """Whether the error is no larger than repeating the real run makes it; None when unknown, or noisy."""
+        if self.error_pct is None or self.floor_pct is None or self.noisy:
             return None
         return abs(self.error_pct) <= abs(self.floor_pct)
 
@@ -108,6 +114,7 @@ class Report(_Part):
     created: str = ""
     disturbed: bool = False
     disturbance: str = ""
+    set_aside: str = ""
     hardware: dict[str, Any] = {}
     workload: str = ""
     calibration: str = ""

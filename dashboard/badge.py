@@ -24,7 +24,7 @@ _MEANING = {
     VALIDATED: "Measured: this very shape was timed, or the whole was held against a real run.",
     INTERPOLATED: "Between measured shapes.",
     EXTRAPOLATED: "Beyond measured shapes: what a model makes of the nearest that were measured.",
-    UNKNOWN: "Nothing is known of how far to trust it.",
+    UNKNOWN: "It cannot be told how far to trust it.",
     ASSUMED: "Neither measured nor predicted: it is what was asked for.",
 }
 

@@ -13,6 +13,7 @@ from calibration.kernel_shapes import estimate_at, kind_of, measured_at, operati
 from calibration.kernel_structure import structure_of
 from calibration.kernel_surfaces import KernelFit
 from calibration.kernel_times import Mark, floor_ns
+from dashboard.log_axis import log_axis
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, tint
 from dashboard.series import thin
 from dashboard.sweep_charts import SERIES
@@ -223,8 +224,8 @@ def steps(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray
             name=name,
             hovertemplate="measured %{x:,.4~g} ms, predicted %{y:,.4~g} ms<extra></extra>",
         )
-    figure.update_xaxes(type="log", title_text="measured step time (ms)", dtick="D2")
-    figure.update_yaxes(type="log", title_text="predicted step time (ms)", dtick="D2")
+    figure.update_xaxes(**log_axis(*ends), title_text="measured step time (ms)")
+    figure.update_yaxes(**log_axis(*ends), title_text="predicted step time (ms)")
     return finish(figure, 400)
 
 

@@ -22,7 +22,7 @@ from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.plan_names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_tasks import FLEET, PLAN
-from dashboard.plan_words import FORMATS, costs, standing, standing_of
+from dashboard.plan_words import FORMATS, carriers, costs, standing, standing_of
 from dashboard.prose import literal, prose
 from dashboard.url import choose, go_to, in_url, keep, named
 from serving.errors import UserError
@@ -65,7 +65,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         plot = frontier_charts.price(points, recommended)
         _clickable(plot, "price", "What speed costs", rated, asked, runs)
     _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
-    st.dataframe(_rows(points, recommended), hide_index=True, column_config=number_columns(_FORMATS))
+    st.dataframe(_rows(points, answer["spares"], recommended), hide_index=True, column_config=number_columns(_FORMATS))
     downloads(PlanAnswer(answer), "plan")
 
 
@@ -113,7 +113,7 @@ def _fleet(runs: Path, asked: _Asked, point: Mapping[str, Any], run_page: Stream
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point["met"] else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown(f"**{literal(_name(point))}** {verdict}", width="content")
+            st.markdown(f"**{literal(carriers(point, asked.answer['spares']))}** {verdict}", width="content")
             badge(standing(point))
         price = "" if point["usd_per_mtok_out"] is None else f", \\${point['usd_per_mtok_out']:,.2f} per Mtok of output"
         text.caption(
@@ -153,12 +153,12 @@ def _name(point: Mapping[str, Any]) -> str:
     return f"{point['replicas']} x {point['engine']}"
 
 
-def _rows(points: Sequence[Mapping[str, Any]], recommended: int | None) -> list[dict[str, Any]]:
+def _rows(points: Sequence[Mapping[str, Any]], spares: int, recommended: int | None) -> list[dict[str, Any]]:
     frontier = frontier_charts.on_a_frontier(points)
     ranked = [(at, points[at]) for at in frontier_charts.ranked(points, recommended)]
     return [
         {
-            "fleet": prose(_name(point)),
+            "fleet": prose(carriers(point, spares)),
             "standing": standing(point).mark,
             **costs(point),
             "attainment (%)": 100 * point["attainment"],

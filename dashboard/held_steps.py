@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dashboard.series import column, envelope, extremes
+from traces.recording import Recording
 
 Array = NDArray[Any]
 Window = tuple[float, float]  # from, to, in seconds; both are inside
 
 HELD = ("waiting", "running", "used_blocks")
-BATCH = ("prefill_tokens", "decode_rows")
-COLUMNS = ["replica", "start_ns", "end_ns", *HELD, *BATCH]
+BATCH = ("prefill_tokens", "decode_rows", "draft_tokens")  # the last only where some are recorded
+_COLUMNS = ("replica", "start_ns", "end_ns", *HELD, *BATCH[:2])
 
 _PIECE = 1 << 18  # steps at a time: temporaries of 2 MB
 
@@ -42,14 +43,17 @@ class HeldSteps:
         values = {name: _numbers(steps, name) for name in names}
         self._change = {name: value.copy() for name, value in values.items()}
         self._order = np.argsort(self._start, kind="stable")  # nearly in order already, which a stable sort only merges
-        fell = [np.empty(0, dtype=np.int64)]
+        fell, rose = [np.empty(0, dtype=np.int64)], [self._order[:0]]
         usual_ns = float(np.median(end - self._start, overwrite_input=True)) if steps.num_rows else 0.0
         for before, after in _successors(self._order, replica):
+            if len(fell) == 1:
+                rose.append(before[:1])  # the very first step follows none
             idle = np.ones(len(before), dtype=bool)
             next_to = before[: len(after)]
             idle[: len(after)] = replica[after] != replica[next_to]
             idle[: len(after)] |= self._start[after] - end[next_to] > 10 * usual_ns
             fell.append(before[idle])
+            rose.append(after[idle[: len(after)]])
             busy = ~idle[: len(after)]
             for name, value in values.items():
                 self._change[name][after[busy]] -= value[next_to[busy]]
@@ -57,21 +61,32 @@ class HeldSteps:
         falls = falls[np.argsort(end[falls], kind="stable")]
         self._fall_at = end[falls]
         self._fall = {name: value[falls] for name, value in values.items()}
+        # As often as a replica began to be busy, one has fallen idle: none is. What follows the last step is no gap.
+        begun = np.searchsorted(np.sort(self._start[np.concatenate(rose)]), self._fall_at, side="right")
+        idle_at = self._fall_at[begun == np.arange(1, len(falls) + 1)]
+        self._all_idle_at = idle_at[idle_at < self._start.max(initial=0)]
 
     @classmethod
     def of(cls, steps: pa.Table) -> HeldSteps:
-        """What a timeline shows of the `COLUMNS` of steps: batches are held too where there is but one replica."""
+        """What a timeline shows of steps: batches are held too where there is but one replica."""
         alone = pc.count_distinct(steps["replica"]).as_py() == 1
-        return cls(steps, [*HELD, *(BATCH if alone else [])])
+        return cls(steps, [*HELD, *(_batch(steps) if alone else [])])
+
+    @classmethod
+    def recorded(cls, recording: Recording) -> HeldSteps:
+        """The same of a recording."""
+        return cls.of(recording.table("steps", [*_COLUMNS, *recording.told("steps", BATCH[2:])]))
 
     def __len__(self) -> int:
         """How many steps there are."""
         return len(self._start)
 
-    def batches(self, window: Window | None = None) -> tuple[Array, list[Array]]:
+    def batches(self, window: Window | None = None) -> tuple[Array, dict[str, Array]]:
         """`BATCH` over time. Those of several replicas are not added up: they are not one step."""
-        held = all(name in self._change for name in BATCH)
-        return (self.over_time if held else self.started)(BATCH, window)
+        names = _batch(self._steps)
+        held = all(name in self._change for name in names)
+        times, values = (self.over_time if held else self.started)(names, window)
+        return times, dict(zip(names, values, strict=True))
 
     def over_time(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
         """Times within the window, and of each name what all replicas hold from then on."""
@@ -79,10 +94,15 @@ class HeldSteps:
         return times, values
 
     def started(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
-        """When steps within the window start, and what each has of each name, not summed."""
-        first, last = np.searchsorted(self._start, self._ends(window), sorter=self._order)
-        rows = self._order[first:last]
-        return self._start[rows], [_numbers(self._steps, name)[rows] for name in names]
+        """When steps within the window start, and what each has of each name, not summed; 0 once no replica is busy."""
+        ends = self._ends(window)
+        rows = self._order[slice(*np.searchsorted(self._start, ends, sorter=self._order))]
+        idle = self._all_idle_at[slice(*np.searchsorted(self._all_idle_at, ends))]
+        times, values = self._start[rows], [_numbers(self._steps, name)[rows] for name in names]
+        if not len(idle):
+            return times, values
+        at = np.searchsorted(times, idle, side="right")
+        return np.insert(times, at, idle), [np.insert(value, at, 0) for value in values]
 
     def lows_and_highs(
         self, names: Sequence[str], window: Window | None = None, buckets: int = 700
@@ -163,6 +183,10 @@ def _successors(order: Array, replica: Array) -> Iterator[tuple[Array, Array]]:
     own = order[np.argsort(replica[order].astype(np.int16) if small else replica[order], kind="stable")]
     for at in range(0, len(own), _PIECE):
         yield own[at : at + _PIECE], own[at + 1 : at + _PIECE + 1]
+
+
+def _batch(steps: pa.Table) -> list[str]:
+    return [name for name in BATCH if name in steps.column_names]
 
 
 def _numbers(table: pa.Table, name: str) -> Array:

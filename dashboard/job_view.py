@@ -37,6 +37,12 @@ def start(job: Job) -> None:
         st.rerun()
 
 
+def start_unasked(job: Job) -> None:
+    """Start it if nobody ever has, for `follow` to show; or say in a line why that cannot be."""
+    if job.status.state == "absent":
+        _done(job.start, job)
+
+
 def _done(what: Callable[[], None], job: Job) -> bool:
     try:
         what()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -15,6 +16,8 @@ from serving.metrics import METRICS, label_of
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _ROW = 27  # pixels of a row
+_LETTERS = 16  # of a line beside a plot
+_CHANGE = "B - A (%)"  # of A; a row that is in points says so
 _CLAIM = 36  # of a claim, beside two plots above one another
 _FEW = 10  # values of which a line alone would show little
 
@@ -101,7 +104,7 @@ def differences(rows: Sequence[Mapping[str, Any]], colours: Sides) -> go.Figure:
             hovertemplate="<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>",
         )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title_text="B - A (% of A, or points)", zeroline=False)
+    figure.update_xaxes(title_text=_CHANGE, zeroline=False)
     figure.update_yaxes(
         categoryorder="array", categoryarray=[_of_change(row) for row in reversed(shown)], title_text=None
     )
@@ -137,8 +140,9 @@ def change(row: Mapping[str, Any]) -> str | None:
 
 
 def _of_change(row: Mapping[str, Any]) -> str:
-    """`label`, with what its difference is in where that is not percent of A."""
-    return f"{label(row)} (points)" if row["metric"] in SHARES else label(row)
+    """`label`, with what its difference is in where that is not percent of A, in lines that leave room for the plot."""
+    told = f"{label(row)} (points)" if row["metric"] in SHARES else label(row)
+    return "<br>".join(wrap(told, _LETTERS))
 
 
 def _hover(row: Mapping[str, Any]) -> str:
@@ -225,6 +229,6 @@ def ranking(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
             hovertemplate="%{y}<br>%{x:+.1f}",
         )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title_text="B - A (% of A, or points)", zeroline=False)
+    figure.update_xaxes(title_text=_CHANGE, zeroline=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(y)), title_text=None)
     return finish(figure, 110 + _ROW * len(shown))

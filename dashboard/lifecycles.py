@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,14 +38,14 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
     standing = of_run(recording.run)
     gaps, figures = lifecycle_figures(recording)
-    cards = list(_cells(metrics, gaps).items())
+    cards, notes = list(_cells(metrics, gaps).items()), _notes(recording.run, metrics, gaps)
     for pair in (cards[:2], cards[2:]):
         for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
             with place.container(border=True, height="stretch"):
                 above = st.container()
                 _card(cells)
-                if title == "Token" and gaps.note:
-                    st.caption(gaps.note)
+                for note in notes.get(title, ()):
+                    st.caption(note)
                 figure(figures[title], title, title, standing, place=above, small=True, menu=BARE)
 
 
@@ -82,6 +83,24 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("peak at once", s["concurrency_peak"], "concurrency"),
         ],
     }
+
+
+def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:
+    """What some runs have besides, a sentence each, by card: samples, drafts, several replicas, KV tiers."""
+    s = metrics.scalars()
+    token, memory = [f"ITL is that {gaps.note}."] if gaps.note else [], []
+    if s["acceptance_length"] is not None:
+        token.append(
+            f"A step that verifies a draft gives {shown(s['acceptance_length'])} tokens to a request, "
+            f"{shown(percent(s['draft_acceptance_rate']))} % of the draft tokens are accepted. What comes together has "
+            "gaps of 0 in between."
+        )
+    if (run["replicas"] or 1) > 1:
+        memory.append("Of single replicas, each at its own steps; over time, above, of all that live together.")
+    if s["tier_hit_rate"] is not None:
+        found = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        memory.append(f"Of the prompt tokens, {', '.join(found) or 'none'} came out of KV tiers.")
+    return {"Token": token, "Memory": memory}
 
 
 def _card(cells: list[Cell]) -> None:

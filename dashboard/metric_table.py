@@ -18,7 +18,7 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 def metric_table(recording: Recording, metrics: RunMetrics) -> None:
     """What the recording cannot tell is left out."""
     bands = bands_of(recording.run)
-    st.dataframe(_distributions(metrics), hide_index=True)
+    st.dataframe(_distributions(metrics), hide_index=True, height="content")
     rows: list[dict[str, Any]] = []
     for name, value in metrics.scalars().items():
         if value is None:
@@ -27,20 +27,21 @@ def metric_table(recording: Recording, metrics: RunMetrics) -> None:
         band = bands.get(name, {}).get("value")
         rows.append(
             {
-                "metric": about.axis + (" at its peak" if name.endswith("_peak") else ""),
-                "value": shown(value),
-                "90 % band": f"{shown(band[0])}–{shown(band[1])}" if band else "",
+                "metric": about.read_as + (" at its peak" if name.endswith("_peak") else ""),
+                "value": shown(about.read(value)),
+                "90 % band": "–".join(shown(about.read(end)) for end in band) if band else "",
                 "definition": about.definition,
             }
         )
-    st.dataframe(rows, hide_index=True, column_config={"definition": st.column_config.TextColumn(width="large")})
+    wide = {"definition": st.column_config.TextColumn(width="large")}
+    st.dataframe(rows, hide_index=True, height="content", column_config=wide)
 
 
 def _distributions(metrics: RunMetrics) -> list[dict[str, Any]]:
     rows = []
     for name, found in metrics.distributions().items():
         if found.count:
-            numbers = found.as_dict()
-            cells = {statistic: shown(numbers[statistic]) for statistic in _STATISTICS}
-            rows.append({"metric": metric(name).axis, **cells, "values": found.count})
+            about, numbers = metric(name), found.as_dict()
+            cells = {statistic: shown(about.read(numbers[statistic])) for statistic in _STATISTICS}
+            rows.append({"metric": about.read_as, **cells, "values": found.count})
     return rows

@@ -204,7 +204,8 @@ def _rest(answer: Mapping[str, Any]) -> None:
     rows = alternatives(answer)
     if len(rows) > bool(answer["recommendation"]):
         st.subheader("What else there is", anchor=False)
-        columns = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        numbers = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        columns = {**numbers, "verdict": st.column_config.TextColumn(width="medium")}
         st.dataframe(rows, hide_index=True, column_config=columns)
 
 

@@ -6,7 +6,6 @@ part; and then by whole fleets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -96,7 +95,7 @@ def _whole(
         so_far = progress
         pace(searching, progress.done, progress.left + _CURVES)
 
-    draws = drawn_again(workload, _draw(request, workload))
+    draws = other_draws(request, workload)
     with Workers(question) as workers:
         found = make_plan(workers, engines, ruled_out, request.limits, told, draws)
         searched = so_far.done
@@ -110,15 +109,18 @@ def _whole(
         )
 
 
-def _draw(request: PlanRequest, workload: Workload) -> Callable[[int], Workload]:
-    """Draws the traffic of the request again; of a trace it is the same in another order."""
+def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
+    """The traffic of the request, drawn again; of a trace it is the same in another order."""
     traffic = request.traffic
     if isinstance(traffic, RecordedTraffic):
-        return reordered(workload)
+        return drawn_again(planned, reordered(planned))
     seed = traffic.seed
-    return lambda number: request.model_copy(
-        update={"traffic": traffic.model_copy(update={"seed": seed + number})}
-    ).workload()
+
+    def draw(number: int) -> Workload:
+        again = traffic.model_copy(update={"seed": seed + number})
+        return request.model_copy(update={"traffic": again}).workload()
+
+    return drawn_again(planned, draw)
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

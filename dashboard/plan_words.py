@@ -61,12 +61,12 @@ def costs(point: Mapping[str, Any]) -> dict[str, Any]:
 
 def alternatives(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for every engine that was a candidate: what it costs, why it is not the answer, and its room for KV."""
-    best = answer["recommendation"]
-    found = [(point, carriers(point), "met") for point in answer["runners_up"]]
+    best, spares = answer["recommendation"], answer["spares"]
+    found = [(point, carriers(point, spares), "met") for point in answer["runners_up"]]
     if best:
-        found.insert(0, (best, carriers(best), "recommended"))
+        found.insert(0, (best, carriers(best, spares), "recommended"))
     rows = [
-        {"fleet": fleet, "verdict": verdict, **costs(point), **_room(answer, point)} for point, fleet, verdict in found
+        {"fleet": fleet, "verdict": verdict, **_room(answer, point), **costs(point)} for point, fleet, verdict in found
     ]
     rows += [
         {

@@ -19,7 +19,7 @@ from dashboard import lab_charts
 from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
 from dashboard.incomplete import Incomplete
-from dashboard.job_view import follow, start
+from dashboard.job_view import follow, start, start_unasked
 from dashboard.lab.example import example_answer
 from dashboard.lab.inputs import recording_inputs, simulation_inputs
 from dashboard.lab.request import Timing
@@ -84,6 +84,8 @@ def _recorded(runs: Path) -> None:
     job = Job(runs / "jobs", RECORDED, settings)
     answer = job.result or example_answer(settings)
     if answer is None:
+        if request.timing is None:  # to compare takes seconds; to simulate the same runs may not
+            start_unasked(job)
         _unanswered(job, "These recordings have not been compared yet.")
         return
     _answer(answer)

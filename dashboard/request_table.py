@@ -15,10 +15,11 @@ from dashboard.badge import BARE, figure
 from dashboard.loading import run_colour
 from dashboard.number_columns import number_columns
 from dashboard.series import column
-from dashboard.shown import shown
+from dashboard.shown import NOTHING, shown
 from dashboard.time_window import Window
 from dashboard.url import choose, go_to, keep, named
 from serving.metrics import metric
+from tokentwin.outcome import status_word
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -70,7 +71,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     chosen = table.take(pa.array(rows))
     columns: dict[str, Any] = {
         "request": chosen["request_id"].to_numpy(),
-        "status": chosen["status"].to_pylist(),
+        "status": [status_word(status) for status in chosen["status"].to_pylist()],
         "arrival (s)": arrival[rows],
         "prompt": chosen["prompt_tokens"].to_numpy(),
         "output": chosen["output_tokens"].to_numpy(),
@@ -84,6 +85,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         columns,
         hide_index=True,
         height=270,
+        placeholder=NOTHING,
         on_select=lambda: _selected(key, columns["request"]),
         selection_mode="single-row",
         key=key,
@@ -128,7 +130,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         if steps.num_rows <= _MOST_STEPS:
             intervals = run_charts.preempted_intervals(steps, request["request_id"], request["replica"])
     facts = [
-        request["status"] + (f" ({request['reason']})" if request["reason"] else ""),
+        status_word(request["status"]) + (f" ({request['reason']})" if request["reason"] else ""),
         f"{request['prompt_tokens'] or 0:,} prompt tokens, {request['prefix_hit_tokens'] or 0:,} of them cached",
         f"{request['output_tokens'] or 0:,} output tokens",
         *(

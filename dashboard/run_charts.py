@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dashboard.fleet_over_time import FleetOverTime, Series
 from dashboard.held_steps import HELD, HeldSteps
 from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
-from dashboard.series import bucket_means, thin
+from dashboard.series import bucket_means, envelope, held_at, held_between, thin
 from serving.metrics import metric
 from traces.run_metrics import known
 
@@ -28,36 +29,97 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    held: HeldSteps, blocks: float, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
+    held: HeldSteps,
+    fleet: FleetOverTime,
+    colour: str,
+    window_s: tuple[float, float] | None = None,
+    buckets: int = 600,
 ) -> go.Figure:
-    """Queue, running, KV use and batch tokens on one time axis.
+    """Queue, running, KV use and batch tokens on one time axis; of a fleet, requests outstanding and live replicas too.
 
-    `blocks` is the KV blocks of all replicas together; `window_s` is the part of the run to show. Long runs are
+    `window_s` is the part of the run to show. KV use is of the blocks of all replicas that live. Long runs are
     reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
     """
     if not len(held):
-        return empty("The recording holds no steps", 600)
-    figure = make_subplots(rows=4, shared_xaxes=True, vertical_spacing=0.045, row_heights=[1, 1, 1, 1.2])
-    panels = ((1.0, "waiting"), (1.0, "running"), (100.0 / blocks, "KV use"))
-    parts = (("prefill tokens", phase_colours(colour)["prefill"]), ("decode tokens", colour))
-    reduced = held.lows_and_highs(HELD, window_s, buckets)
-    for at, ((scale, label), (x, y)) in enumerate(zip(panels, reduced, strict=True), start=1):
+        return empty("The recording holds no steps", 260)
+    waiting, running, used = held.lows_and_highs(HELD, window_s, buckets)
+    begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
+    changing = len(fleet.live[0]) > 1
+    heights = [1, 1, 1, 1.2, *([0.6] if changing else [])]
+    figure = make_subplots(rows=len(heights), shared_xaxes=True, vertical_spacing=0.045, row_heights=heights)
+    panels = [("waiting", waiting, "%{y:,.0f}"), ("running", running, "%{y:,.0f}")]
+    panels.append(("KV use", _share_of_live(used, fleet), "%{y:,.1f} %"))
+    for at, (label, (x, y), hover) in enumerate(panels, start=1):
+        if len(x) and x[-1] < end:
+            x, y = np.append(x, end), np.append(y, y[-1])
+        _held(figure, at, label, x, y, colour, hover)
+    _batches(figure, held, colour, window_s, buckets)
+    if fleet.outstanding is not None:
+        x, y = envelope(*held_between(*fleet.outstanding, begin, end), buckets)
         figure.add_scatter(
             x=x / 1e9,
-            y=y * scale,
+            y=y,
             mode="lines",
-            line={"color": colour, "width": 1.4, "shape": "hv"},
-            fill="tozeroy",
-            fillcolor=tint(colour, 0.14),
-            name=label,
-            showlegend=False,
-            hovertemplate="%{y:,.1f} %" if label == "KV use" else "%{y:,.0f}",
-            row=at,
+            line={"color": NEUTRAL, "width": 1.4, "shape": "hv"},
+            name="outstanding, wherever they are",
+            hovertemplate="%{y:,.0f}",
+            row=1,
             col=1,
         )
+    titles = ["waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)", "batch<br>(tokens/step)"]
+    if changing:
+        _held(figure, 5, "live replicas", *held_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
+        titles.append("live<br>(replicas)")
+    for at, title in enumerate(titles, start=1):
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=at, col=1)
+    figure.update_xaxes(title_text="time since the start of the run (s)", row=len(titles), col=1)
+    if window_s is not None:
+        figure.update_xaxes(range=list(window_s))
+    figure.update_layout(hovermode="x unified")
+    return finish(figure, 700 if changing else 620)
+
+
+def _span(steps: Series, fleet: FleetOverTime) -> tuple[float, float]:
+    """First and last second of what is there: requests may have come before any replica could run a step."""
+    times = [each[0] for each in (steps, fleet.outstanding) if each is not None and len(each[0])]
+    return min(at[0] for at in times) / 1e9, max(at[-1] for at in times) / 1e9
+
+
+def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
+    """Used blocks in percent of those of the replicas that live at the time, 0 while there are none."""
+    if not len(used[0]):
+        return used
+    times = np.union1d(used[0], fleet.live[0][(fleet.live[0] > used[0][0]) & (fleet.live[0] < used[0][-1])])
+    blocks = fleet.blocks * held_at(*fleet.live, times)
+    return times, 100 * np.divide(held_at(*used, times), blocks, out=np.zeros(len(times)), where=blocks != 0)
+
+
+def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
+    """What holds from each time (ns) to the next, filled."""
+    figure.add_scatter(
+        x=x / 1e9,
+        y=y,
+        mode="lines",
+        line={"color": colour, "width": 1.4, "shape": "hv"},
+        fill="tozeroy",
+        fillcolor=tint(colour, 0.14),
+        name=label,
+        showlegend=False,
+        hovertemplate=hover,
+        row=row,
+        col=1,
+    )
+
+
+def _batches(
+    figure: go.Figure, held: HeldSteps, colour: str, window_s: tuple[float, float] | None, buckets: int
+) -> None:
+    """Tokens of a step, by what they are of, stacked in the fourth panel."""
+    shades = {"prefill_tokens": phase_colours(colour)["prefill"], "decode_rows": colour, "draft_tokens": NEUTRAL}
     at_ns, batches = held.batches(window_s)
-    for (label, shade), batch in reversed(list(zip(parts, batches, strict=True))):
+    for name, batch in reversed(batches.items()):
         x, y = bucket_means(at_ns, batch, buckets)
+        shade = shades[name]
         figure.add_scatter(
             x=x / 1e9,
             y=y,
@@ -65,19 +127,11 @@ def timeline(
             line={"width": 0, "shape": "hv", "color": shade},
             stackgroup="batch",
             fillcolor=shade,
-            name=label,
+            name=name.replace("_rows", " tokens").replace("_", " "),
             hovertemplate="%{y:,.1f}",
             row=4,
             col=1,
         )
-    for at, title in enumerate(("waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)"), start=1):
-        figure.update_yaxes(title_text=title, rangemode="tozero", row=at, col=1)
-    figure.update_yaxes(title_text="batch<br>(tokens/step)", rangemode="tozero", row=4, col=1)
-    figure.update_xaxes(title_text="time since the start of the run (s)", row=4, col=1)
-    if window_s is not None:
-        figure.update_xaxes(range=list(window_s))
-    figure.update_layout(hovermode="x unified")
-    return finish(figure, 620)
 
 
 def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
@@ -166,8 +220,10 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
             hovertemplate="%{x:,.4~g} ms: %{y:.1f} %<extra></extra>",
         )
     )
-    for at, name_of, dash in ((p50, "p50", "solid"), (p99, "p99", "dot")):
-        figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5}, annotation_text=name_of)
+    for at, statistic, dash, side in ((p50, "p50", "solid", "right"), (p99, "p99", "dot", "left")):
+        figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
+        label = {"text": statistic, "xanchor": side, "yanchor": "bottom", "showarrow": False}
+        figure.add_annotation(x=at, y=1, yref="paper", **label)  # above the plot, where no bar is, away from each other
     beyond_note = f", {beyond:,} are longer" if beyond else ""
     figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
     figure.update_yaxes(title_text="share (%)")

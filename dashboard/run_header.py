@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -13,10 +14,11 @@ from calibration.standing import of_run
 from dashboard.badge import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
-from dashboard.prose import literal
+from dashboard.prose import literal, sentence
 from dashboard.shown import shown
 from serving.metrics import metric
 from tokentwin.exports.recorded_run import RecordedRun
+from tokentwin.outcome import Outcome
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
@@ -32,22 +34,26 @@ _CELL_PX = 138  # all abreast on a wide page, five on a narrow one
 _BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
 
 
-def header(recording: Recording, metrics: RunMetrics, name: str) -> None:
+def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> None:
     """What the recording is called, how it ended and whether it kept up, and downloads."""
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
-    if metrics.saturation is not None:
-        verdict = metrics.saturation.verdict
+    outcome = Outcome.of(metrics)
+    short = outcome.shortfall
+    if short:
+        badges += f" :red-badge[{short}]"
+    verdict = metrics.saturation.verdict if metrics.saturation is not None else None
+    if verdict and not (short and verdict == "STABLE"):  # who is shed leaves no backlog
         badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
-    st.title(literal(_title(name, recording)), anchor=False)
+    title = _title(name, recording)
+    st.title(literal(title), anchor=False)
     workload = f"{literal(run['workload'])} · " if run["workload"] else ""
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
-    statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
-    facts = f"{badges} {workload}{statuses} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    facts = f"{badges} {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
-        downloads(RecordedRun(recording=recording), name)
+        downloads(RecordedRun(recording, title, runs), name)
 
 
 def _title(name: str, recording: Recording) -> str:
@@ -70,6 +76,9 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
         badge(of_run(run))
         if bands:
             st.caption(_BAND, width="content")
+        outcome = Outcome.of(metrics)
+        if outcome.shortfall:
+            st.caption(sentence(outcome.latencies_of), width="content")
     with st.container(horizontal=True, gap="small"):
         for label, value, name, stat in cells:
             band = bands.get(name, {}).get(stat)

@@ -25,7 +25,7 @@ from dashboard.mistake import mistake
 from dashboard.request_table import request_table
 from dashboard.run_header import header, headline
 from dashboard.step_time import step_time
-from dashboard.time_window import Window, held_steps, time_window
+from dashboard.time_window import Window, over_time, time_window
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from traces.recording import Recording
@@ -51,9 +51,9 @@ def show(runs: Path) -> None:
     try:
         recording, metrics = open_run(recordings[name])
         if sum(recording.group_rows("steps")) > _LONG:
-            ahead(partial(held_steps, recording), partial(lifecycle_figures, recording))
+            ahead(partial(over_time, recording), partial(lifecycle_figures, recording))
         with title:
-            header(recording, metrics, name)
+            header(recording, metrics, name, runs)
         if not own:
             _bundled(runs)
         _body(recording, metrics, runs)

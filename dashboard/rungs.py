@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from calibration.validation_report import Report, RunRow
-from dashboard.external_results import External
+from dashboard.external_results import External, Source
 from serving.metrics import label_of
 
 _NOT_CLIMBED = "Not climbed in this report."
+_LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
 
 class Rung(NamedTuple):
-    """How a rung stands: a Material symbol in a colour, a headline with its figure in `**`, and a sentence.
+    """How a rung stands: a Material symbol in a colour, a headline with its figure in `**`, and sentences.
 
     Without a headline it was not climbed.
     """
@@ -52,7 +54,7 @@ def _steps(report: Report | None) -> Rung:
         for name, r in regimes.items()
     ]
     told = f"median error **{_percent(worst)}** or less"
-    return Rung(title, told, f"On held-out steps: {'; '.join(parts)}.", symbol="timer")
+    return _marked(report, Rung(title, told, f"On held-out steps: {'; '.join(parts)}.", symbol="timer"))
 
 
 def _runs(report: Report | None) -> Rung:
@@ -60,12 +62,16 @@ def _runs(report: Report | None) -> Rung:
     rows = [row for row in _rows(report) if row.error_pct is not None]
     if not rows:
         return Rung(title)
-    known = [row for row in rows if row.within_floor is not None]
+    noisy = _noisy(rows)
+    held = [row for row in rows if not row.noisy]
+    if not held:
+        return _tells_nothing(title, noisy)
+    known = [row for row in held if row.within_floor is not None]
     inside = sum(bool(row.within_floor) for row in known)
     told = f"**{inside} of {len(known)}** figures within the real noise" if known else "the real run was not repeated"
-    furthest = max(rows, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
+    furthest = max(held, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
     edge = "Closest to its edge" if furthest.within_floor else "Furthest out"
-    return Rung(title, told, f"{edge}: {_row(furthest)}.", symbol="straighten")
+    return _marked(report, Rung(title, told, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
 
 
 def _others(external: External | None) -> Rung:
@@ -75,31 +81,59 @@ def _others(external: External | None) -> Rung:
     targets = external.targets
     met = sum(target.met for target in targets)
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
-    largest = max(external.cases, key=lambda case: len(case.rows))
-    medians = [
-        f"{label} {error:.1f} %"
-        for family, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
-        if (error := largest.median_error_pct(family, "blind")) is not None
-    ]
+    furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
     why = (
-        f"Published runs of vLLM, predicted without having seen them; the largest source, {largest.title}: median "
-        f"error {', '.join(medians) or 'unknown'}."
+        f"Published runs of vLLM, predicted without having seen them: median error {_together(_medians(external))}. "
+        f"Furthest out, {furthest.title}: {_together(_medians(furthest))}."
     )
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
 
+def _medians(of: External | Source) -> dict[str, float]:
+    """Median absolute errors of blind predictions in percent, by latency."""
+    found = {label: of.median_error_pct(family, "blind") for family, label in _LATENCIES.items()}
+    return {label: error for label, error in found.items() if error is not None}
+
+
+def _together(errors: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {error:.1f} %" for label, error in errors.items()) or "unknown"
+
+
 def _bands(report: Report | None, external: External | None) -> Rung:
     title = "Rung 5 · Bands"
-    banded = [row.covered for row in _rows(report) if row.covered is not None]
+    rows = _rows(report)
+    banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
     if external and external.figures:
         shares.append((external.covered, external.figures, "of the published ones"))
+    if not shares and _noisy(rows):
+        return _tells_nothing(title, _noisy(rows))
     if not shares:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
     covered, count, _ = shares[0]
     parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
-    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other."
-    return Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other.{_noisy(rows)}"
+    told = Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+    return _marked(report, told) if banded else told
+
+
+def _noisy(rows: Sequence[RunRow]) -> str:
+    """Of how many figures nothing can be told, as a sentence to go on with; empty if there are none."""
+    apart = [abs(row.floor_pct) for row in rows if row.noisy and row.floor_pct is not None]
+    if not apart:
+        return ""
+    return f" Nothing can be told of {len(apart)} of {len(rows)} figures: real runs differ by up to {max(apart):.0f} %."
+
+
+def _tells_nothing(title: str, noisy: str) -> Rung:
+    return Rung(title, "tells nothing", noisy.strip(), "gray", "help")
+
+
+def _marked(report: Report | None, rung: Rung) -> Rung:
+    """The rung, without a mark of its own where the machine was disturbed while its figures were measured."""
+    if report is None or not report.disturbed:
+        return rung
+    return rung._replace(headline=f"{rung.headline}, on a disturbed machine", colour="gray", symbol="help")
 
 
 def _rows(report: Report | None) -> list[RunRow]:

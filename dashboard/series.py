@@ -49,14 +49,32 @@ def extremes(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A series in order of time as the mean of each bucket of time that has any; short series stay as they are."""
+    """A series in order of time as the mean of each bucket of time; short series stay as they are.
+
+    In a bucket without any value the last one still holds.
+    """
     if len(times) <= buckets:
         return times, values
     edges = np.linspace(times[0], times[-1], buckets + 1)[:-1]
     starts = np.searchsorted(times, _from(edges, times))
     counts = np.diff(starts, append=len(times))
     full = counts > 0
-    return edges[full], np.add.reduceat(values, starts[full], dtype=np.float64) / counts[full]
+    means = values[np.maximum(starts, 1) - 1].astype(np.float64)
+    means[full] = np.add.reduceat(values, starts[full], dtype=np.float64) / counts[full]
+    return edges, means
+
+
+def held_between(times: NDArray[Any], values: NDArray[Any], begin: float, end: float) -> tuple[Floats, Floats]:
+    """A series whose values hold from their times on, 0 before the first, from `begin` to `end`, both with a value."""
+    inside = times[(times > begin) & (times < end)]
+    at = np.concatenate([[begin], inside, [end]])
+    return at, held_at(times, values, at)
+
+
+def held_at(times: NDArray[Any], values: NDArray[Any], at: NDArray[Any]) -> Floats:
+    """What such a series holds at each of some times."""
+    held: Floats = np.append(0.0, values)[np.searchsorted(times, at, side="right")]
+    return held
 
 
 def _from(edges: Floats, times: NDArray[Any]) -> NDArray[Any]:

@@ -6,15 +6,17 @@ import math
 from datetime import datetime
 from typing import Any
 
+NOTHING = "–"
+
 
 def shown(value: Any) -> str:
     """A number with three digits, thousands set apart; text as it is."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
+        return NOTHING
     if not isinstance(value, int | float):
         return str(value)
     if math.isinf(value):
-        return "never" if value > 0 else "–"
+        return "never" if value > 0 else NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 

@@ -13,7 +13,6 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from calibration.engine_calibration import FILE, EngineCalibration
-from calibration.standing import UNKNOWN, VALIDATED, Standing
 from calibration.step_cost import Calibration
 from calibration.step_features import CPU_FEATURES, STEP_FEATURES
 from dashboard import calibration_charts, trust_charts
@@ -21,11 +20,13 @@ from dashboard.badge import figure, heading
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
+from dashboard.report_standing import of_steps
 from dashboard.url import choose
 from serving.errors import UserError
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+_PRICES = "Fitted prices; a step is the sum of what it holds. *CPU* is what goes on between steps."
 _EVERY = "Of every measured step, those the fit saw among them."
 
 
@@ -53,8 +54,9 @@ def _own(calibration: Calibration, directory: Path) -> None:
         f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
         f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
     )
+    medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
-    heading("Error on held-out steps", _measured(held_out, "and the fit saw none of them"))
+    heading("Error on held-out steps", of_steps(held_out, medians, "and the fit saw none of them"))
     for place, (name, errors) in zip(
         st.columns(max(len(calibration.residuals), 1)), calibration.residuals.items(), strict=False
     ):
@@ -71,34 +73,30 @@ def _own(calibration: Calibration, directory: Path) -> None:
         _prices(calibration)
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
+        rated = of_steps(len(measured), medians, "those the fit saw among them")
         with left:
             plot = calibration_charts.steps(regime, measured, predicted)
-            figure(plot, "steps", "Predicted and measured", _measured(len(measured), "those the fit saw among them"))
+            figure(plot, "steps", "Predicted and measured", rated)
         plot = trust_charts.residuals(regime, measured, predicted)
         plot.update_traces(name="a step", selector={"name": "a held-out step"})
-        figure(plot, "residuals", "Residuals", _measured(len(measured), "those the fit saw among them"), _EVERY)
+        figure(plot, "residuals", "Residuals", rated, _EVERY)
     _domain(calibration)
 
 
-def _measured(steps: int, more: str) -> Standing:
-    if not steps:
-        return Standing(UNKNOWN, "no step was kept to hold it against")
-    return Standing(VALIDATED, f"{steps:,} steps were measured on the engine, {more}")
-
-
 def _prices(calibration: Calibration) -> None:
-    st.subheader("What a step costs", anchor=False, help="Fitted prices; a step is the sum of what it holds.")
+    st.subheader("What a step costs", anchor=False, help=_PRICES)
     prices = [
         {"part": part, "of": name, "for": meaning, "price (µs)": table[name] / 1e6}
         for part, table, meanings in (
             ("step", calibration.step_prices_ps, STEP_FEATURES),
-            ("CPU between steps", calibration.cpu_prices_ps, CPU_FEATURES),
+            ("CPU", calibration.cpu_prices_ps, CPU_FEATURES),
         )
         for name, meaning in meanings.items()
     ]
     st.dataframe(
         pd.DataFrame(prices),
         hide_index=True,
+        height="content",
         column_config=number_columns({"price (µs)": "%.4g"}),
     )
 

@@ -12,10 +12,11 @@ _MOST = 4  # parts with a colour of their own; the others are one
 _TOTAL, _OTHER = "all steps", "other"
 
 
-def part_times(parts_ns: Mapping[str, Mapping[str, float]], colour: str) -> go.Figure:
+def part_times(parts_ns: Mapping[str, Mapping[str, float]], colour: str, run_ns: int | None = None) -> go.Figure:
     """A stacked bar of seconds for all steps and for each regime: its longest parts, and all others as one.
 
-    `parts_ns` are nanoseconds by regime and part.
+    `parts_ns` are nanoseconds by regime and part. Where together they are longer than the run (`run_ns`), the axis says
+    that steps overlap: in a pipeline those on other stages, in a fleet those of other replicas.
     """
     totals: dict[str, float] = {}
     for parts in parts_ns.values():
@@ -37,7 +38,8 @@ def part_times(parts_ns: Mapping[str, Mapping[str, float]], colour: str) -> go.F
         _add(figure, _OTHER, [sum(bars[row].get(p, 0.0) for p in rest) for row in rows], bars, NEUTRAL, about)
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1])
-    figure.update_xaxes(title_text="time of steps (s)", rangemode="tozero")
+    overlap = ", which overlap" if run_ns and whole > run_ns else ""
+    figure.update_xaxes(title_text=f"time of steps{overlap} (s)", rangemode="tozero")
     return finish(figure, 380)
 
 

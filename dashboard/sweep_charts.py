@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from dashboard.log_axis import log_axis
 from dashboard.palette import SIMULATED, empty, finish, policy_colour, symbols, tint
 from dashboard.series import thin
 
@@ -51,11 +52,18 @@ def metric_over(
     figure.update_xaxes(title_text=titles[x], type="log" if wide else "linear" if numeric else "category")
     figure.update_yaxes(title_text=titles[y], rangemode="tozero")
     if log_y:
-        figure.update_yaxes(type="log", dtick="D2")
+        figure.update_yaxes(**_log_y(known, y))
     if not numeric:  # on an axis of numbers it would move the points
         figure.update_layout(scattermode="group", scattergap=0.6)
     figure.update_layout(legend_title={"text": by and f"{by}  ", "side": "left"})
     return finish(figure, 440, legend=by is not None)
+
+
+def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
+    """Ticks for the metric's values and the ends of their bands, as far as they are above 0."""
+    values = runs[[name for name in (y, f"{y}_low", f"{y}_high") if name in runs]].to_numpy(dtype=float)
+    above = values[values > 0]
+    return log_axis(above.min(), above.max()) if len(above) else {"type": "log"}
 
 
 def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:

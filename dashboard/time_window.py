@@ -10,7 +10,8 @@ import streamlit as st
 from calibration.standing import of_run
 from dashboard import run_charts
 from dashboard.badge import figure
-from dashboard.held_steps import COLUMNS, HeldSteps
+from dashboard.fleet_over_time import FleetOverTime
+from dashboard.held_steps import HeldSteps
 from dashboard.library import stamp
 from dashboard.loading import open_run, run_colour
 from dashboard.url import interval, set_interval
@@ -22,6 +23,11 @@ Window = tuple[float, float]
 _PARAMETER = "window"
 _PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
+_SUMMED = (
+    "Of several replicas: all together, KV usage of the blocks of those that live, batch tokens the mean of a step. "
+    "The grey line has all requests that came and did not leave: also those at no replica, as none lives or they are "
+    "on their way to one."
+)
 _HELP = "Narrows the plot and the requests; so does a box drawn on the plot."
 
 
@@ -52,7 +58,7 @@ def _drawn(recording: Recording, end: float) -> Window | None:
         key,
         "Over time",
         of_run(recording.run),
-        "\n\n".join(metric(name).help for name in _PANELS),
+        "\n\n".join([*(metric(name).help for name in _PANELS), _SUMMED]),
         place=above,
         menu=_BAR,
         on_select=lambda: _brushed(key, end),
@@ -68,20 +74,19 @@ def _brushed(key: str, end: float) -> None:
         set_interval(0.0, end, _PARAMETER, (min(ends), max(ends)))
 
 
-def held_steps(recording: Recording) -> HeldSteps:
+def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime]:
     """What the timeline is drawn of, whatever the window: of millions of steps it takes most of the time."""
-    return _held_steps(str(recording.path), stamp(recording.path))
+    return _over_time(str(recording.path), stamp(recording.path))
 
 
 @st.cache_resource(max_entries=2, show_spinner=False)
-def _held_steps(directory: str, stamp: int) -> HeldSteps:
-    recording, _ = open_run(Path(directory))
-    return HeldSteps.of(recording.table("steps", COLUMNS))
+def _over_time(directory: str, stamp: int) -> tuple[HeldSteps, FleetOverTime]:
+    recording, metrics = open_run(Path(directory))
+    return HeldSteps.recorded(recording), FleetOverTime.of(recording.run, metrics)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
     recording, _ = open_run(Path(directory))
-    blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
-    plot = run_charts.timeline(held_steps(recording), blocks or float("nan"), run_colour(recording), window)
+    plot = run_charts.timeline(*over_time(recording), run_colour(recording), window)
     return plot.update_layout(dragmode="select", selectdirection="h")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from calibration.validation_report import RunRow
+from dashboard.log_axis import log_axis
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
 from dashboard.series import thin
 from serving.metrics import axis_of, label_of
@@ -180,10 +181,9 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
         times_ms = measured[mine] / 1e6
         for trace in _residual_panel(times_ms, error[mine], first=at == 1):
             figure.add_trace(trace, row=1, col=at)
-        scale = "log" if times_ms.max() > 30 * times_ms.min() else "linear"
-        figure.update_xaxes(title_text=f"{name}: measured step time (ms)", type=scale, row=1, col=at)
-        if scale == "linear":
-            figure.update_xaxes(range=[0, _reach([times_ms])], row=1, col=at)
+        low, high = float(times_ms.min()), float(times_ms.max())
+        axis = log_axis(low, high) if high > 30 * low else {"range": [0, _reach([times_ms])]}
+        figure.update_xaxes(**axis, title_text=f"{name}: measured step time (ms)", row=1, col=at)
     bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
     figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)

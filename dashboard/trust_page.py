@@ -21,7 +21,8 @@ from dashboard.library import RECORDING, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
-from dashboard.report_standing import of_report
+from dashboard.prose import literal, sentence
+from dashboard.report_standing import of_report, of_steps
 from dashboard.shown import when
 from dashboard.trust_domain import show_domain
 from dashboard.trust_external import show_external
@@ -37,7 +38,7 @@ _ERRORS = (
     "A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of the same "
     "real run lie from each other: nothing can be predicted better than it repeats."
 )
-_HELD_OUT = (
+_HELP_STEPS = (
     "Held-out steps, which the calibration did not see. A decode step advances running requests by one token each, a "
     "prefill step computes prompts, a mixed step does both."
 )
@@ -109,6 +110,8 @@ def _verdict(report: Report) -> None:
     ]
     badge(of_report(report))
     st.caption(" · ".join(fact for fact in facts if fact))
+    if report.set_aside:
+        st.caption(literal(sentence(report.set_aside)))
     if report.disturbed:
         text = report.disturbance or "its canary steps drifted"
         st.warning(
@@ -199,17 +202,14 @@ def _steps(directory: Path, report: Report, runs: Path) -> None:
         st.caption("The report holds no step residuals.")
         return
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
-    figure(trust_charts.residuals(*columns), "residuals", _STEPS, _of_steps(table.num_rows), _HELD_OUT)
     regimes = report.rungs.step.regimes if report.rungs.step else {}
+    rated = of_steps(
+        table.num_rows, (r.median_error_pct for r in regimes.values()), "and the calibration saw none of them"
+    )
+    figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
     biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
     if biases:
         st.caption("Bias (mean signed error): " + ", ".join(biases) + ".")
-
-
-def _of_steps(count: int) -> Standing:
-    if not count:
-        return Standing(UNKNOWN, "no step was held out")
-    return Standing(VALIDATED, f"{count:,} held-out steps were measured, and each is held against its prediction")
 
 
 def _provenance(report: Report) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CANARY_ROWS = (1,) * 4
+CALM_DRIFT = 0.05  # of its time: more apart than this, and the machine was not calm
 
 
 def canary_rows(max_num_seqs: int) -> tuple[int, ...]:

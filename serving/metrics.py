@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from serving.errors import UserError
 
@@ -61,6 +61,20 @@ class Metric:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     @property
+    def read_unit(self) -> str:
+        """The unit in which people read it: a fraction in percent."""
+        return "%" if self.unit == "fraction" else self.unit
+
+    def read(self, value: Any) -> Any:
+        """A value in that unit; what is no number as it is."""
+        return 100 * value if self.unit == "fraction" and value is not None else value
+
+    @property
+    def read_as(self) -> str:
+        """The label with that unit."""
+        return f"{self.label} ({self.read_unit})" if self.unit else self.label
+
+    @property
     def help(self) -> str:
         """One paragraph for `--help` and tooltips."""
         better = f" {self.better.capitalize()} is better." if self.better else ""
@@ -104,7 +118,8 @@ _METRICS = (
         "ms",
         "token",
         "lower",
-        "every gap between consecutive output tokens of a request, pooled over the requests",
+        "every gap between consecutive output tokens of a request, pooled over the requests; tokens that one step "
+        "brings, as with speculative decoding, come together, with gaps of 0 between them",
         vllm=("itl",),
         prometheus=("vllm:inter_token_latency_seconds",),
     ),
@@ -306,7 +321,7 @@ _METRICS = (
         "tokens",
         "step",
         None,
-        "tokens computed in one step: those of prefill rows plus one for each decode row",
+        "tokens computed in one step: those of prefill rows, one for each decode row, and the draft tokens it verifies",
         prometheus=("vllm:iteration_tokens_total",),
     ),
     Metric(
@@ -364,7 +379,7 @@ _METRICS = (
         "fraction",
         "step",
         None,
-        "KV blocks referenced / KV blocks; the mean weighs each step by its duration",
+        "KV blocks referenced / KV blocks, of the step's replica; the mean weighs each step by its duration",
         prometheus=("vllm:kv_cache_usage_perc",),
     ),
     Metric(
@@ -373,7 +388,8 @@ _METRICS = (
         "fraction",
         "step",
         "lower",
-        "KV blocks that running and waiting requests demand / KV blocks; over 1, some of them must wait",
+        "KV blocks that running and waiting requests demand / KV blocks, of the step's replica; where it is more than "
+        "all, some of them must wait",
     ),
     Metric(
         "prefix_hit_rate",

@@ -20,11 +20,13 @@ from click.testing import CliRunner
 
 pytest.importorskip("streamlit")
 
-from dashboard.bundled import DEMO, SAMPLES
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, SAMPLES
 from dashboard.example import example
+from dashboard.external_results import load_external
 from dashboard.lab.example import example_answer, example_request, recorded_request
 from dashboard.plan_command import plan_command
 from dashboard.plan_tasks import plan as planned
+from dashboard.published_error import error_line
 from dashboard.sweep_view import opening_view
 from serving.errors import UserError
 from tests.test_plan_command import EASY
@@ -245,8 +247,8 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
             ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s of a GPU", "prompt (tokens)"],
         ),
         ("no fleet", 3, ["output tokens/s of a GPU", "prompt (tokens)"]),
-        ("simulated comparison", 4, ["TTFT (ms)", "B - A (% of A, or points)", "requests (%)", "tenant"]),
-        ("recorded comparison", 5, ["TTFT (ms)", "B - A (% of A, or points)", "requests (%)", "tenant"]),
+        ("simulated comparison", 4, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
+        ("recorded comparison", 5, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 5, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
     ],
@@ -269,6 +271,9 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
     assert answer["recommendation"]["standing"]["reason"][1:] in text
     assert answer["recommendation"]["vllm_serve"].split()[2] in text and "tokentwin plan traffic.yaml" in text
     assert f"{100 * answer['recommendation']['attainment']:.1f} %" in text
+    gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]
+    assert error_line(load_external(EXTERNAL_SAMPLE), gpu) in text
+    assert "What else there is" in text and all(entry["engine"] in text for entry in answer["dearer"])
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from dashboard.lab.tasks import recorded
 from dashboard.lab_charts import side_colours
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import _standing
-from dashboard.report_standing import of_report
+from dashboard.report_standing import of_report, of_steps
 from serving.gpu_spec import find_gpu
 from tests.badges import badges
 from tests.dashboard_samples import report, toy_run
@@ -119,13 +119,20 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
         ({"extrapolated_share": 0.0}, "validated", "0.0 %"),
         ({"extrapolated_share": 0.3}, "extrapolated", "30.0 %"),
         ({"extrapolated_share": None}, "validated", "does not say"),
-        ({"extrapolated_share": 0.0, "disturbed": True}, "validated", "disturbed"),
+        ({"extrapolated_share": 0.0, "disturbed": True}, "unknown", "disturbed"),
         ({"rungs": {}}, "unknown", "no real run"),
     ],
 )
 def test_a_report_stands_as_what_it_holds(tmp_path, change, mark, reason):
     found = of_report(Report.model_validate({**report(tmp_path), **change}))
     assert found.mark == mark and reason in found.reason
+
+
+def test_steps_stand_as_the_worst_regime():
+    assert of_steps(0, [], "").mark == "unknown"
+    assert of_steps(1200, [2.0, None, 9.0], "for once").reason == "1,200 steps were measured, for once"
+    far = of_steps(1200, [2.0, 80.0], "for once")
+    assert far.mark == "unknown" and "80 %" in far.reason
 
 
 def test_a_curve_stands_as_its_dots():

@@ -10,6 +10,7 @@ pytest.importorskip("plotly")
 
 from calibration.validation_report import RunRow
 from dashboard import held_steps, run_charts, trust_charts
+from dashboard.fleet_over_time import FleetOverTime, live_replicas, outstanding
 from dashboard.held_steps import HeldSteps
 from dashboard.palette import REAL, SIMULATED
 from dashboard.series import bucket_means, envelope
@@ -60,6 +61,12 @@ def test_bucket_means_weigh_every_value_once():
     x, y = bucket_means(times, values, 100)
     assert len(x) == 100
     assert y.mean() == pytest.approx(values.mean(), rel=1e-3)
+
+
+def test_in_a_bucket_without_values_the_last_one_holds():
+    times = np.array([*range(100), 900, 901])
+    x, y = bucket_means(times, np.where(times == 99, 7, 1), 10)
+    assert x[0] == 0 and list(y[2:9]) == [7] * 7 and y[9] == 1
 
 
 def steps(rows):
@@ -186,6 +193,9 @@ def test_nothing_to_show_is_said():
 # Run
 
 
+ONE = FleetOverTime(live_replicas([], 1), 100.0)
+
+
 def step_table(count=5000):
     rng = np.random.default_rng(0)
     start = np.arange(count) * 10 * MS
@@ -204,7 +214,7 @@ def step_table(count=5000):
 
 
 def test_the_timeline_shares_one_axis_and_is_reduced():
-    figure = run_charts.timeline(HeldSteps.of(step_table()), 100, SIMULATED, buckets=200)
+    figure = run_charts.timeline(HeldSteps.of(step_table()), ONE, SIMULATED, buckets=200)
     assert len(figure.data) == 5
     assert max(len(trace.x) for trace in figure.data) <= 401
     assert figure.layout.xaxis.matches == figure.layout.xaxis3.matches == "x4"
@@ -212,8 +222,69 @@ def test_the_timeline_shares_one_axis_and_is_reduced():
     assert max(figure.data[2].y) <= 100
 
 
+def life(replica, ready_s, ended_s):
+    times = {"ready_ns": ready_s, "ended_ns": ended_s}
+    return {"replica": replica} | {name: at if at is None else round(at * 1e9) for name, at in times.items()}
+
+
+def at_second(trace, second):
+    """What a trace of a timeline shows there."""
+    return trace.y[np.searchsorted(trace.x, second, side="right") - 1]
+
+
+@pytest.mark.parametrize("window", [None, (45.0, 95.0)])
+@pytest.mark.parametrize("count", [5000, 50])
+def test_an_outage_is_seen_on_the_timeline(window, count):
+    """Two replicas; one ends at 50 s, the other at 60 s, a third is there from 80 s on, and requests keep coming."""
+    steps = step_table(count)
+    start = np.linspace(0, 100e9, count).astype(np.int64)
+    replica = np.where(start > 80e9, 2, np.where(start < 50e9, np.arange(count) % 2, 0))
+    there = (start < 60e9) | (start > 80e9)
+    rows = {**steps.to_pydict(), "replica": replica, "start_ns": start, "end_ns": start + 100_000 * MS // count}
+    rows |= {"used_blocks": np.full(count, 40), "prefill_tokens": np.full(count, 8), "decode_rows": np.full(count, 1)}
+    lives = [life(0, 0, 60), life(1, 0, 50), life(2, 80, None), life(3, None, None)]
+    arrivals = np.arange(0, 100e9, 1e9)
+    leaves = np.sort(np.where(arrivals + 2e9 < 60e9, arrivals + 2e9, np.maximum(arrivals, 80e9) + 2e9))
+    fleet = FleetOverTime(live_replicas(lives, 9), 100.0, outstanding(arrivals, leaves))
+    figure = run_charts.timeline(HeldSteps.of(pa.table(rows).filter(pa.array(there))), fleet, SIMULATED, window)
+    of = {trace.name: trace for trace in figure.data}
+    for name in ("waiting", "running", "KV use", "prefill tokens", "decode tokens", "live replicas"):
+        assert at_second(of[name], 70.5) == 0, name
+    assert at_second(of["outstanding, wherever they are"], 70.5) == 13
+    assert [at_second(of["live replicas"], at) for at in (49, 55)] == [2, 1]
+    assert at_second(of["KV use"], 55) == 40  # of the one that lives
+    assert figure.layout.yaxis5.title.text.startswith("live")
+
+
+def test_what_holds_is_drawn_to_the_end_of_a_window_without_steps():
+    table = step_table(50).filter(pa.array([True] * 10 + [False] * 30 + [True] * 10))
+    figure = run_charts.timeline(HeldSteps.of(table), ONE, SIMULATED, window_s=(0.2, 0.3))
+    assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data[:2]] == [
+        ("waiting", [0.2, 0.3], [0, 0]),
+        ("running", [0.2, 0.3], [0, 0]),
+    ]
+
+
+def test_draft_tokens_are_part_of_the_batch():
+    steps = step_table(50).append_column("draft_tokens", pa.array([5] * 49 + [None], pa.int32()))
+    figure = run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED)
+    stacked = [trace for trace in figure.data if trace.stackgroup]
+    assert [trace.name for trace in stacked] == ["draft tokens", "decode tokens", "prefill tokens"]
+    whole = np.array(steps["prefill_tokens"]) + np.array(steps["decode_rows"]) + np.array([5] * 49 + [0])
+    assert [sum(column) for column in zip(*(trace.y for trace in stacked), strict=True)][:50] == whole.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=40))
+def test_outstanding_are_those_that_came_and_did_not_leave(stays):
+    arrivals, ends = np.sort([a for a, _ in stays]), np.sort([a + length for a, length in stays])
+    times, counts = outstanding(arrivals, ends)
+    assert (np.diff(times) > 0).all()
+    for at, count in zip(times, counts, strict=True):
+        assert count == sum(a <= at < a + length for a, length in stays)
+
+
 def test_a_time_window_narrows_the_timeline():
-    figure = run_charts.timeline(HeldSteps.of(step_table()), 100, REAL, window_s=(10.0, 11.0))
+    figure = run_charts.timeline(HeldSteps.of(step_table()), ONE, REAL, window_s=(10.0, 11.0))
     assert list(figure.layout.xaxis4.range) == [10.0, 11.0]
     for trace in figure.data:
         assert len(trace.x) > 50
@@ -266,7 +337,7 @@ def test_small_figures_stand_empty_columns():
         run_charts.step_times(none, none, none, REAL),
         run_charts.memory_shares(none, none, none, REAL),
         run_charts.phases(none, none, none, REAL),
-        run_charts.timeline(HeldSteps.of(step_table(0)), 1, REAL),
+        run_charts.timeline(HeldSteps.of(step_table(0)), ONE, REAL),
     ):
         assert figure.layout.annotations[0].text
 

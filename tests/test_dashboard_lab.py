@@ -388,7 +388,7 @@ def test_the_bundled_pair_is_what_its_answer_says() -> None:
     assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
 
 
-def test_ones_own_recordings_come_before_the_bundled_pair(tmp_path: Path) -> None:
+def test_ones_own_recordings_come_before_the_bundled_pair(tmp_path: Path, started: list[Job]) -> None:
     for name in "xy":
         toy_run(tmp_path / name, "wall", seed=1)
     app = lab(tmp_path, compare="recordings")
@@ -400,7 +400,8 @@ def test_recordings_are_compared_side_by_side(tmp_path: Path, started: list[Job]
     engine_pair(tmp_path / "out", calibrated(tmp_path / "cal"), repeats=2)
     app = lab(tmp_path, compare="recordings")
     assert (app.query_params["rec_a"], app.query_params["rec_b"]) == ("out/a", "out/b")
-    settings = asked(app, started)
+    (job,) = started  # at once: to compare two recordings takes seconds
+    settings = job.settings
     found = json.loads(json.dumps(recorded(settings, QUIET, told)))
     assert found["verdict"].startswith("B is better") and found["runs"] == 2 and "ranking" not in found
     leave(tmp_path, RECORDED, settings, found)
@@ -411,6 +412,19 @@ def test_recordings_are_compared_side_by_side(tmp_path: Path, started: list[Job]
     assert "have not been compared" in shown(lab(tmp_path, compare="recordings")), (
         "a later recording is another question"
     )
+    assert len(started) == 2 and started[1].settings != settings
+
+
+def test_what_takes_longer_and_what_was_cancelled_waits_for_a_click(tmp_path: Path, started: list[Job]) -> None:
+    engine_pair(tmp_path / "out", calibrated(tmp_path / "cal"))
+    lab(tmp_path, compare="recordings", beside="cal")
+    assert not started
+    lab(tmp_path, compare="recordings")
+    (job,) = started
+    job.directory.mkdir(parents=True)
+    write_json(job.directory / "outcome.json", {"state": "cancelled", "error": "cancelled"})
+    app = lab(tmp_path, compare="recordings")
+    assert len(started) == 1 and app.button(key="compare") and "Cancelled" in app.info[0].value
 
 
 def test_a_ranking_is_held_against_the_engine(tmp_path: Path, started: list[Job]) -> None:

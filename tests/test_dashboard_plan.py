@@ -27,7 +27,7 @@ from dashboard.palette import REAL, policy_colour
 from dashboard.plan_command import plan_command
 from dashboard.plan_names import plan_name
 from dashboard.plan_tasks import COARSE, FLEET, PLAN
-from dashboard.plan_words import fleet_name, why_not_fewer
+from dashboard.plan_words import alternatives, fleet_name, why_not_fewer
 from dashboard.prose import prose
 from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.uploads import keep_model, keep_trace, model_path
@@ -567,3 +567,37 @@ def test_the_band_goes_out_on_the_fast_end_and_comes_back_on_the_slow() -> None:
     points = [{"replicas": n, "attainment": 0.5, "if_slow": 0.1 * n, "if_fast": 0.9} for n in (1, 2)]
     band = plan_charts.attainment(points, chosen=2).data[0]
     assert list(band.x) == [1, 2, 2, 1] and list(band.y) == pytest.approx([90, 90, 20, 10])
+
+
+def test_every_candidate_is_listed_with_its_room_and_the_recommended_first() -> None:
+    best = {**example()["answer"]["recommendation"], "engine": "TP4 H100", "replicas": 3}
+    answer = {
+        "recommendation": best,
+        "spares": 1,
+        "runners_up": [{**best, "engine": "TP2 H200"}],
+        "dearer": [{"engine": "TP2 H100", "usd_per_hour_at_least": 86.0}],
+        "infeasible": [{"engine": "TP1 H100", "reason": "it does not fit"}],
+        "candidates": {
+            "TP4 H100": {"kv_tokens": 480_160, "kv_requests": 384.2},
+            "TP2 H100": {"kv_tokens": 24_768, "kv_requests": 19.8},
+            "TP2 H200": {"gpu": "H200"},  # of a plan of an older version
+        },
+    }
+    rows = alternatives(answer)
+    assert [row["fleet"] for row in rows[:2]] == ["3+1 × TP4 H100", "3+1 × TP2 H200"]
+    assert [row["verdict"] for row in rows[:3]] == ["recommended", "met", "dearer: at least this much"]
+    assert [row.get("KV room (tokens)") for row in rows] == [480_160, None, 24_768, None]
+    assert rows[2]["KV room (requests)"] == 20 and rows[3]["verdict"].startswith("will not do: ")
+
+
+def test_the_frontiers_table_begins_with_the_recommended_and_the_cheapest() -> None:
+    answer = example()["answer"]
+    points = answer["points"]
+    recommended = frontier_charts.place(points, answer["recommendation"])
+    ranked = [points[at] for at in frontier_charts.ranked(points, recommended)]
+    assert sorted(map(id, ranked)) == sorted(map(id, points)) and ranked[0] == points[recommended]
+    met = [point["met"] for point in ranked]
+    assert met == sorted(met, reverse=True)
+    assert [p["usd_per_hour"] for p in ranked[1:] if p["met"]] == sorted(
+        p["usd_per_hour"] for p in ranked[1:] if p["met"]
+    )

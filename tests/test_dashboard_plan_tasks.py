@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard.plan_request import PlanRequest, RecordedTraffic
-from dashboard.plan_tasks import COARSE, fleet, plan
+from dashboard.plan_tasks import COARSE, fleet, other_draws, plan
 from dashboard.run_header import bands_of
 from dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
 from serving.config import parse
@@ -59,8 +59,9 @@ def answer(out: Path, told: list[tuple[str, float]]) -> dict[str, Any]:
 def test_a_job_answers_as_the_command_does(answer: dict[str, Any]) -> None:
     request = parse(PlanRequest, SETTINGS, where="plan")
     workload = request.workload()
+    draws = other_draws(request, workload)
     with Workers(request.question(workload), jobs=1) as workers:
-        document = as_json(make_plan(workers, *request.candidates(workload), request.limits))
+        document = as_json(make_plan(workers, *request.candidates(workload), request.limits, draws=draws))
     assert document == {name: answer[name] for name in document}
     assert answer["recommendation"]["replicas"] > 1
 

@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
 from calibration.baseline import LATENCIES
+from calibration.explanation import ExplainedOperation
+from calibration.kernel_times import Mark
 from calibration.predict import identity, predicted_cost
-from calibration.run_explanation import PREDICTED_COLUMNS, SAMPLE, explain_run, measured_parts
+from calibration.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
 from dashboard import run_page
 from dashboard.ahead import ahead
 from dashboard.diagnosis_charts import what_it_buys
@@ -33,7 +35,9 @@ from tests.dashboard_samples import write_samples
 from tests.test_dashboard_pages import charts, main_module, one_line, parameter, text  # noqa: F401
 from tokentwin.commands.simulate import simulate
 from tokentwin.diagnosing import diagnosis
+from tokentwin.outcome import Outcome
 from tokentwin.repricing import Source, source_of
+from tokentwin.run_table import print_metrics, print_reasons
 from traces.recording import Recording, RecordingWriter
 from traces.recording_notes import add_notes, notes_of
 from traces.run_metrics import RunMetrics
@@ -123,6 +127,74 @@ def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
         assert notes_of({"notes": said}) == {}
 
 
+# A run that came to little
+
+
+@pytest.fixture(scope="module")
+def shed(tmp_path_factory):
+    """Two replicas with KV tiers and drafts; 30 of 40 requests time out, 2 are rejected, 8 finish. By hand."""
+    directory = tmp_path_factory.mktemp("shed") / "shed"
+    nothing = dict.fromkeys(("workload", "deployment", "hardware", "calibration", "notes"), "")
+    run = {"run_id": "shed", "clock": "virtual", "num_blocks": 100, "replicas": 2, **nothing}
+    with RecordingWriter(directory, run) as writer:
+        for i in range(40):
+            status = "finished" if i < 8 else "rejected" if i < 10 else "timed_out"
+            at = i * 10_000_000
+            came = {"request_id": i, "status": status, "arrival_ns": at, "prompt_tokens": 100, "end_ns": at + 5}
+            if i < 8:
+                came |= {"replica": i % 2, "scheduled_ns": at, "first_token_ns": at + 5, "finish_ns": at + 9_000_000}
+                came |= {"output_tokens": 5, "drafts": 2, "draft_tokens": 6, "accepted_tokens": 3}
+                came |= {"tier_hit_tokens": {"cpu": 25, "nvme": 10} if i < 4 else {}}
+            else:
+                came |= {"reason": f"because of {i}"}
+            writer.add_request(**came)
+        for i in range(8):
+            step = {"replica": i % 2, "step": i // 2, "start_ns": i * 10_000_000, "end_ns": i * 10_000_000 + 9_000_000}
+            writer.add_step(**step, prefill_tokens=100, decode_rows=1, draft_tokens=3, running=1, used_blocks=50)
+    return Recording.load(directory)
+
+
+def test_a_run_that_came_to_little_says_so_first(shed):
+    app = page(shed.path.parent, run="shed")
+    assert not app.exception and not app.error
+    (facts,) = [m.value for m in app.markdown if "badge[simulated]" in m.value]
+    assert ":red-badge[80 % did not finish]" in facts and ":green-badge" not in facts
+    assert "30 timed out, 8 finished, 2 rejected" in facts
+    assert any("Latencies are those of the 8 of 40 requests" in caption.value for caption in app.caption)
+    assert {"timed out", "finished", "rejected"} == set(app.dataframe[0].value["status"])
+
+
+def test_cards_tell_of_tiers_drafts_and_replicas(shed):
+    said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
+    assert any("12.5 % from cpu, 5 % from nvme came out of KV tiers" in text for text in said)
+    assert any("gives 2.5 tokens to a request, 50 % of the draft tokens" in text for text in said)
+    assert any("Of single replicas" in text for text in said)
+
+
+def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
+    print_metrics(RunMetrics.of(shed), "table")
+    print_reasons(shed)
+    said = capsys.readouterr().out
+    assert "80 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
+    assert "30 timed out, the first because: because of 10\n" in said
+    assert "2 rejected, the first because: because of 8\n" in said
+    (usage,) = [line for line in said.splitlines() if line.startswith("kv_usage, %")]
+    assert usage.split()[2] == "50"
+
+
+@pytest.mark.parametrize(
+    ("counts", "short"),
+    [
+        ({}, None),
+        ({"finished": 99, "rejected": 1}, None),
+        ({"finished": 989, "unfinished": 11}, "1.1 % did not finish"),
+        ({"rejected": 7}, "no request finished"),
+    ],
+)
+def test_a_shortfall_is_more_than_one_percent(counts, short):
+    assert Outcome(counts).shortfall == short
+
+
 # Who timed it
 
 
@@ -154,6 +226,24 @@ def test_parts_add_up_to_the_recorded_time_of_each_regime(timed):
     assert all(0 < o.utilisation <= 1.0001 for o in found.operations)
     qkv = next(o for o in found.operations if o.name == "qkv, decode")
     assert qkv.bound == "memory"
+
+
+def test_only_kernels_that_tell_change_how_far_parts_are_trusted():
+    def kernel(name, ns, sigma, mark):
+        return ExplainedOperation(name, 1, 1.0, 1.0, ns, 0.5, "memory", sigma, mark)
+
+    big, small = kernel("qkv", 99.0, 0.05, Mark.INTERPOLATED), kernel("send", 1.0, 0.7, Mark.EXTRAPOLATED)
+    assert RunExplanation({"decode": {"weights": 100.0}}, [big, small], 1).telling == [big]
+    longer = kernel("send", 2.0, 0.7, Mark.EXTRAPOLATED)
+    assert RunExplanation({"decode": {"weights": 100.0}}, [big, longer], 1).telling == [big, longer]
+    assert RunExplanation({"decode": {"weights": 1e6}}, [small], 1).telling == [small]
+
+
+def test_steps_that_overlap_are_said_to():
+    def axis(run_ns):
+        return part_times({"decode": {"weights": 2e9}}, "#3b7ddd", run_ns).layout.xaxis.title.text
+
+    assert (axis(10**9), axis(3 * 10**9)) == ("time of steps, which overlap (s)", "time of steps (s)")
 
 
 def test_measured_operations_are_summed_and_the_rest_is_said():

@@ -17,11 +17,12 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.decision_replay import recorded_deployment
 from calibration.predict import identity, predicted_cost
-from calibration.validation_report import RunRow, load_report
+from calibration.validation_report import Report, RunRow, load_report
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
 from dashboard.domain import domain
 from dashboard.external_charts import errors_by_source
 from dashboard.external_results import EXTERNAL, load_external
+from dashboard.rungs import rungs
 from dashboard.trust_charts import errors
 from serving.config import Deployment, SchedulerConfig
 from serving.errors import UserError
@@ -120,12 +121,44 @@ def test_a_disturbed_run_says_so(tmp_path, samples):
     content = report(samples, disturbed=True)
     content["rungs"]["replay"] |= {"identical": 1200, "first_difference": "step 1201: 64 tokens, not 48"}
     content["extrapolated_share"] = 0.042
+    content["set_aside"] = "2 of 7 recordings were set aside"
     write_report(tmp_path / "validation", content)
     app = trust(tmp_path)
-    assert "badge[:material/explore: extrapolated]" in text(app)
+    assert "badge[:material/help: unknown]" in text(app)
     assert "canary steps drifted by 31 %" in app.warning[0].value
+    assert ":gray[:material/help:] **9 of 14** figures within the real noise, on a disturbed machine" in text(app)
+    assert "2 of 7 recordings were set aside." in text(app)
     assert "**1,200 of 1,234** steps identical" in text(app)
     assert "step 1201" in text(app)
+
+
+def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
+    """As on a machine at twice its load: whatever is predicted lies within such noise, and in such bands."""
+    content = report(samples)
+    rows = content["rungs"]["run"]["rows"]
+    for row in rows:
+        row |= {"low": 0.5 * row["real"], "high": 2 * row["real"]}
+    rows[0]["floor_pct"] = 168.0
+    one, all_of_them = Report.model_validate(content), [{**row, "floor_pct": 168.0} for row in rows]
+    assert rungs(one, None)[2].headline == "**9 of 13** figures within the real noise"
+    assert "1 of 14 figures: real runs differ by up to 168 %" in rungs(one, None)[2].detail
+    assert rungs(one, None)[4].headline == "**13 of 13** measured figures in their 90 % band"
+    rows[:] = all_of_them
+    content["rungs"]["step"]["regimes"]["decode"]["median_error_pct"] = 80.0
+    write_report(tmp_path / "validation", content)
+    shown = text(trust(tmp_path))
+    assert shown.count(":gray[:material/help:] tells nothing") == 1
+    assert "badge[:material/help: unknown]" in shown
+    assert rungs(Report.model_validate(content), None)[4].headline == "tells nothing"
+
+
+def test_the_furthest_out_of_the_published_engines_is_named():
+    published = load_external(EXTERNAL_SAMPLE)
+    errors = {(case.title, e) for case in published.cases for f in ("ttft_ms", "tpot_ms", "e2e_ms")
+              if (e := case.median_error_pct(f, "blind")) is not None}  # fmt: skip
+    title, worst = max(errors, key=lambda pair: pair[1])
+    detail = rungs(None, published)[3].detail
+    assert f"Furthest out, {title}: " in detail and f"{worst:.1f} %" in detail
 
 
 def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):

@@ -164,7 +164,11 @@ def test_openmetrics_is_what_the_parser_of_prometheus_accepts(fleet):
     )  # what was cancelled in the queue was not read
     assert value(found["vllm:num_requests_waiting"], "", engine="1") == 1
     assert value(found["vllm:kv_cache_usage_perc"], "", engine="0") == 0.4
-    assert value(found["vllm:request_success"], "_total", engine="0", finished_reason="cancelled") == 1
+    ended = {(s.labels["engine"], s.labels["finished_reason"]): s.value for s in found["vllm:request_success"].samples}
+    assert len(ended) == 10 and {key: n for key, n in ended.items() if n} == {("0", "abort"): 1, ("1", "length"): 1}
+    assert value(found["vllm:request_inference_time_seconds"], "_sum", engine="1") == pytest.approx(0.059)
+    assert value(found["vllm:request_max_num_generation_tokens"], "_bucket", engine="1", le="2.0") == 0
+    assert value(found["vllm:request_max_num_generation_tokens"], "_sum", engine="1") == 3
     assert value(found["vllm:spec_decode_num_draft_tokens"], "_total", engine="1") == 6
     assert value(found["vllm:external_prefix_cache_hits"], "_total", engine="1") == 24
     names = {n for m in METRICS.values() for n in m.prometheus}
@@ -202,6 +206,19 @@ def test_what_was_not_kept_is_left_out(tmp_path):
         found
     )
     assert {s.labels["job"] for f in found.values() for s in f.samples} == {"real"}
+
+
+def test_tokens_of_one_draft_are_one_gap_as_vllm_observes_them(tmp_path):
+    with RecordingWriter(tmp_path / "drafts", {"run_id": "", "clock": "virtual"}) as writer:
+        times = [10 * MS, 20 * MS, 20 * MS, 20 * MS, 60 * MS]
+        writer.add_request(
+            request_id=0, replica=0, status="finished", arrival_ns=0, scheduled_ns=0, first_token_ns=times[0],
+            finish_ns=times[-1], token_times_ns=times, prompt_tokens=1, output_tokens=5,
+        )  # fmt: skip
+    run = RecordedRun(tmp_path / "drafts")
+    gaps = families(written(run, "openmetrics").decode())["vllm:inter_token_latency_seconds"]
+    assert value(gaps, "_count", engine="0") == 2 and value(gaps, "_sum", engine="0") == pytest.approx(0.05)
+    assert RunMetrics.of(run.recording).distribution("itl_ms").count == 4
 
 
 def test_an_empty_run_is_an_empty_exposition(tmp_path):
@@ -242,6 +259,24 @@ def test_the_report_stands_alone_and_holds_its_figures(run):
     assert not [a for _, a in tags.found if a.get("src") or a.get("href")]
     figures = [json.loads(script) for script in tags.scripts]
     assert [len(figure["data"]) for figure in figures] == [5, 1, 2, 2, 3]
+
+
+def test_the_report_has_the_run_by_name_and_what_did_not_finish(fleet):
+    pytest.importorskip("plotly")
+    text = written(fleet, "html").decode()
+    assert "<h1>fleet</h1>" in text
+    assert "75 % did not finish: latencies are those of the 1 of 4 requests that finished" in text
+    assert "<h1>a/b</h1>" in written(RecordedRun(fleet.recording, "a/b"), "html").decode()
+
+
+def test_the_report_shows_where_the_step_time_of_a_run_goes():
+    pytest.importorskip("plotly")
+    from dashboard.bundled import RUN_SAMPLE
+
+    tags = Tags()
+    tags.feed(written(RecordedRun(RUN_SAMPLE), "html").decode())
+    parts, roof = (json.loads(script)["layout"]["xaxis"]["title"]["text"] for script in tags.scripts[1:3])
+    assert (parts, roof) == ("time of steps (s)", "FLOP per byte")
 
 
 def test_what_a_recording_says_is_text_in_the_report(fleet):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from calibration.kernel_times import Mark
 from calibration.operation_cost import OperationCost
 from calibration.pipeline_cost import PipelineCost
 from serving.config import Deployment, SchedulerConfig
@@ -46,7 +47,7 @@ def test_a_cost_model_asked_before_prices_as_a_new_one_and_stands_for_its_own_st
     first = pricing(engine)
     said = [first.step_ns(plan) for plan in steps]
     again = pricing(engine)
-    assert again.standing()[1] == "no step was priced"
+    assert again.standing() == (Mark.UNKNOWN, "no step was priced")
     again.step_ns(steps[0])
     alone = KernelPricing()(engine)
     alone.step_ns(steps[0])

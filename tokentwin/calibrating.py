@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calibration.step_cost import Calibration
     from realengine.engine import Engine
+    from serving.workload import Workload
 
 
 def pace_of(engine: Engine) -> tuple[int, int]:
@@ -22,14 +23,13 @@ def pace_of(engine: Engine) -> tuple[int, int]:
     return decode, max(prefill // size, 1)
 
 
-def measure(engine: Engine, out: Path, seconds: float, overwrite: bool) -> Iterator[Path]:
-    """Record the designed traces into `out`, one at each `next`, so that other runs can go between them."""
+def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workload, Path], object]) -> Iterator[Path]:
+    """`record` the designed traces into `out`, one at each `next`, so that other runs can go between them."""
     from calibration.design import Pace, designed_workloads
-    from tokentwin.whole_run import record_whole
 
     for workload in designed_workloads(engine.deployment.scheduler, Pace(*pace_of(engine)), seconds):
         path = out / "runs" / workload.name
-        record_whole(workload, engine, path, overwrite=overwrite)
+        record(workload, path)
         yield path
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokentwin.costs import Priced
     from traces.recording import Recording
 
-_NAMED = 3  # recordings that an error names
+_NAMED = 5  # recordings that an error names
 
 
 def side_scenarios(
@@ -60,8 +60,8 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     from calibration.paired_runs import COLUMNS, PairedRuns
 
     if len(a) != len(b):
-        held = [f"{_named(side)} on {name}" for name, side in zip("AB", (a, b), strict=True)]
-        raise UserError("recordings", held, "are paired one by one; give as many of B as of A")
+        held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
+        raise UserError("recordings", [len(a), len(b)], f"are paired one by one; give as many of B as of A: {held}")
     try:
         closed = any(_closed(recording.workload()) for recording in a)
     except UserError:
@@ -86,9 +86,9 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[Scenario] = (
 
 
 def _named(side: Sequence[Recording]) -> str:
-    """How many, and where."""
-    places = ", ".join(str(recording.path) for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
-    return f"{len(side)} ({places})"
+    """Their names and where the first lies, such as `run-1, run-2 in runs/a`."""
+    names = ", ".join(recording.path.name for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
+    return f"{names} in {side[0].path.parent}"
 
 
 def _closed(workload: Workload) -> bool:

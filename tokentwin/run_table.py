@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentwin.outcome import Outcome, status_word
+
 if TYPE_CHECKING:
+    from serving.metrics import Metric
     from traces.recording import Recording
     from traces.run_metrics import RunMetrics
 
@@ -41,13 +44,14 @@ def print_metrics(
 
     rows: list[tuple[str, str, dict[str, str]]] = []
     for name, numbers in distributions.items():
-        unit = metric(name).unit
+        about = metric(name)
+        unit = about.read_unit
         label = name if not unit or name.endswith(f"_{unit}") else f"{name}, {unit}"
-        rows.append((label, "", {stat: _shown(numbers[stat]) for stat in _STATS}))
+        rows.append((label, "", {stat: _shown(about.read(numbers[stat])) for stat in _STATS}))
         ends = (bands or {}).get(name, {})
         if any(high for _, high in ends.values()):
             for end, which in enumerate(("from", "to")):
-                rows.append((f"  {which}", "dim", {stat: _shown(pair[end]) for stat, pair in ends.items()}))
+                rows.append((f"  {which}", "dim", {stat: _shown(about.read(pair[end])) for stat, pair in ends.items()}))
     console = Console()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("metric", overflow="fold")
@@ -61,20 +65,27 @@ def print_metrics(
     summary = Table("metric", "unit", "value", *(["90 % band"] if bands else []))
     for name, value in scalars.items():
         if value is not None:
-            unit = metric(name.removesuffix("_peak")).unit
-            shown = [_range((bands or {}).get(name, {}).get("value"))] if bands else []
-            summary.add_row(name, unit, _shown(value), *shown)
+            about = metric(name.removesuffix("_peak"))
+            shown = [_range(about, (bands or {}).get(name, {}).get("value"))] if bands else []
+            summary.add_row(name, about.read_unit, _shown(about.read(value)), *shown)
     console.print(summary)
     if bands:
         console.print("[dim]from, to: 90 % band, by how far off the step times of a whole run may be[/]")
-    console.print("requests: " + ", ".join(f"{count} {status}" for status, count in metrics.statuses().items()))
+    outcome = Outcome.of(metrics)
+    console.print(f"requests: {outcome.text}")
+    if outcome.shortfall:
+        console.print(f"[red]{outcome.shortfall}[/]: {outcome.latencies_of}")
 
 
-def print_rejections(recording: Recording) -> None:
-    """How many requests were turned away, and why the first of them was."""
-    reasons = [reason for reason in recording.table("requests", ["reason"])["reason"].to_pylist() if reason]
-    if reasons:
-        click.echo(f"{len(reasons)} turned away, the first because: {reasons[0]}")
+def print_reasons(recording: Recording) -> None:
+    """How many requests did not finish, by how they ended, and why the first of each did not."""
+    import pyarrow.compute as pc
+
+    requests = recording.table("requests", ["status", "reason"])
+    told = requests.filter(pc.greater(pc.utf8_length(requests["reason"]), 0))
+    by_status = told.group_by("status", use_threads=False).aggregate([("reason", "count"), ("reason", "first")])
+    for status, count, first in zip(*(column.to_pylist() for column in by_status.columns), strict=True):
+        click.echo(f"{count:,} {status_word(status)}, the first because: {first}")
 
 
 def print_tiers(metrics: RunMetrics) -> None:
@@ -95,8 +106,8 @@ def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
     return left
 
 
-def _range(band: tuple[float, float] | None) -> str:
-    return "" if band is None else f"{_shown(band[0])}–{_shown(band[1])}"
+def _range(about: Metric, band: tuple[float, float] | None) -> str:
+    return "" if band is None else "–".join(_shown(about.read(end)) for end in band)
 
 
 def _shown(value: Any) -> str:

@@ -440,9 +440,10 @@ class RunMetrics:
         admitted = np.isfinite(self._request("scheduled_ns"))
         looked_up = float(np.nansum(self._request("prompt_tokens")[admitted]))
         hits: dict[str, int] = {}
-        for hit in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).to_pylist():
-            for tier, tokens in hit or ():
-                hits[tier] = hits.get(tier, 0) + tokens
+        for chunk in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).drop_null().chunks:
+            found = pa.table({"tier": chunk.keys, "tokens": chunk.items})
+            for row in found.group_by("tier").aggregate([("tokens", "sum")]).to_pylist():
+                hits[row["tier"]] = hits.get(row["tier"], 0) + row["tokens_sum"]
         return {tier: tokens / looked_up for tier, tokens in sorted(hits.items())}
 
     @cached_property
@@ -477,6 +478,10 @@ class RunMetrics:
             last = float(self.window_ns[1])
             ends = np.where(unfinished, np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends)
         return arrivals, ends
+
+    def outstanding(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system."""
+        return self._outstanding
 
     def concurrency(self) -> tuple[float | None, int | None]:
         """Requests outstanding: time-weighted mean over the measurement window, and peak."""

@@ -128,7 +128,9 @@ def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
             figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
         ]
     )
-    yield table([_row(points[at], at in best_of) for at in frontier_charts.ranked(points, recommended)])
+    yield table(
+        [_row(points[at], answer["spares"], at in best_of) for at in frontier_charts.ranked(points, recommended)]
+    )
 
 
 def _others(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -137,9 +139,9 @@ def _others(answer: Mapping[str, Any]) -> Iterator[str]:
         yield heading("What else there is") + table(rows, dict.fromkeys(ROOM, ROOM_HELP))
 
 
-def _row(point: Mapping[str, Any], on_frontier: bool) -> dict[str, Any]:
+def _row(point: Mapping[str, Any], spares: int, on_frontier: bool) -> dict[str, Any]:
     return {
-        "fleet": carriers(point),
+        "fleet": carriers(point, spares),
         **costs(point),
         "attainment (%)": 100 * point["attainment"],
         "SLOs": "met" if point["met"] else "broken",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -11,7 +11,10 @@ import plotly.graph_objects as go
 
 from calibration.standing import of_run
 from dashboard import run_charts
-from dashboard.held_steps import COLUMNS, HeldSteps
+from dashboard.bundled import DEMO
+from dashboard.explained_steps import explained_steps
+from dashboard.fleet_over_time import FleetOverTime
+from dashboard.held_steps import HeldSteps
 from dashboard.html_reports.document import (
     beside,
     details,
@@ -20,12 +23,18 @@ from dashboard.html_reports.document import (
     named_rows,
     paragraph,
     table,
+    warning,
     write_document,
 )
+from dashboard.library import calibrations
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.series import column
+from dashboard.step_charts import roofline
+from dashboard.step_time_charts import part_times
+from serving.errors import UserError
 from serving.metrics import STATISTICS, metric
 from tokentwin.exports.recorded_run import RecordedRun
+from tokentwin.outcome import Outcome
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -38,12 +47,16 @@ def write_html(source: RecordedRun, out: IO[bytes]) -> None:
     recording = source.recording
     metrics, run = RunMetrics.of(recording), recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
-    statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.statuses().items())
+    outcome = Outcome.of(metrics)
+    facts = (clock, run["workload"], outcome.text, f"{(run['duration_ns'] or 0) / 1e9:,.1f} s")
     blocks = [
-        paragraph(f"{clock} · {statuses} · {(run['duration_ns'] or 0) / 1e9:,.1f} s", soft=True),
+        paragraph(" · ".join(filter(None, facts)), soft=True),
+        warning(f"{outcome.shortfall}: {outcome.latencies_of}") if outcome.shortfall else "",
         *(paragraph(line, soft=True) for line in _verdict(metrics)),
         heading("Over time"),
-        figure(_timeline(recording), of_run(run)),
+        figure(_timeline(recording, metrics), of_run(run)),
+        heading("Where step time goes"),
+        *_step_time(source),
         heading("Four lifecycles"),
         beside([figure(drawn, of_run(run), name) for name, drawn in _cards(recording, metrics).items()]),
         heading("Distributions"),
@@ -53,7 +66,7 @@ def write_html(source: RecordedRun, out: IO[bytes]) -> None:
         heading("Where it comes from"),
         _provenance(run),
     ]
-    write_document(out, run["workload"] or "A run", blocks)
+    write_document(out, source.name, blocks)
 
 
 def _verdict(metrics: RunMetrics) -> list[str]:
@@ -66,10 +79,28 @@ def _verdict(metrics: RunMetrics) -> list[str]:
     ]
 
 
-def _timeline(recording: Recording) -> go.Figure:
-    blocks = float(recording.run["num_blocks"] or 0) * (recording.run["replicas"] or 1)
-    held = HeldSteps.of(recording.table("steps", COLUMNS))
-    return run_charts.timeline(held, blocks or math.nan, _colour(recording))
+def _timeline(recording: Recording, metrics: RunMetrics) -> go.Figure:
+    fleet = FleetOverTime.of(recording.run, metrics)
+    return run_charts.timeline(HeldSteps.recorded(recording), fleet, _colour(recording))
+
+
+def _step_time(source: RecordedRun) -> Iterator[str]:
+    recording = source.recording
+    try:
+        found = explained_steps(recording, [*calibrations(source.runs).values(), DEMO / "calibration"])
+    except UserError as error:
+        yield warning(str(error))
+        return
+    if isinstance(found, str):
+        yield paragraph(found, soft=True)
+        return
+    yield paragraph(found.how, soft=True)
+    bars = part_times(found.parts_ns, _colour(recording), recording.run["duration_ns"])
+    if found.gpu is None:
+        yield figure(bars, found.standing, "By part")
+        return
+    roofs = roofline(found.operations, found.gpu, found.weights)
+    yield beside([figure(bars, found.standing, "By part"), figure(roofs, found.standing, "What bounds it")])
 
 
 def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
@@ -93,7 +124,8 @@ def _distributions(metrics: RunMetrics) -> str:
     for name, found in metrics.distributions().items():
         if found.count:
             numbers = found.as_dict()
-            rows.append({"metric": metric(name).axis, **{stat: numbers[stat] for stat in _STATISTICS}})
+            about = metric(name)
+            rows.append({"metric": about.read_as, **{stat: about.read(numbers[stat]) for stat in _STATISTICS}})
     return table(rows, {stat: STATISTICS[stat] for stat in _STATISTICS})
 
 
@@ -101,9 +133,9 @@ def _scalars(metrics: RunMetrics) -> str:
     rows = []
     for name, value in metrics.scalars().items():
         if value is not None:
-            base = name.removesuffix("_peak")
-            label = metric(base).axis + (" at its peak" if base != name else "")
-            rows.append((label, value, metric(base).help))
+            about = metric(name.removesuffix("_peak"))
+            label = about.read_as + (" at its peak" if name.endswith("_peak") else "")
+            rows.append((label, about.read(value), about.help))
     return named_rows(rows)
 
 

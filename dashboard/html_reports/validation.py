@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from numpy.typing import NDArray
 
-from calibration.standing import UNKNOWN, VALIDATED, Standing, noted, together
+from calibration.standing import UNKNOWN, Standing, noted, together
 from calibration.validation_report import Report, load_residuals, resolve
 from dashboard import trust_charts
 from dashboard.domain import domain
@@ -28,7 +28,8 @@ from dashboard.html_reports.document import (
     write_document,
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.report_standing import of_report
+from dashboard.prose import sentence
+from dashboard.report_standing import of_report, of_steps
 from dashboard.rungs import rungs
 from dashboard.shown import when
 from serving.errors import UserError
@@ -52,6 +53,7 @@ def write_html(source: Validation, out: IO[bytes]) -> None:
         badge(of_report(report)),
         paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
         _disturbed(report),
+        *([paragraph(sentence(report.set_aside), soft=True)] if report.set_aside else ()),
         heading("The ladder"),
         table(
             [
@@ -125,9 +127,10 @@ def _steps(directory: Path, report: Report) -> Iterator[str]:
         return
     columns = (residuals[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
     yield heading("Step time, predicted against measured")
-    held = Standing(VALIDATED, "every dot was measured, and is held against its prediction")
-    yield figure(trust_charts.residuals(*columns), held)
     regimes = report.rungs.step.regimes if report.rungs.step else {}
+    medians = (r.median_error_pct for r in regimes.values())
+    rated = of_steps(residuals.num_rows, medians, "and the calibration saw none of them")
+    yield figure(trust_charts.residuals(*columns), rated)
     biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
     if biases:
         yield paragraph(f"Bias (mean signed error): {', '.join(biases)}.", soft=True)

@@ -36,7 +36,7 @@ def bench(
     Requests are offered at their intended arrivals (or with the trace's own concurrency) and timed from there.
     Outputs have the trace's lengths: end-of-sequence is ignored. Ctrl-C writes what there is.
     """
-    from tokentwin.run_table import print_rejections
+    from tokentwin.run_table import print_reasons
     from traces.reader import read_workload
     from traces.recording import Recording
     from traces.reshape import reshaped
@@ -62,6 +62,6 @@ def bench(
     click.echo(
         f"{done.status}: {done.finished}/{done.requests} requests in {done.duration_ns / 1e9:.1f} s, recorded in {out}"
     )
-    print_rejections(Recording.load(out))
+    print_reasons(Recording.load(out))
     if done.status != "complete":
         raise SystemExit(130)

@@ -13,6 +13,7 @@ from tokentwin.finite import Finite
 if TYPE_CHECKING:
     from calibration.step_cost import Calibration
     from serving.config import Deployment
+    from serving.workload import Workload
 
 
 @click.command()
@@ -91,9 +92,15 @@ def _measured(deployment: Deployment, directory: Path, seconds: float, force: bo
     """Recordings of the designed traces, made now."""
     from tokentwin.calibrating import measure
     from tokentwin.engines import load_engine
+    from tokentwin.whole_run import record_whole
+
+    engine = load_engine(deployment)
+
+    def record(workload: Workload, path: Path) -> None:
+        record_whole(workload, engine, path, overwrite=force)
 
     paths = []
-    for path in measure(load_engine(deployment), directory, seconds, overwrite=force):
+    for path in measure(engine, directory, seconds, record):
         click.echo(f"measured {path.name}", err=True)
         paths.append(path)
     return paths

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tokentwin.finite import Finite
+
+if TYPE_CHECKING:
+    from realengine.replay import Replayed
+    from serving.workload import Workload
 
 DEMO_TRACE = {
     "name": "demo",
@@ -31,15 +36,25 @@ DEMO_SCHEDULER = {
 @click.option("--requests", default=60, show_default=True, type=click.IntRange(min=10), help="Length of the trace.")
 @click.option("--seconds", default=45.0, show_default=True, type=Finite(min=5), help="Time to calibrate.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
-def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int) -> None:
+@click.option(
+    "--patience",
+    default=120.0,
+    show_default=True,
+    type=Finite(min=0),
+    help="Seconds to wait for a calm machine, and to record again what was disturbed.",
+)
+def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int, patience: float) -> None:
     """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.
 
-    Calibration traces and real runs take turns, so that both see the same machine. Replaces an earlier demo.
+    Calibration traces and real runs take turns, so that both see the same machine. While a fixed reference step, the
+    canary, says that something else uses it, they wait; those that were disturbed all the same are made again, and the
+    report says so. Replaces an earlier demo.
     """
     from calibration.covalidation import covalidate
     from serving.config import Deployment, parse
     from serving.errors import UserError
     from tokentwin.calibrating import fit_recordings, measure
+    from tokentwin.calm_recordings import CalmRecordings
     from tokentwin.commands.calibrate import print_calibration
     from tokentwin.commands.validate import DECISIONS_DIFFER, print_report
     from tokentwin.engines import load_engine
@@ -59,26 +74,33 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)
     click.echo(f"engine: {model}, {deployment.dtype}, {deployment.threads} CPU thread; {requests} requests")
 
+    from realengine.replay import canary  # not before the engine is loaded, which says what torch's threads do
+
+    def record(offered: Workload, path: Path) -> Replayed:
+        return record_whole(offered, engine, path, overwrite=True)
+
+    calm = CalmRecordings(record, lambda: canary(engine), patience, click.echo)
     real: list[Path] = []
     measured: list[Path] = []
 
     def real_run() -> None:
         target = directory / f"real-{len(real) + 1}"
-        done = record_whole(workload, engine, target, overwrite=True)
+        done = calm.record(workload, target)
         click.echo(f"real run {len(real) + 1}: {done.finished} requests in {done.duration_ns / 1e9:.1f} s")
         real.append(target)
 
-    for path in measure(engine, directory / "calibration", seconds, overwrite=True):
+    for path in measure(engine, directory / "calibration", seconds, calm.record):
         click.echo(f"measured {path.name}")
         measured.append(path)
         if len(real) < repeats:
             real_run()
     while len(real) < repeats:
         real_run()
+    calm.settle()
     calibration = fit_recordings(measured, directory / "calibration")
     print_calibration(calibration)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    report = covalidate(real, calibration, directory / "validation", created)
+    report = covalidate(real, calibration, directory / "validation", created, calm.set_aside())
     print_report(report)
     click.echo(f"\nLook at it: tokentwin dashboard {directory}")
     if not report.replay.exact:

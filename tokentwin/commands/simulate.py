@@ -56,7 +56,7 @@ def simulate(
     fields of it. On a --gpu, KV blocks follow from its memory unless the deployment states them.
     """
     from tokentwin.fleets import asked_fleet, pool_prices
-    from tokentwin.run_table import print_metrics, print_rejections, print_tiers
+    from tokentwin.run_table import print_metrics, print_reasons, print_tiers
     from tokentwin.simulating import simulated_run
     from traces.reader import read_workload
     from traces.reshape import reshaped
@@ -72,7 +72,7 @@ def simulate(
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if own.deployment.kv_tiers else {}
     print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers)
     if style == "table":
-        print_rejections(done.recording)
+        print_reasons(done.recording)
         print_tiers(done.metrics)
         click.echo(f"{done.standing['mark']}: {done.standing['reason']}")
 

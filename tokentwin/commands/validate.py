@@ -158,6 +158,8 @@ def print_report(report: Covalidation) -> None:
     console.print(f"rung 5, bands: {100 * report.covered:.0f} % of the real numbers lie in their 90 % band")
     if report.extrapolated_share:
         console.print(f"extrapolated: {100 * report.extrapolated_share:.1f} % of the simulated steps were not measured")
+    if report.set_aside:
+        console.print(report.set_aside, highlight=False)
     if report.disturbed:
         console.print(f"[bold yellow]DISTURBED[/]: {report.disturbance}; take these errors with care")
     elif report.disturbance:

@@ -45,11 +45,12 @@ def external(
     for name in names:
         if name not in [case.name for case in chosen]:
             raise UserError("case", name, f"is none of {', '.join(case.name for case in chosen)}")
+    if names:
+        chosen = [case for case in chosen if case.name in names]
     outcomes = []
-    for case in chosen:
-        if not names or case.name in names:
-            click.echo(case.title, err=True)
-            outcomes.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
+    for at, case in enumerate(chosen, start=1):
+        click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
+        outcomes.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
     if page:
         _write("write", Path(page), markdown(outcomes))
     if out:

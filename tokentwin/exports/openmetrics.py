@@ -49,7 +49,20 @@ _BUCKETS: Mapping[str, tuple[float, ...]] = {
     "decode_ms": _REQUEST_S,
     "batch_tokens": _STEP_TOKENS,
 }
-_LENGTHS = {"prompt_tokens": "vllm:request_prompt_tokens", "output_tokens": "vllm:request_generation_tokens"}
+_LENGTHS = {
+    "vllm:request_prompt_tokens": "prompt_tokens",
+    "vllm:request_generation_tokens": "output_tokens",
+    "vllm:request_max_num_generation_tokens": "output_tokens",  # of the answers to a prompt, of which there is one
+}
+# A trace says how long an answer is, so one that finished came to its length. What is unfinished has no reason yet, and
+# what was rejected never became a request of the engine's.
+_REASONS = {
+    "stop": (),
+    "length": ("finished",),
+    "abort": ("timed_out", "cancelled", "aborted"),
+    "error": (),
+    "repetition": (),
+}
 _GAUGES = ("running", "waiting", "kv_usage")
 _COUNTERS: Mapping[str, tuple[str, ...]] = {
     "input_throughput": ("prompt_tokens",),
@@ -107,6 +120,20 @@ class _Engine:
         column = self.requests[name]
         return column.null_count < len(column)
 
+    def values(self, name: str) -> NDArray[Any]:
+        """Of a distribution, as vLLM observes it: of tokens that one step brings, a draft's, there is one gap."""
+        values = self.metrics.values(name)
+        return values[values > 0] if name == "itl_ms" else values
+
+    def inference_ms(self) -> NDArray[Any]:
+        """Of each finished request, from its first step to its last token."""
+        return self.metrics.values("prefill_ms") + self.metrics.values("decode_ms")
+
+    def ended(self, reason: str) -> int:
+        """How many of its requests ended for one of vLLM's reasons."""
+        found = self.metrics.statuses()
+        return sum(found.get(status, 0) for status in _REASONS[reason])
+
     def lengths(self, name: str) -> NDArray[Any]:
         """A column of the requests that finished."""
         return self.requests[name].to_numpy()[self.metrics.finished]
@@ -143,9 +170,12 @@ def _families(engines: list[_Engine], longest: int) -> Iterator[list[str]]:
     """The lines of each metric family: its description, and its samples."""
     for name, bounds in _BUCKETS.items():
         known, per_unit = metric(name), 1e3 if metric(name).unit == "ms" else 1.0
-        values = [e.metrics.values(name) / per_unit for e in engines]
+        values = [e.values(name) / per_unit for e in engines]
         yield _histogram(known.prometheus[0], f"{known.label}: {known.definition}", bounds, engines, values)
-    for column, prometheus in _LENGTHS.items():
+    inference = [e.inference_ms() / 1e3 for e in engines]
+    meaning = "prefill and decode of a finished request"
+    yield _histogram("vllm:request_inference_time_seconds", meaning, _REQUEST_S, engines, inference)
+    for prometheus, column in _LENGTHS.items():
         meaning = f"{column.replace('_', ' ')} of a finished request"
         yield _histogram(prometheus, meaning, one_two_five(longest), engines, [e.lengths(column) for e in engines])
     for name in _GAUGES:
@@ -159,12 +189,8 @@ def _families(engines: list[_Engine], longest: int) -> Iterator[list[str]]:
         for prometheus, column in zip(known.prometheus, columns, strict=True):
             counts = [(e.labels, float(e.sum(column))) for e in engines]
             yield _family(prometheus.removesuffix("_total"), "counter", f"{column.replace('_', ' ')}, summed", counts)
-    ended = [
-        (f'{e.labels},finished_reason="{status}"', float(count))
-        for e in engines
-        for status, count in e.metrics.statuses().items()
-    ]
-    yield _family("vllm:request_success", "counter", "requests by how they ended", ended)
+    ended = [(f'{e.labels},finished_reason="{reason}"', float(e.ended(reason))) for e in engines for reason in _REASONS]
+    yield _family("vllm:request_success", "counter", "requests by the reason for which they ended", ended)
 
 
 def _family(name: str, kind: str, meaning: str, samples: Sequence[tuple[str, float | None]]) -> list[str]:

@@ -27,13 +27,17 @@ class RecordedRun:
         "openmetrics": "tokentwin.exports.openmetrics:write_openmetrics",
     }
 
-    def __init__(self, path: Path | None = None, recording: Recording | None = None) -> None:
-        """Of a directory, or of a recording that is open already. Raises UserError when it is damaged."""
-        if recording is None:
-            from traces.recording import Recording
+    def __init__(self, source: Path | Recording, name: str = "", runs: Path | None = None) -> None:
+        """A directory, or a recording that is open already. Raises UserError when it is damaged.
 
-            recording = Recording.load(str(path))
-        self.recording = recording
+        `name` is by default that of the directory; what timed it is looked for under `runs`, by default where it lies.
+        """
+        from traces.recording import Recording
+
+        self.recording = source if isinstance(source, Recording) else Recording.load(str(source))
+        at = self.recording.path.resolve()
+        self.name = name or at.name
+        self.runs = at.parent if runs is None else runs
 
     @property
     def tables(self) -> tuple[str, ...]:

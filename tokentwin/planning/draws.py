@@ -26,10 +26,12 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
     Without those that are refused, as a draw of very little traffic may be; nothing where requests wait for others.
     """
+    from traces.reshape import at_rate
+
     found: list[Workload] = []
     for number in range(1, DRAWS + 1) if not _waits(planned) else ():
         with suppress(UserError):
-            found.append(_at_rate(planned, draw(number)))
+            found.append(at_rate(draw(number), _rate(planned)))
     return found
 
 
@@ -80,13 +82,7 @@ def _waits(workload: Workload) -> bool:
     return any(request.think_ns is not None for request in workload.requests)
 
 
-def _at_rate(planned: Workload, other: Workload) -> Workload:
-    from traces.reshape import reshaped
-
-    return reshaped(other, rate_scale=_rate(planned) / _rate(other))
-
-
 def _rate(workload: Workload) -> float:
-    """Requests a nanosecond, from the first arrival to the last."""
+    """Requests a second, from the first arrival to the last."""
     arrivals = [request.arrival_ns for request in workload.requests]
-    return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
+    return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0]) * 1e9

@@ -1,0 +1,60 @@
+"""What the steps of a run do not say of its fleet: how many replicas live, and how many requests are outstanding.
+
+A request that came while no replica lives, or that is on its way from one to another, is in no scheduler's queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.replica_lives import Lives
+from traces.run_metrics import RunMetrics
+
+Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and what holds from each of them on
+
+
+class FleetOverTime(NamedTuple):
+    """A fleet over a run.
+
+    live         how many replicas can take requests or still have some
+    blocks       KV blocks of each; NaN where the recording does not say
+    outstanding  how many requests have come and not left; None of a single replica, whose steps say it
+    """
+
+    live: Series
+    blocks: float
+    outstanding: Series | None = None
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any], metrics: RunMetrics) -> FleetOverTime:
+        """Of a recorded run, by its row of `runs`."""
+        several = max(run["replicas"] or 1, len(run["replica_lives"] or [])) > 1
+        return cls(
+            live_replicas(run["replica_lives"] or [], run["replicas"] or 1),
+            float(run["num_blocks"] or "nan"),
+            outstanding(*metrics.outstanding()) if several else None,
+        )
+
+
+def live_replicas(lives: Lives, otherwise: int) -> Series:
+    """How many replicas live; `otherwise` throughout where their lives were not kept."""
+    if not lives:
+        return np.zeros(1), np.array([otherwise])
+    ready = np.array(sorted(life["ready_ns"] for life in lives if life["ready_ns"] is not None))
+    ended = np.array(sorted(life["ended_ns"] for life in lives if None not in (life["ready_ns"], life["ended_ns"])))
+    times = np.union1d(ready, ended)
+    return times, np.searchsorted(ready, times, side="right") - np.searchsorted(ended, times, side="right")
+
+
+def outstanding(arrivals: NDArray[Any], ends: NDArray[Any]) -> Series:
+    """How many of those that came at `arrivals` have not left, by `ends`; both in order."""
+    times = np.concatenate([arrivals, ends])
+    order = np.argsort(times, kind="stable")  # of two series in order, which a stable sort only merges
+    counts = np.cumsum(np.where(order < len(arrivals), 1, -1))
+    times = times[order]
+    final = np.append(times[1:] != times[:-1], [True] * min(len(times), 1))
+    return times[final], counts[final]
