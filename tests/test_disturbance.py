@@ -16,6 +16,7 @@ from sim.cluster import Cluster
 from tests.diagnosed_runs import arrivals, requests
 from tests.sweep_samples import calibrated
 from tokentwin.comparing import calm
+from tokentwin.comparison_document import recorded_side
 from traces.recording import Recording, RecordingWriter
 
 
@@ -100,5 +101,8 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     assert calm([[real], [simulated]]) is None
     found = calm([[real], [real]], [scenario, scenario])
     assert found is not None and found.disturbed and "as long as predicted" in found.told
+    side = recorded_side([real], found)
+    assert (side["mark"], side["reason"]) == ("unknown", "measured on the real engine, on a machine that was disturbed")
+    assert recorded_side([real], None)["mark"] == "validated"
     bare = calm([[real], [real]])
     assert bare is not None and bare.told == "the canary step took 10.0 to 13.0 ms (30 % apart)"

@@ -39,6 +39,7 @@ def report_of(size: float) -> Any:
         rows=[SimpleNamespace(metric=metric, stat=stat, **numbers, **ends) for metric, stat in stats],
         covered=0.9,
         extrapolated_share=0,
+        set_aside="3 of 7 recordings were set aside",
         disturbed=False,
         disturbance="",
         verdict="fine",

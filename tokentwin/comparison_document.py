@@ -63,11 +63,11 @@ def simulated_side(scenario: Scenario, calibration: str) -> dict[str, Any]:
 def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> dict[str, Any]:
     """Which clock ran it, how often, what ran, and how far to trust it; `found` is of both sides."""
     from calibration.decision_replay import recorded_deployment
-    from calibration.standing import of_run, together
+    from calibration.standing import UNKNOWN, Standing, of_run, together
 
     standing = together((of_run(recording.run) for recording in recordings), "recordings")
     if found is not None and found.disturbed:
-        standing = standing._replace(reason=f"{standing.reason}, on a machine that was disturbed")
+        standing = Standing(UNKNOWN, f"{standing.reason}, on a machine that was disturbed")
     return {
         "clock": recordings[0].run["clock"],
         "runs": len(recordings),

@@ -143,7 +143,7 @@ def print_report(report: Covalidation) -> None:
     run.add_column("90 % band", justify="right")
     for row in report.rows:
         floor = "-" if row.floor_pct is None else f"{row.floor_pct:.1f}"
-        band = f"{_shown(row.low)} to {_shown(row.high)}"
+        band = f"{_shown(row.low)}–{_shown(row.high)}"
         run.add_row(
             row.metric,
             row.stat,
