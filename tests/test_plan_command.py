@@ -272,6 +272,17 @@ def test_every_combination_of_settings_is_a_candidate_of_its_own_name(shape: Pat
     assert offers[0]["attainment"] == max(p["attainment"] for p in offers)
 
 
+def test_each_setting_has_a_line_of_its_own_in_eighty_columns(shape: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    varied = ("--vary", "max_num_batched_tokens=8192", "--vary", "async_scheduling=true,false")
+    shown = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "50").stdout
+    tables = shown[shown.index("Runners-up") : shown.index("vllm serve")].splitlines()
+    assert {" max_num_batched_tokens=8192", " async_scheduling=true", " async_scheduling=false"} <= {
+        line.rstrip() for line in tables
+    }
+    assert max(len(line) for line in tables if "=" in line) <= 80
+
+
 def test_a_combination_that_is_not_allowed_is_ruled_out_and_says_why() -> None:
     unchunked = [{"enable_chunked_prefill": False, "max_num_batched_tokens": tokens} for tokens in (512, 8192)]
     fitting, ruled_out = candidate_engines(LLAMA, {"H100": find_gpu("H100")}, [1], ["vllm"], {}, unchunked)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine
-_COLUMNS = ("GPUs", "$/h", "tok/s\nper user", "tok/s\nper GPU", "$/Mtok\noutput", "attain-\nment")
+_COLUMNS = ("GPUs", "$/h", "tok/s\na user", "tok/s\na GPU", "$/Mtok\noutput", "attain-\nment")
 
 
 def print_plan(plan: Plan) -> None:
@@ -28,11 +28,14 @@ def print_plan(plan: Plan) -> None:
     for line in _details(plan):
         console.print(line, markup=False)
     if plan.runners_up:
+        console.print("")
         console.print(_table("Runners-up", [(o.point, "") for o in plan.runners_up[:RUNNERS_UP]], plan.limits.spares))
     if plan.frontier:
+        console.print("")
         title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
         console.print(_table(title, _frontiers(plan), plan.limits.spares))
     if plan.recommendation is not None and (command := vllm_command_of(plan.recommendation.offer.engine)):
+        console.print("")
         console.print(command, markup=False)
 
 
@@ -84,7 +87,7 @@ def _table(title: str, rows: Sequence[tuple[Point, str]], spares: int) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1), show_edge=False, pad_edge=False)
     table.add_column("fleet", overflow="fold")  # each setting on a line of its own
     for heading in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
