@@ -40,9 +40,10 @@ from dashboard.plan_words import (
     standing_of,
     why_not_fewer,
 )
-from dashboard.prose import literal, sentence
+from dashboard.prose import literal, sentence, verbatim
 from dashboard.published_error import published_error
 from dashboard.shapes import MOST_REQUESTS
+from dashboard.shown import NOTHING
 from dashboard.url import in_url
 from serving.errors import UserError
 from serving.metrics import metric
@@ -205,8 +206,18 @@ def _rest(answer: Mapping[str, Any]) -> None:
     if len(rows) > bool(answer["recommendation"]):
         st.subheader("What else there is", anchor=False)
         numbers = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
-        columns = {**numbers, "verdict": st.column_config.TextColumn(width="medium")}
-        st.dataframe(rows, hide_index=True, column_config=columns)
+        priced = [row for row in rows if "$/h" in row]
+        if priced:
+            st.dataframe(priced, hide_index=True, column_config=numbers, placeholder=NOTHING)
+        for row in rows:
+            if row not in priced:  # its reason is too long for a cell
+                st.caption(f"**{verbatim(row['fleet'])}** {verbatim(row['verdict'])}{_room(row)}")
+
+
+def _room(row: Mapping[str, Any]) -> str:
+    """What an engine's KV memory holds, as the end of a sentence; nothing for a model that does not fit."""
+    tokens, requests = (row.get(column) for column in ROOM)
+    return "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
 
 
 def _traffic(key: str, request: PlanRequest) -> None:
