@@ -29,7 +29,7 @@ PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that d
 FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server_runs(tmp_path_factory):
     """The directory of runs that the server shows."""
     pytest.importorskip("streamlit")
@@ -81,9 +81,9 @@ def chromium(playwright):
     browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory, server_runs):
-    """The dashboard's address; one server for all tests."""
+    """The dashboard's address; one server for the tests of a file, so that no other's plans and runs are the newest."""
     with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 

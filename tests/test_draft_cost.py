@@ -168,7 +168,7 @@ def test_a_run_of_decode_steps_is_priced_as_one_by_one() -> None:
 def test_a_faster_engine_drafts_faster_too() -> None:
     made = cost(speculating(model=DRAFT))
     plan = verifying(8, 1000, 3)
-    assert made._scaled(0.5).step_ns(plan) == pytest.approx(0.5 * made.step_ns(plan), rel=1e-3)
+    assert made._scaled(0.5, 0.5).step_ns(plan) == pytest.approx(0.5 * made.step_ns(plan), rel=1e-3)
 
 
 def test_explain_lists_the_draft_model_s_operations() -> None:

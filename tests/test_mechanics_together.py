@@ -69,8 +69,8 @@ class Run:
         fleet = self.cluster._fleet
         new = fleet._new
 
-        def watched(pool):
-            life = new(pool)
+        def watched(*born):
+            life = new(*born)
             self._watch(life.replica, leaps)
             return life
 
