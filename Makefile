@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
 
-.PHONY: setup demo test lint types format bench clean
+.PHONY: setup demo check test test-long lint types format clean
 
 setup: $(STAMP)
 
@@ -21,8 +21,22 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/tokentwin demo
 
-test: setup lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# Three lanes of tests, on two cores:
+#   check       for every save: format, lint, types, and the tests that take milliseconds and need no torch, browser or
+#               process of their own (tests/fast_lane.py says which, and how to measure them again)
+#   test        for every merge: everything that must hold
+#   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole
+# How much a property is searched is a hypothesis profile (tests/budget.py), never a number of a test's own.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: lint types
+	$(PYTEST) --fast
+
+test: lint types
+	$(PYTEST)
+
+test-long: setup
+	$(PYTEST) --hypothesis-profile long --timeout 7200 -m "hypothesis or deep"
 
 lint: setup
 	$(BIN)/ruff check .

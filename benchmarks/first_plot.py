@@ -24,7 +24,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.dashboard_browser import chromium, dashboard
+from tests.dashboard.browser import chromium, dashboard
 
 PAGES = ("plan", "frontier", "policy-lab", "run", "step", "trust", "calibration", "sweeps")
 SEEN = """

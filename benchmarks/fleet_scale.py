@@ -26,9 +26,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
-from serving.fleet import FleetConfig
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.fleet import FleetConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.router import ROUTERS

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
-from calibration.kernel_surfaces import KernelSurfaces, bundled, bundled_names
-from calibration.kernel_times import floor_ns
-from calibration.kernel_transfer import TransferredKernels
+from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
+from calibration.kernels.surface_file import about_surfaces, read_surfaces
+from calibration.kernels.surface_fit import fit_kernel
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.times import floor_ns
+from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import Gemm, StepSizes, step_operations
-from calibration.surface_file import about_surfaces, read_surfaces
-from calibration.surface_fit import fit_kernel
-from serving.config import Deployment
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.gpu_spec import find_gpu
-from serving.model_catalogue import find_model
 
 _GAP = {12288, 16384}  # between 10240 and 51200; the tables' widest gap is from 16384 to 51200
 _ALIKE = ({"H100", "H200"}, {"B200", "B300", "GB200"})  # one chip under several names: left out together

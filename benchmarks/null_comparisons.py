@@ -16,11 +16,11 @@ from scipy.signal import lfilter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from calibration.comparison import compare
-from calibration.paired_runs import PairedRuns
-from calibration.scenario import Scenario
-from serving.config import Deployment, SchedulerConfig
+from planning.compare.comparison import compare
+from planning.compare.paired_runs import PairedRuns
+from planning.priced_scenario import PricedScenario
 from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
@@ -66,7 +66,7 @@ def noisy(case: int, seed: int, count: int, rate: float) -> pa.Table:
 def guessed(case: int, seed: int, count: int, rate: float) -> pa.Table:
     scheduler = SchedulerConfig(**SETTINGS, sjf_error=1.0, sjf_seed=seed)
     cost = TokenCost(6 * MS, 18_000, 450)
-    return Scenario(workload(case, count, rate), Deployment(policy="sjf", scheduler=scheduler), cost).requests()
+    return PricedScenario(workload(case, count, rate), Deployment(policy="sjf", scheduler=scheduler), cost).requests()
 
 
 def claimed(serve: Callable[..., pa.Table], count: int, rate: float, seeds: int = 1) -> float:

@@ -37,7 +37,7 @@ def page(module: str, runs: str) -> None:
 
     import streamlit as st
 
-    show = import_module(f"dashboard.{module}_page").show
+    show = import_module(f"dashboard.{module}_page.page").show
     elsewhere = {name: st.Page(lambda: None, title=name, url_path=name) for name in ("run_page", "frontier_page")}
     given = {"runs": Path(runs), **elsewhere}
     show(*[given[name] for name in inspect.signature(show).parameters])

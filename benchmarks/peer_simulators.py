@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from serving.config import SchedulerConfig
+from serving.deployments.config import SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 
 DRIVER = Path(__file__).with_name("inference_lab.mjs")

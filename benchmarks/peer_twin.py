@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from calibration.predict import predicted_cost
-from serving.config import Deployment, SchedulerConfig
+from calibration.steps.predict import predicted_cost
+from serving.deployments.config import Deployment, SchedulerConfig
 from sim.simulate import simulate_to
 from traces.reader import read_workload
 

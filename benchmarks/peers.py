@@ -31,7 +31,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peer_simulators import PACKAGE, Blis, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
-from serving.config import SchedulerConfig
+from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
 from traces.parquet import write_parquet
 from traces.reader import read_workload

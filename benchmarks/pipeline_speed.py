@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster

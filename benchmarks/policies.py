@@ -16,8 +16,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink

@@ -26,8 +26,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.router import find_router

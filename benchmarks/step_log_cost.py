@@ -15,7 +15,7 @@ from pathlib import Path
 from realengine.engine import Engine
 from realengine.gpu_suite.engine_benchmark import timing_cost
 from realengine.weights import load_model_files
-from serving.config import Deployment, SchedulerConfig
+from serving.deployments.config import Deployment, SchedulerConfig
 
 if __name__ == "__main__":
     for overlapped in (False, True):

@@ -18,12 +18,12 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.sim_speed import REPLICAS, Discard, Poisson
-from calibration.engine_calibration import EngineCalibration
-from calibration.operation_cost import OperationCost
-from calibration.predict import blind, kernels
-from serving.config import Deployment, SchedulerConfig
+from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.observed import ObservedOperations
+from calibration.steps.predict import blind, kernels
 from serving.cost_model import CostModel, TokenCost
-from serving.model_catalogue import find_model
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.model_catalogue import find_model
 from serving.workload import Workload
 from sim.cluster import Cluster
 
@@ -38,9 +38,9 @@ DEPLOYMENT = Deployment(
 )
 
 
-def operations() -> OperationCost:
-    known: EngineCalibration = blind()
-    return known.cost(find_model(DEPLOYMENT.model), DEPLOYMENT, kernels("H100"))
+def operations() -> ObservedOperations:
+    known: ExternalCalibration = blind()
+    return ObservedOperations(known.cost(find_model(DEPLOYMENT.model), DEPLOYMENT, kernels("H100")))
 
 
 def simulate(cost: CostModel) -> tuple[float, int]:

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from calibration.expert_routing import busiest_over_mean
-from serving.config import Deployment
-from serving.dtypes import DTYPE_BYTES
+from serving.deployments.config import Deployment
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_capacity import weights_dtype
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from serving.kv_bytes import kv_dtype
-from serving.kv_capacity import weights_dtype
-from serving.model_spec import ModelSpec
 
 Amount = Any  # float | int | NDArray: one step, or many at once
 

@@ -8,18 +8,16 @@ from pathlib import Path
 import streamlit as st
 from PIL import Image, ImageDraw
 
-from dashboard import (
-    calibration_page,
-    frontier_page,
-    glossary_page,
-    plan_page,
-    policy_lab_page,
-    run_page,
-    step_page,
-    sweeps_page,
-    trust_page,
-)
+from dashboard.calibration_page import page as calibration_page
+from dashboard.frontier_page import page as frontier_page
+from dashboard.glossary_page import page as glossary_page
 from dashboard.palette import REAL, SIMULATED
+from dashboard.plan_page import page as plan_page
+from dashboard.policy_lab_page import page as policy_lab_page
+from dashboard.run_page import page as run_page
+from dashboard.step_page import page as step_page
+from dashboard.sweeps_page import page as sweeps_page
+from dashboard.trust_page import page as trust_page
 
 RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.standing import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Standing
+from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Provenance
 from dashboard.prose import sentence
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
@@ -36,15 +36,15 @@ def mark_badge(mark: str) -> str:
     return f":{colour}-badge[:material/{icon}: {mark}]"
 
 
-def badge(standing: Standing, place: Any = st) -> None:
+def badge(provenance: Provenance, place: Any = st) -> None:
     """The badge, with the reason and what the mark means on hover."""
-    mark, reason = standing
+    mark, reason = provenance
     meaning = _MEANING.get(mark, _MEANING[UNKNOWN])
     place.markdown(mark_badge(mark), help=f"{sentence(reason)}\n\n{meaning}", width="content")
 
 
 def heading(
-    text: str, standing: Standing | None, help: str | None = None, place: Any = st, small: bool = False
+    text: str, provenance: Provenance | None, help: str | None = None, place: Any = st, small: bool = False
 ) -> None:
     """A heading with the badge of the figures below it, if there are any; a `small` one is bold text, for a card."""
     with place.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -52,15 +52,15 @@ def heading(
             st.markdown(f"**{text}**", help=help, width="content")
         else:
             st.subheader(text, anchor=False, help=help, width="content")
-        if standing is not None:
-            badge(standing)
+        if provenance is not None:
+            badge(provenance)
 
 
 def figure(
     plot: go.Figure,
     key: str,
     text: str,
-    standing: Standing,
+    provenance: Provenance,
     help: str | None = None,
     place: Any = None,
     small: bool = False,
@@ -73,5 +73,5 @@ def figure(
     calls keeps the two in one container. `menu` is Plotly's configuration, `events` are as `st.plotly_chart` has them.
     """
     with st.container():
-        heading(text, standing, help, place or st, small)
+        heading(text, provenance, help, place or st, small)
         return st.plotly_chart(plot, key=key, config=menu, **events)

@@ -2,7 +2,7 @@
 
 `python -m dashboard.bundled DEMO_DIR [COMPARED_DIR]` condenses what `tokentwin demo` wrote into the first: the report,
 the calibration, and the recordings without which requests were in which step; and what `tokentwin compare --engine`
-wrote into the second. The others are written by `tokentwin validate external` and `dashboard.example_run`.
+wrote into the second. The others are written by `tokentwin validate external` and `dashboard.run_page.example`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from calibration.validation_report import REPORT, RESIDUALS, load_report
+from calibration.validation.report import REPORT, RESIDUALS, load_report
 from dashboard.library import RECORDING, find
 from serving.workload import Workload
 from traces.recording import Recording, RecordingWriter

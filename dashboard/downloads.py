@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from tokentwin.exports.export import formats_of, write_export
-from tokentwin.exports.exportable import Exportable
-from tokentwin.exports.formats import FORMATS
+from planning.exports.export import formats_of, write_export
+from planning.exports.exportable import Exportable
+from planning.exports.formats import FORMATS
 
 
 def downloads(source: Exportable, name: str) -> None:
@@ -36,8 +36,10 @@ def downloads(source: Exportable, name: str) -> None:
 
 def _export(source: Exportable, format: str, table: str | None) -> Callable[[], bytes]:
     def content() -> bytes:
+        from dashboard.html_reports.report import write_report  # with plotly.js, which few clicks need
+
         out = io.BytesIO()
-        write_export(source, format, out, table)
+        write_export(source, format, out, table, html=write_report)
         return out.getvalue()
 
     return content

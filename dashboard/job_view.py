@@ -9,8 +9,8 @@ import streamlit as st
 
 from dashboard.mistake import mistake
 from dashboard.prose import capitalised
+from planning.jobs.job import Job, Status
 from serving.errors import UserError, reason
-from tokentwin.jobs.job import Job, Status
 
 POLL_S = 1.0
 
@@ -43,6 +43,10 @@ def start_unasked(job: Job) -> None:
         _done(job.start, job)
 
 
+def _cancel(job: Job) -> None:
+    _done(job.cancel, job)
+
+
 def _done(what: Callable[[], None], job: Job) -> bool:
     try:
         what()
@@ -60,7 +64,7 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
     bar, button = st.columns([5, 1], vertical_alignment="center")
     bar.progress(status.share, text=_words(status))
     # By a callback, which comes first: a click in the moment that the page is drawn anew would be lost.
-    button.button("Cancel", key=f"cancel_{job.id}", width="stretch", on_click=_done, args=(job.cancel, job))
+    button.button("Cancel", key=f"cancel_{job.id}", width="stretch", on_click=_cancel, args=(job,))
 
 
 def _words(status: Status) -> str:

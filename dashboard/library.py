@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.engine_calibration import FILE as ENGINE_CALIBRATION
+from calibration.steps.external_calibration import FILE as ENGINE_CALIBRATION
 
 RECORDING = "requests.parquet"
 OWN_CALIBRATION = "calibration.json"

@@ -68,7 +68,7 @@ class _KeptRecording(Recording):
         if columns is None or groups is not None:
             return super().table(dataset, columns, groups)
         missing = [name for name in columns if (dataset, name) not in self._kept]
-        read = super().table(dataset, missing) if missing else None
+        read = super().table(dataset, missing) if missing else pa.table({})
         found = {name: read[name] if name in missing else self._kept[dataset, name] for name in columns}
         self._kept.update({(dataset, name): found[name] for name in missing if _small(found[name].type)})
         return pa.table(found)

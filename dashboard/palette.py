@@ -7,12 +7,11 @@ the page, so that a figure follows it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import plotly.graph_objects as go
 
-from calibration.standing import EXTRAPOLATED
+from calibration.provenance import EXTRAPOLATED
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"
@@ -43,9 +42,9 @@ def policy_colour(name: str) -> str:
     return POLICY.get(name) or OWN_POLICY[zlib.crc32(name.encode()) % len(OWN_POLICY)]
 
 
-def symbols(points: Iterable[Mapping[str, Any]], symbol: str = "circle") -> list[str]:
-    """A marker for each point by its `mark`: hollow is extrapolated, on every page."""
-    return [f"{symbol}-open" if point.get("mark") == EXTRAPOLATED else symbol for point in points]
+def symbols(marks: Iterable[str], symbol: str = "circle") -> list[str]:
+    """A marker for each point by its mark: hollow is extrapolated, on every page."""
+    return [f"{symbol}-open" if mark == EXTRAPOLATED else symbol for mark in marks]
 
 
 def tint(colour: str, alpha: float) -> str:

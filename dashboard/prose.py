@@ -31,7 +31,7 @@ def capitalised(text: str) -> str:
 
 
 def sentence(clause: str) -> str:
-    """A clause, which a standing's reason and a verdict are, as a sentence of its own."""
+    """A clause, which a reason and a verdict are, as a sentence of its own."""
     return f"{capitalised(clause)}."
 
 

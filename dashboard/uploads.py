@@ -19,10 +19,10 @@ from typing import Any
 
 from dashboard import upload_process
 from dashboard.upload_process import FAILED, MB, Limits
+from planning.jobs.files import write_json
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
-from serving.model_spec import ModelSpec
 from serving.python_process import module_command, module_environment
-from tokentwin.jobs.files import write_json
 
 MOST_MB = 50
 LIMITS = Limits()
@@ -68,7 +68,7 @@ def keep_model(runs: Path, text: str) -> str:
     except (ValueError, RecursionError) as error:
         raise UserError("config.json", "the text", f"is not JSON: {error}") from None
     _check_numbers(data)
-    ModelSpec.from_hf_config(data, "pasted")
+    spec_from_hf_config(data, "pasted")
     digest = _digest(json.dumps(data, sort_keys=True).encode())
     path = _model(runs, digest) / "config.json"
     if not path.is_file():

@@ -1,17 +1,20 @@
-"""Inputs live in the URL: share the link, get the same page; go back, and get the page as it was.
+"""Inputs live in the URL: share the link and others see the same page; go back and the page is as it was.
 
-A page, drawn by a function that is `in_url`, writes all its parameters at once and only when it is complete: one change
-by a person is one entry of the browser's history. What is as usual is left out. Where the address says something else
-than was last written (a link, back, forward), the address holds; otherwise the widget.
+A function that is decorated with `in_url` draws a page. It writes all parameters at once, when the page is complete,
+so one change by a person is one entry of the browser's history. A value that is the default is left out. If the
+address differs from what the page last wrote (a link, back, forward), the address holds; otherwise the widget does.
 
-A widget is told what it begins with in every drawing, and is another one (`fresh_key`) when the address moves. It is
-never set through `st.session_state`: Streamlit tells the browser of that once, and where a quick person cuts that very
-drawing short, the browser begins the widget with its lowest value or first option, and says that they chose it.
+Every drawing tells a widget its first value, and the widget gets a new key (`fresh_key`) when the address moves. A
+widget must never be set through `st.session_state`: Streamlit tells the browser of that only once. If a quick person
+interrupts that very drawing, the browser starts the widget at its lowest value, and reports that as their choice.
 
-A page that is come to without any parameter, by the navigation bar, is as this tab left it.
+The navigation bar opens a page without parameters. The page is then as this tab left it.
 
-What a link says is not to be trusted: names are looked up among the options, numbers held against their ends, and
-anything else is as if it were not there.
+A link is not to be trusted. A name must be among the options and a number between its ends; anything else is ignored.
+
+Streamlit's own `bind="query-params"` was tried on 22 November 2026 (1.67.0, Chromium) and serves none of these
+widgets: it replaces the history entry, so back does not undo a change. It also carried a value to the next page that
+has a parameter of that name, wrote one entry for each widget that a callback set, and failed on `?rows=1e400`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -33,27 +36,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Said = dict[str, list[str]]  # parameters and their values, of which most have one
 
-_ENDS = re.compile(r"(-?[\d.]+(?:e[+-]?\d+)?)-(-?[\d.]+(?:e[+-]?\d+)?)")
-_WRITTEN = "url_written"  # of every page: what it was last drawn with
-_ALONG = "url_along"  # of every page: what is written if anything is
-_BARE = "url_bare"  # of every page: what its address without parameters stands for
-_PAGE = "url_page"
+_NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+_ENDS = re.compile(f"{_NUMBER}-{_NUMBER}")
+_PAGES = "url_pages"  # keys of `st.session_state`
+_LAST_PAGE = "url_page"
 _TOLD = "url_told"
-_MOVES = "url_moves"  # of every parameter: how often the address has moved
 
 
 @dataclass
-class _Inputs:
-    """The inputs of the page that is being drawn: what they are on arrival, and what they turn out to be."""
+class _Page:
+    """The inputs of one page, as this tab knows them; `said` and `now` are those of the current drawing."""
 
-    page: str
-    said: Said
-    written: Said
-    now: dict[str, list[str]] = field(default_factory=dict)  # an empty list: left out
+    said: Said = field(default_factory=dict)  # what the page came with
+    now: Said = field(default_factory=dict)  # what its widgets hold; an empty list: left out
     along: Said = field(default_factory=dict)  # written if anything else is
+    written: Said = field(default_factory=dict)  # what the address was last known to say
+    bare: Said = field(default_factory=dict)  # what the address without parameters stands for
+    moves: dict[str, int] = field(default_factory=dict)  # how often the address has moved a parameter
 
 
-_inputs: ContextVar[_Inputs] = ContextVar("inputs")
+_drawing: ContextVar[_Page] = ContextVar("drawing")
 
 
 def in_url(draw: Callable[P, T]) -> Callable[P, T]:
@@ -69,18 +71,18 @@ def part_in_url(draw: Callable[P, T]) -> Callable[P, T]:
 def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
-        if _inputs.get(None) is not None:
+        if _drawing.get(None) is not None:
             return draw(*args, **kwargs)  # a fragment that is drawn with its page
-        inputs = _arrive(draw.__module__)
-        token = _inputs.set(inputs)
+        page = _arrive(draw.__module__)
+        if whole:
+            page.along = {}
+        token = _drawing.set(page)
         try:
             made = draw(*args, **kwargs)
         finally:
-            _inputs.reset(token)
-        # A run that a person or `st.rerun` cut short writes nothing: the one that follows it has all the inputs.
-        if not whole:
-            inputs.along = _of_pages(_ALONG).get(inputs.page, {}) | inputs.along
-        _write(inputs)
+            _drawing.reset(token)
+        # A drawing that a person or `st.rerun` interrupts writes nothing: the one that follows has all the inputs.
+        _write(draw.__module__, page)
         return made
 
     return drawn
@@ -143,32 +145,31 @@ def quantity(text: str | None, low: float, high: float, otherwise: float) -> flo
 
 def named(parameter: str) -> str | None:
     """What the page came with for this parameter; None without it, when what is as usual holds."""
-    values = _inputs.get().said.get(parameter)
+    values = named_all(parameter)
     return values[-1] if values else None
 
 
 def named_all(parameter: str) -> list[str]:
     """The values of a parameter that may be there more than once."""
-    return _inputs.get().said.get(parameter, [])
+    return _drawing.get().said.get(parameter, [])
 
 
 def moved(parameter: str) -> bool:
     """Whether the address says something else than the page last wrote: then widgets are set to what it says."""
-    inputs = _inputs.get()
-    return inputs.said.get(parameter) != inputs.written.get(parameter)
+    return named_all(parameter) != _drawing.get().written.get(parameter, [])
 
 
 def fresh_key(key: str, parameter: str) -> str:
     """The key of a widget of the parameter: of another one, which begins anew, when the address moves."""
     if moved(parameter):
         _renew(parameter)
-    moves = _moves().get(parameter, 0)
+    moves = _drawing.get().moves.get(parameter, 0)
     return f"{key}_{moves}" if moves else key
 
 
 def forget(parameter: str) -> None:
     """Leave out what the parameter was, of the address and of its widget: it was about something else."""
-    _inputs.get().said.pop(parameter, None)
+    _drawing.get().said.pop(parameter, None)
     _renew(parameter)
 
 
@@ -179,14 +180,15 @@ def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -
     any parameters, and only there.
     """
     if text == otherwise and not lasting:
-        _inputs.get().along[parameter] = [text]
+        _drawing.get().along[parameter] = [text]
     else:
-        _keep(parameter, [text], [otherwise])
+        keep_all(parameter, [text], [otherwise])
 
 
 def keep_all(parameter: str, texts: Sequence[str], otherwise: Sequence[str]) -> None:
-    """`keep` of a parameter that may be there more than once."""
-    _keep(parameter, list(texts), list(otherwise))
+    """`keep` of a parameter that may be there more than once. A default that the link spells out stays in it."""
+    page = _drawing.get()
+    page.now[parameter] = [] if list(texts) == list(otherwise) != page.said.get(parameter) else list(texts)
 
 
 def choose_many(
@@ -278,45 +280,36 @@ def set_interval(low: float, high: float, parameter: str, ends: tuple[float, flo
         go_to(**{parameter: _range(low, high, (begin, end))})
 
 
-def _arrive(page: str) -> _Inputs:
-    """The inputs as the address has them, over which goes what a callback has told."""
+def _arrive(name: str) -> _Page:
+    """The page of this name with its inputs as the address has them, over which goes what a callback has told."""
+    pages: dict[str, _Page] = st.session_state.setdefault(_PAGES, {})
+    page = pages.setdefault(name, _Page())
     address = _address()
-    written, bare = _of_pages(_WRITTEN), _of_pages(_BARE)
-    if not address and st.session_state.get(_PAGE) != page:
-        bare[page] = written.get(page, {})
-    if not address and not (st.session_state.get(_PAGE) == page and written.get(page) == {}):
-        address = bare.get(page, {})
+    if not address:
+        if st.session_state.get(_LAST_PAGE) != name:
+            page.bare = dict(page.written)
+        address = page.bare
     said = address | st.session_state.get(_TOLD, {})
-    return _Inputs(page, {name: values for name, values in said.items() if values}, dict(written.get(page, {})))
+    page.said = {parameter: values for parameter, values in said.items() if values}
+    page.now = {}
+    return page
 
 
-def _write(inputs: _Inputs) -> None:
-    said = {name: values for name, values in (inputs.said | inputs.now).items() if values}
+def _write(name: str, page: _Page) -> None:
+    said = {parameter: values for parameter, values in (page.said | page.now).items() if values}
     if said:
-        said |= inputs.along
+        said |= page.along
+    else:
+        page.bare = {}
     if said != _address():
         st.query_params.from_dict(said)
+    page.written = said
+    st.session_state[_LAST_PAGE] = name
     st.session_state.pop(_TOLD, None)
-    st.session_state[_PAGE] = inputs.page
-    _of_pages(_ALONG)[inputs.page] = inputs.along
-    _of_pages(_WRITTEN)[inputs.page] = said
-    if not said:
-        _of_pages(_BARE)[inputs.page] = {}
 
 
 def _address() -> Said:
     return {name: st.query_params.get_all(name) for name in st.query_params}
-
-
-def _of_pages(key: str) -> MutableMapping[str, Said]:
-    found: MutableMapping[str, Said] = st.session_state.setdefault(key, {})
-    return found
-
-
-def _keep(parameter: str, values: list[str], otherwise: list[str]) -> None:
-    """A link may spell out what is as usual; it stays as it is."""
-    inputs = _inputs.get()
-    inputs.now[parameter] = [] if values == otherwise != inputs.said.get(parameter) else values
 
 
 def _key(parameter: str) -> str:
@@ -325,24 +318,10 @@ def _key(parameter: str) -> str:
 
 
 def _renew(parameter: str) -> None:
-    _moves()[parameter] = _moves().get(parameter, 0) + 1
-    _settle(parameter)
-
-
-def _moves() -> MutableMapping[str, int]:
-    found: MutableMapping[str, int] = st.session_state.setdefault(_MOVES, {})
-    return found
-
-
-def _settle(parameter: str) -> None:
-    """The widget has what the address says, and is what holds from here on, even if this drawing is cut short."""
-    inputs = _inputs.get()
-    written = _of_pages(_WRITTEN).setdefault(inputs.page, {})
-    for known in (written, inputs.written):
-        if parameter in inputs.said:
-            known[parameter] = inputs.said[parameter]
-        else:
-            known.pop(parameter, None)
+    """Begin its widget anew with what the address says, and only once, even if this drawing is interrupted."""
+    page = _drawing.get()
+    page.moves[parameter] = page.moves.get(parameter, 0) + 1
+    page.written[parameter] = named_all(parameter)
 
 
 def _range(low: float, high: float, chosen: tuple[float, float]) -> str:
@@ -352,8 +331,6 @@ def _range(low: float, high: float, chosen: tuple[float, float]) -> str:
 
 def _ends(text: str, low: float, high: float) -> tuple[float, float]:
     said = _ENDS.fullmatch(text)
-    try:
-        begin, end = (low, high) if said is None else map(float, said.groups())
-    except ValueError:  # 1.2.3
-        return low, high
-    return (max(low, begin), min(high, end)) if max(low, begin) <= min(high, end) else (low, high)
+    begin, end = map(float, said.groups()) if said else (low, high)
+    begin, end = max(low, begin), min(high, end)
+    return (begin, end) if begin <= end else (low, high)

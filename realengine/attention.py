@@ -12,9 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from realengine.device import Device
 from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints, Layout
-from serving.config import Deployment
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from serving.model_spec import ModelSpec
 
 
 class Attention(Protocol):

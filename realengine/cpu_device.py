@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from realengine.device import Mark, Memory, Pending
+from realengine.device import LOOK_EVERY_S, Mark, Memory, Pending
 
 _STATUS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -29,15 +30,22 @@ class _Passed:
 
 
 class _Done:
+    def done(self) -> bool:
+        return True
+
     def wait(self) -> None:
         pass
 
 
 class _Queued:
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
+    def __init__(self, future: Future[None], device: CpuDevice) -> None:
+        self._future, self._device = future, device
+
+    def done(self) -> bool:
+        return self._future.done()
 
     def wait(self) -> None:
+        self._device.wait_for(self._future)
         self._future.result()
 
 
@@ -48,19 +56,35 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.asynchronous = threaded
         self.multiprocessors = 1
+        self.watch: Callable[[float], None] | None = None
         self._thread = ThreadPoolExecutor(1, "device") if threaded else None
+        self._last: Future[None] | None = None
+
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def submit(self, work: Callable[[], None]) -> Pending:
         if self._thread is not None:
-            return _Queued(self._thread.submit(work))
+            self._last = self._thread.submit(work)
+            return _Queued(self._last, self)
         work()
         return _Done()
+
+    def wait_for(self, future: Future[None]) -> None:
+        """Until it is done, well or not."""
+        began = perf_counter_ns()
+        while not wait([future], None if self.watch is None else LOOK_EVERY_S).done:
+            if self.watch is not None:
+                self.watch((perf_counter_ns() - began) / 1e9)
 
     def mark(self) -> Mark:
         return _Passed()
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         return work  # running it again reads the same memory, as replaying a graph would
+
+    def release_graphs(self) -> None:
+        pass
 
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32)
@@ -84,12 +108,12 @@ class CpuDevice:
         return max(_resident("VmHWM") - before, 0)
 
     def synchronize(self) -> None:
-        if self._thread is not None:
-            self._thread.submit(lambda: None).result()
+        if self._last is not None:
+            self.wait_for(self._last)
 
     def close(self) -> None:
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _resident(field: str) -> int:

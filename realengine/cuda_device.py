@@ -1,18 +1,20 @@
 """A CUDA GPU as a device: work is enqueued on one stream, graphs are CUDA graphs, marks are events.
 
-Times of events are put on the host's clock, so that one step log shows CPU and GPU side by side.
+Which stream is current is torch's state of a thread, so the stream is named wherever it matters: work may be submitted
+from any thread. Times of events are put on the host's clock, so that one step log shows CPU and GPU side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from typing import Any
-from weakref import ref
+from weakref import WeakSet
 
 import torch
 
-from realengine.device import Mark, Memory, Pending
+from realengine.device import LOOK_EVERY_S, Mark, Memory, Pending
 
 _REANCHOR_MS = 1000.0  # elapsed times are float32: within a second they resolve 0.1 µs
 
@@ -61,12 +63,15 @@ class _EventMark:
 
 
 class _Enqueued:
-    def __init__(self, event: Any, clock: EventClock) -> None:
-        self._event, self._clock = event, clock
+    def __init__(self, event: Any, clock: EventClock, device: CudaDevice) -> None:
+        self._event, self._clock, self._device = event, clock, device
+
+    def done(self) -> bool:
+        return bool(self._event.query())
 
     def wait(self) -> None:
         waited = not self._event.query()
-        self._event.synchronize()
+        self._device.wait_for(self._event)
         self._clock.seen(self._event, perf_counter_ns(), waited)
 
 
@@ -78,34 +83,52 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self.asynchronous = True
         self.multiprocessors = torch.cuda.get_device_properties(index).multi_processor_count
-        self._stream = torch.cuda.Stream()
-        torch.cuda.set_stream(self._stream)
-        self._captured: Callable[[], Any] = lambda: None  # a graph, as long as it lives
+        self.watch: Callable[[float], None] | None = None
+        self._stream = torch.cuda.Stream(self.torch_device)
+        self._graphs: WeakSet[Any] = WeakSet()
         anchor = self._event()
         anchor.synchronize()
         self._clock = EventClock(anchor, perf_counter_ns())
 
     def _event(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._stream)
         return event
 
+    def current(self) -> AbstractContextManager[object]:
+        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+        return stream
+
     def submit(self, work: Callable[[], None]) -> Pending:
-        work()
-        return _Enqueued(self._event(), self._clock)
+        with self.current():
+            work()
+        return _Enqueued(self._event(), self._clock, self)
+
+    def wait_for(self, event: Any) -> None:
+        """Until `event` has happened."""
+        if self.watch is None:
+            event.synchronize()
+            return
+        began = looked = perf_counter_ns()
+        while not event.query():  # it spins, as `synchronize` does
+            now = perf_counter_ns()
+            if now - looked > LOOK_EVERY_S * 1e9:
+                looked = now
+                self.watch((now - began) / 1e9)
 
     def mark(self) -> Mark:
         return _EventMark(self._event(), self._clock)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        for _ in range(2):  # first runs compile kernels and choose algorithms, which a graph cannot hold
-            work()
+        with self.current():
+            for _ in range(2):  # first runs compile kernels and choose algorithms, which a graph cannot hold
+                work()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        sharing = self._captured()  # graphs share a pool of memory, which must not be asked for once all are gone
+        sharing = next(iter(self._graphs), None)  # any: all share one pool of memory, which lives as long as one does
         with torch.cuda.graph(graph, pool=sharing.pool() if sharing else None, stream=self._stream):
             out = work()
-        self._captured = ref(graph)
+        self._graphs.add(graph)
 
         def replay() -> torch.Tensor:
             graph.replay()
@@ -113,12 +136,17 @@ class CudaDevice:
 
         return replay
 
+    def release_graphs(self) -> None:
+        for graph in list(self._graphs):
+            graph.reset()
+        self._graphs.clear()
+
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
 
     def memory(self) -> Memory:
         torch.cuda.empty_cache()
-        return Memory(*torch.cuda.mem_get_info())
+        return Memory(*torch.cuda.mem_get_info(self.torch_device))
 
     def held_bytes(self) -> int:
         free, total = self.memory()
@@ -127,14 +155,14 @@ class CudaDevice:
     def peak_bytes(self, work: Callable[[], Any]) -> int:
         self.synchronize()
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_reserved(self.torch_device)
         work()
         self.synchronize()
-        return torch.cuda.max_memory_reserved() - before
+        return torch.cuda.max_memory_reserved(self.torch_device) - before
 
     def synchronize(self) -> None:
-        self._stream.synchronize()
+        self.wait_for(self._event())
 
     def close(self) -> None:
-        self.synchronize()
+        self.release_graphs()

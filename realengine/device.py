@@ -8,12 +8,12 @@ engine is the same code on both, so that the first run on a GPU is not the first
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import torch
 
-from serving.config import Deployment
-from serving.errors import UserError
+LOOK_EVERY_S = 0.05  # how often a device that is waited for lets `watch` look round
 
 
 class Memory(NamedTuple):
@@ -34,22 +34,33 @@ class Mark(Protocol):
 class Pending(Protocol):
     """Submitted work."""
 
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        ...
+
     def wait(self) -> None:
-        """Block until it is done; raises what the work raised."""
+        """Block until it is done; raises what the work raised, or what the device's `watch` raises meanwhile."""
         ...
 
 
 class Device(Protocol):
-    """One place to run steps. Work runs in the order in which it is submitted.
+    """One place to run steps. Work runs in the order in which it is submitted, whatever thread submits it.
 
     torch_device     where tensors live
     asynchronous     whether `submit` returns before the work is done
     multiprocessors  independent units that a kernel should fill
+    watch            called now and then while the host waits for the device, with the seconds that it has waited so
+                     far; what it raises ends the wait
     """
 
     torch_device: torch.device
     asynchronous: bool
     multiprocessors: int
+    watch: Callable[[float], None] | None
+
+    def current(self) -> AbstractContextManager[object]:
+        """Within it, what this thread makes and computes is in order with what is submitted."""
+        ...
 
     def submit(self, work: Callable[[], None]) -> Pending: ...
 
@@ -58,7 +69,14 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """`work` as a graph: calling it runs the same kernels on the same memory, with what is there by then."""
+        """`work` as a graph: calling it runs the same kernels on the same memory, with what is there by then.
+
+        Both this and the graph are called from within submitted work.
+        """
+        ...
+
+    def release_graphs(self) -> None:
+        """Give back every graph at once, whoever still holds it; none may be called afterwards. Waits for nothing."""
         ...
 
     def host_buffer(self, size: int) -> torch.Tensor:
@@ -80,28 +98,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back threads; nothing may be submitted afterwards."""
+        """Give back threads and graphs; nothing may be submitted afterwards. Waits for nothing; may be called again."""
         ...
-
-
-def require_devices(deployment: Deployment) -> None:
-    """Raise UserError unless every rank of `deployment` has a device of its own."""
-    if deployment.device == "cpu":
-        return
-    here, wanted = torch.cuda.device_count(), deployment.tensor_parallel_size
-    if here == 0:
-        raise UserError("device", "cuda", "this machine has 0 CUDA devices; use cpu")
-    if here < wanted:
-        raise UserError("tensor_parallel_size", wanted, f"this machine has {here} CUDA devices; lower it")
-
-
-def find_device(deployment: Deployment, rank: int = 0) -> Device:
-    """The device of `rank`. Raises UserError when it is not there."""
-    require_devices(deployment)
-    if deployment.device == "cuda":
-        from realengine.cuda_device import CudaDevice
-
-        return CudaDevice(rank)
-    from realengine.cpu_device import CpuDevice
-
-    return CpuDevice(threaded=deployment.scheduler.async_scheduling)

@@ -8,7 +8,8 @@ fits and the simulator is held against.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -21,14 +22,18 @@ from realengine.sequence import TokenSequence
 from realengine.shard import shard_spec
 from realengine.step_input import pack
 from realengine.token_content import TokenContent
+from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
-from serving.config import Deployment, SchedulerConfig, parse
+from serving.call_limit import CallWatch
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.kv_blocks import blocks_for
+from serving.own_contract import contract_with
 from serving.request import Request, Status
-from serving.scheduler import Scheduler, find_policy
+from serving.scheduler import POLICIES, Scheduler, find_policy
 from serving.step_plan import Row, StepPlan
 from serving.workload import WorkloadRequest
+
+_CLOSED = "was closed; make another"
 
 
 class Load(NamedTuple):
@@ -42,7 +47,10 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """A step on its way, planned at `plan_ns` on `perf_counter_ns`."""
+    """A step on its way, planned at `plan_ns` on `perf_counter_ns`.
+
+    preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
+    """
 
     plan: StepPlan
     rows: list[Row]
@@ -52,7 +60,9 @@ class Flight:
     plan_ns: int
     scheduled_ns: int
     prepared_ns: int
+    launch_ns: int
     host_ns: int | None
+    preempted_ns: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class Step:
     """One step that ran. Times are on `perf_counter_ns`: asked for a plan, planned, tensors made; then, on the device,
     begun, computed, sampled.
 
-    launch_ns  host time spent handing it to the device
+    launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
     host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
     op_ns      device time by operation, where it was measured
     graph      whether it was replayed as a graph
@@ -83,9 +93,22 @@ class Step:
     op_ns: dict[str, int] | None
     graph: bool
 
+    @property
+    def launching_ns(self) -> int:
+        """How much of `start_ns` to `end_ns` the host was still handing the step over.
+
+        The device may have waited then: its own time is between what is left without this and the whole. Where this
+        is 0, the device had all of the step before it began, and the whole is device time.
+        """
+        launched_ns = self.prepared_ns + self.launch_ns
+        return max(min(launched_ns, self.end_ns) - self.start_ns, 0) if self.launch_ns else 0
+
 
 class Engine:
     """A model, its KV cache and the shared scheduler. `reset` makes it as new, keeping the weights.
+
+    An error in `launch` or `finish` leaves a plan that was made and not run, so the requests are lost: from then on
+    both raise UserError until `reset`. Where ranks were lost too, only `close` is left.
 
     `deployment` is what runs, within the buffers that it was made with. With `gpu_memory_utilization` set, its
     `num_blocks` is what was found to fit, and `memory_report` says how. Raises UserError when the deployment asks for
@@ -109,8 +132,10 @@ class Engine:
             raise
         self._depth = 2 if self._config.async_scheduling else 1
         self._in_flight: deque[Flight] = deque()
+        self._unusable = ""  # why no step may run
         self.sequences: dict[int, TokenSequence] = {}
         self.scheduler: Scheduler
+        self.watch = CallWatch(deployment.policy not in POLICIES)
         self.reset()
 
     def _fit_memory(self, deployment: Deployment) -> Deployment:
@@ -128,14 +153,25 @@ class Engine:
         return self.runner.attention.name
 
     def reset(self) -> None:
-        """Forget every request and every cached prefix. Steps in flight are waited for and dropped."""
+        """Forget every request and every cached prefix. Steps in flight are waited for and dropped, errors and all.
+
+        Raises UserError once the engine was closed.
+        """
+        if self._unusable == _CLOSED:
+            raise UserError("engine", "closed", _CLOSED)
         while self._in_flight:
-            self._in_flight.popleft().launched.wait()
+            with suppress(Exception):
+                self._in_flight.popleft().launched.wait()
+        self._unusable = ""
         self.sequences.clear()
         self._seating = Seating(self._config)
+        self._demand = WaitingDemand(self._config.block_size)
+        self._preempted_ns: dict[int, int] = {}
         self._host_free_ns: int | None = None
         content = TokenContent(self.sequences, self._config.block_size)
-        self.scheduler = find_policy(self.deployment.policy)(self.deployment.scheduler, content=content)
+        name, settings = self.deployment.policy, self.deployment.scheduler
+        self.scheduler = find_policy(name)(settings, content=content)
+        self._policy = contract_with(name, self.scheduler, settings, self.watch)
 
     def limit(self, **scheduler: int | bool) -> None:
         """Change settings of the scheduler within what this engine has buffers for, and `reset`.
@@ -152,7 +188,12 @@ class Engine:
         self.reset()
 
     def close(self) -> None:
-        """End what runs beside this process's own thread. The engine cannot be used afterwards."""
+        """End what runs beside this process's own thread, after an error too. May be called again.
+
+        The engine cannot be used afterwards.
+        """
+        self._unusable = _CLOSED
+        self._in_flight.clear()
         self.runner.close()
 
     def add(
@@ -166,22 +207,24 @@ class Engine:
         on_token: Callable[[int], bool] | None = None,
     ) -> Request:
         """Queue a request with token ids `prompt`; see `TokenSequence` for the rest."""
-        request = self.scheduler.add(arrived)
+        request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
             self.sequences[request.id] = TokenSequence(
                 request, prompt, forced=forced, sampling=sampling, stop_ids=stop_ids, on_token=on_token
             )
+            self._demand.wait(request)
         return request
 
     def abort(self, id: int) -> Request | None:
         """Drop a request between steps."""
-        request = self.scheduler.abort(id)
+        request = self._policy.abort(id)
         self._forget(id)
         return request
 
     def _forget(self, id: int) -> None:
         self.sequences.pop(id, None)
         self._seating.leave(id)
+        self._demand.leave(id)
 
     # The loop: launch while there is room, finish the oldest, and again
 
@@ -191,14 +234,40 @@ class Engine:
         return len(self._in_flight) < self._depth
 
     def launch(self) -> Flight | None:
-        """Plan a step and hand it to the device; None when there is nothing to run."""
+        """Plan a step and hand it to the device; None when there is nothing to run.
+
+        Raises UserError when the device or a rank cannot run it, and for an engine that an error has left unusable.
+        """
+        with self._whole_steps():
+            return self._launch()
+
+    def finish(self) -> Step | None:
+        """Wait for the oldest step in flight and hand out its tokens; None when none is in flight. Raises as `launch`
+        does."""
+        with self._whole_steps():
+            return self._finish()
+
+    @contextmanager
+    def _whole_steps(self) -> Iterator[None]:
+        """After an error half way through a step, scheduler and device disagree: no other step may follow."""
+        if self._unusable:
+            raise UserError("engine", "closed" if self._unusable == _CLOSED else "stopped", self._unusable)
+        try:
+            yield
+        except BaseException as error:
+            self._unusable = (
+                f"an error has lost its requests: {error or type(error).__name__}; reset it, or make another"
+            )
+            raise
+
+    def _launch(self) -> Flight | None:
         plan_ns = perf_counter_ns()
-        plan = self.scheduler.schedule()
-        self._seating.follow(plan)
+        plan = self._plan()
         while plan.preempted and not plan.tokens and not self._in_flight:
-            plan = self.scheduler.schedule()
-            self._seating.follow(plan)
+            plan = self._plan()
         if not plan.tokens:
+            if not self._in_flight:
+                self._policy.must_get_on(plan)
             self._host_free_ns = None
             return None
         rows = plan.rows()
@@ -207,16 +276,26 @@ class Engine:
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
         prepared_ns = perf_counter_ns()
         launched = self.runner.launch(packed.step)
+        launch_ns = perf_counter_ns() - prepared_ns if self.runner.device.asynchronous else 0
+        load = self._load()
         now = perf_counter_ns()
         host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
         self._host_free_ns = now
-        times = (plan_ns, scheduled_ns, prepared_ns, host_ns)
-        flight = Flight(plan, rows, packed.sample_rows, launched, self._load(), *times)
+        times = (plan_ns, scheduled_ns, prepared_ns, launch_ns, host_ns)
+        flight = Flight(plan, rows, packed.sample_rows, launched, load, *times, self._preempted_ns)
+        self._preempted_ns = {}
         self._in_flight.append(flight)
         return flight
 
-    def finish(self) -> Step | None:
-        """Wait for the oldest step in flight and hand out its tokens; None when none is in flight."""
+    def _plan(self) -> StepPlan:
+        asked_ns = perf_counter_ns()
+        plan = self._policy.schedule()
+        self._seating.follow(plan)
+        self._demand.follow(plan)
+        self._preempted_ns.update((request.id, asked_ns) for request in plan.preempted)
+        return plan
+
+    def _finish(self) -> Step | None:
         if not self._in_flight:
             return None
         flight = self._in_flight.popleft()
@@ -231,7 +310,9 @@ class Engine:
             sampled.append(request)
             if self.sequences[request.id].append(token):
                 stopped.append(request.id)
-        finished = self.scheduler.commit(plan, stopped)
+        finished = self._policy.commit(plan, stopped)
+        for request in sampled:
+            self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
         return Step(
@@ -247,7 +328,7 @@ class Engine:
             launched.start_ns,
             launched.computed_ns,
             launched.end_ns,
-            launched.launch_ns,
+            flight.launch_ns,
             flight.host_ns,
             launched.op_ns,
             launched.graph,
@@ -261,13 +342,12 @@ class Engine:
 
     def _load(self) -> Load:
         scheduler, pool = self.scheduler, self.scheduler.pool
-        demand = sum(blocks_for(request.known, self._config.block_size) for request in scheduler.waiting)
-        return Load(len(scheduler.running), len(scheduler.waiting), pool.total - pool.free, demand)
+        return Load(len(scheduler.running), len(scheduler.waiting), pool.total - pool.free, self._demand.blocks)
 
     # Outside of a run
 
     def warm_up(self) -> None:
-        """Run every decode bucket and a few prefill sizes once, so that nothing is first in a measured run."""
+        """Run once what steps are made of, the largest first, so that nothing is first in a measured run."""
         self.runner.warm_up()
 
     def time_operations(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serving.config import SchedulerConfig
+from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
-from serving.kv_blocks import blocks_for
+from serving.kv.blocks import blocks_for
 
 _MOST = 10_000_000  # as SchedulerConfig.num_blocks
 _GIB = 1024**3

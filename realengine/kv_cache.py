@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max

@@ -11,7 +11,7 @@ from realengine import sampling
 from realengine.kv_cache import LayerKv, write
 from realengine.rope import Rope
 from realengine.step_input import Batch
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 
 
 class HeadNorms(NamedTuple):

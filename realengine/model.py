@@ -20,7 +20,7 @@ from realengine.op_times import OpTimes, Untimed
 from realengine.projection import DenseProjection, Fp8Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 
 
 class Layer:

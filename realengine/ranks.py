@@ -2,7 +2,7 @@
 
 Rank 0 has the scheduler. What it asks of its own runner it asks of the others too, in the same order, over pipes;
 everything else is said by torch.distributed, NCCL on CUDA and gloo on the CPU. Each rank samples from the same
-joined logits, so no token has to be sent.
+joined logits, so no token has to be sent. A rank that is lost must never be waited for: NCCL would wait for ever.
 """
 
 from __future__ import annotations
@@ -11,28 +11,34 @@ import contextlib
 import signal
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from realengine.collective import DistributedGroup
-from realengine.device import require_devices
+from realengine.device import LOOK_EVERY_S, Pending
+from realengine.devices import require_devices
 from realengine.kv_budget import KvBudget
 from realengine.runner import Launched, ModelRunner
 from realengine.step_input import StepInput
 from realengine.weights import ModelFiles
-from serving.config import Deployment
+from serving.deployments.config import Deployment
 from serving.errors import UserError
 
-_PATIENCE = timedelta(seconds=120)  # a rank that is silent for longer is taken for dead
+_PATIENCE_S = 120.0  # a rank that is silent for longer is taken for dead
+_LAST_WORDS_S = 5.0  # how long after a failed collective a rank may take to say why, or to end
+_ENDING_S = 5.0  # how long ranks may take to end by themselves
+_LOOK_AT_WORK_S = 0.002  # how often ranks look whether the work of a step has failed
 
 
 class Ranks:
     """A `ModelRunner` on each of `tensor_parallel_size` ranks, used as one. Call `close` to end the processes.
 
-    Raises UserError when the model cannot be divided or a rank cannot be started.
+    Raises UserError when the model cannot be divided, a rank cannot be started, or one is lost. After any error the
+    ranks are out of step, and all that may follow is `close`.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
@@ -43,8 +49,11 @@ class Ranks:
         self._meeting = tempfile.TemporaryDirectory(prefix="tokentwin-ranks-")
         meeting = str(Path(self._meeting.name) / "meeting")
         spawn = mp.get_context("spawn")
+        self._mine: ModelRunner | None = None
+        self._lost: Exception | None = None
+        self._closed = False
         self._pipes: list[Connection] = []
-        self._processes = []
+        self._processes: list[Any] = []
         for rank in range(1, size):
             mine, theirs = spawn.Pipe()
             arguments = (deployment, files.to_send(), rank, meeting, theirs)
@@ -54,97 +63,188 @@ class Ranks:
             self._pipes.append(mine)
             self._processes.append(process)
         try:
-            _meet(deployment, 0, meeting)
-            self._mine = ModelRunner(deployment, files, DistributedGroup())
-            self._ask("ready")
+            with self._together():
+                self._answers()  # each is there: what ends a process early ends it before it meets the others
+                _meet(deployment, 0, meeting)
+                self._mine = ModelRunner(deployment, files, DistributedGroup())
+                self._mine.device.watch = self._watch
+                self._ask("ready")
         except BaseException:
-            self._stop()
+            self.close()
             raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mine, name)  # what is the same on every rank: spec, device, attention, buckets
 
     def launch(self, step: StepInput) -> Launched:
-        with _uninterrupted():
+        assert self._mine is not None
+        with _uninterrupted(), self._together():
             self._tell("launch", step)
-            return self._mine.launch(step)
+            launched = self._mine.launch(step)
+        assert launched.pending is not None
+        launched.pending = _Watched(launched.pending, self)
+        return launched
 
     def allocate(self, num_blocks: int) -> None:
-        self._tell("allocate", num_blocks)
-        self._mine.allocate(num_blocks)
+        self._do("allocate", num_blocks)
 
     def budget(self, utilization: float) -> KvBudget:
         """That of the rank with the least room."""
-        self._tell("budget", utilization)
-        mine = self._mine.budget(utilization)
-        return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
+        mine: KvBudget = self._do("budget", utilization)
+        with self._together():
+            return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
 
     def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
-        self._tell("dummy_step", sizes, draw)
-        return self._mine.dummy_step(sizes, draw)
+        took: int = self._do("dummy_step", sizes, draw)
+        return took
 
     def warm_up(self) -> None:
-        self._tell("warm_up")
-        self._mine.warm_up()
+        self._do("warm_up")
 
     def time_operations(self) -> None:
-        self._tell("time_operations")
-        self._mine.time_operations()
+        self._do("time_operations")
 
     def time_steps(self, timed: bool) -> None:
-        self._tell("time_steps", timed)
-        self._mine.time_steps(timed)
+        self._do("time_steps", timed)
 
     def close(self) -> None:
-        self._stop()
-        self._mine.close()
+        """End the other ranks. Graphs go first, on every rank: they hold operations of the group.
+
+        May be called again, and after an error; then the ranks are not waited for.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._mine is not None and self._lost is None:
+                self._mine.device.synchronize()
+        except Exception as error:
+            self._lost = error
+        for pipe in self._pipes:
+            pipe.close()  # at which a rank that is well ends
+        if self._lost is not None:
+            for process in self._processes:
+                process.kill()
+        if self._mine is not None:
+            self._mine.release_graphs()
+        _part(in_step=self._lost is None)
+        if self._mine is not None:
+            self._mine.device.close()
+        for process in self._processes:
+            process.join(timeout=_ENDING_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._meeting.cleanup()
+
+    def _do(self, name: str, *arguments: object) -> Any:
+        with self._together():
+            self._tell(name, *arguments)
+            return getattr(self._mine, name)(*arguments)
 
     def _tell(self, name: str, *arguments: object) -> None:
+        self._check()
         for pipe in self._pipes:
-            self._check(pipe)
-            try:
-                pipe.send((name, arguments))
-            except OSError:
-                self._check(pipe)
-                raise
+            pipe.send((name, arguments))
 
     def _ask(self, name: str) -> list[Any]:
         self._tell(name)
-        answers = []
-        for rank, pipe in enumerate(self._pipes, 1):
-            try:
-                kind, answer = pipe.recv()
-            except EOFError:
-                raise UserError(
-                    "tensor_parallel_size", len(self._pipes) + 1, f"rank {rank} ended; see its output"
-                ) from None
-            if kind == "error":
-                raise answer
-            answers.append(answer)
-        return answers
+        return self._answers()
 
-    def _check(self, pipe: Connection) -> None:
-        """Raise what a rank has sent unasked: its error."""
-        if pipe.poll():
-            try:
-                raise pipe.recv()[1]
-            except EOFError:
-                raise UserError(
-                    "tensor_parallel_size", len(self._pipes) + 1, "a rank has ended; see its output"
-                ) from None
+    def _answers(self) -> list[Any]:
+        """One from every rank."""
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self._pipes):
+            for rank, said in self._heard(LOOK_EVERY_S):
+                if isinstance(said, Exception):
+                    raise said
+                answers[rank] = said
+        return [answers[rank] for rank in sorted(answers)]
 
-    def _stop(self) -> None:
-        import torch.distributed as dist
+    # What ranks say unasked, and lost ranks
 
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.terminate()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        self._meeting.cleanup()
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """An error in here leaves the ranks out of step, for good. Where a lost rank caused it, that is raised."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            yield
+        except BaseException as error:
+            lost: Exception | None = error if isinstance(error, UserError) else None
+            if isinstance(error, RuntimeError | OSError):  # of a collective or a pipe, perhaps
+                lost = self._last_words() or (self._silent(_PATIENCE_S) if "Timed out" in str(error) else None)
+            self._lost = lost or UserError(
+                *self._field(), f"the ranks are out of step after: {error or type(error).__name__}"
+            )
+            if lost is not None and lost is not error:
+                raise lost from None
+            raise
+
+    def _heard(self, seconds: float) -> list[tuple[int, Any]]:
+        """What ranks have said, or say within `seconds`, by rank: answers, or the exception that ended one."""
+        ready = wait(self._pipes, seconds)
+        return [(rank, self._said(rank, pipe)) for rank, pipe in enumerate(self._pipes, 1) if pipe in ready]
+
+    def _said(self, rank: int, pipe: Connection) -> Any:
+        try:
+            kind, said = pipe.recv()
+        except (EOFError, OSError):
+            return self._gone(rank)
+        if kind == "refused":
+            return UserError(*said)
+        return RuntimeError(f"rank {rank}: {said}") if kind == "failed" else said
+
+    def _check(self) -> None:
+        """Raise what has ended a rank."""
+        errors = [said for _, said in self._heard(0) if isinstance(said, Exception)]
+        if errors:
+            raise _first(errors)
+
+    def _watch(self, waited_s: float) -> None:
+        self._check()
+        if waited_s > _PATIENCE_S:
+            raise self._silent(waited_s)
+
+    def _last_words(self) -> Exception | None:
+        """Why a collective failed: what a rank says or the end of one, if either comes soon."""
+        errors = [said for _, said in self._heard(_LAST_WORDS_S) if isinstance(said, Exception)]
+        if errors:  # the first may only have been told by the loss of another, which is about to be seen
+            errors += [said for _, said in self._heard(LOOK_EVERY_S) if isinstance(said, Exception)]
+        return _first(errors) if errors else None
+
+    def _gone(self, rank: int) -> UserError:
+        process = self._processes[rank - 1]
+        process.join(timeout=_LAST_WORDS_S)
+        code = process.exitcode
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else "ended; see its output"
+        return UserError(*self._field(), f"rank {rank} {how}; start again")
+
+    def _silent(self, seconds: float) -> UserError:
+        names = " or ".join(str(rank) for rank in range(1, len(self._pipes) + 1))
+        return UserError(*self._field(), f"rank {names} has not answered for {seconds:.0f} s; start again")
+
+    def _field(self) -> tuple[str, int]:
+        return "tensor_parallel_size", len(self._pipes) + 1
+
+
+class _Watched:
+    """A step of rank 0 that other ranks compute with it."""
+
+    def __init__(self, pending: Pending, ranks: Ranks) -> None:
+        self._pending, self._ranks = pending, ranks
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def wait(self) -> None:
+        with self._ranks._together():
+            self._pending.wait()
+
+
+def _first(errors: list[Exception]) -> Exception:
+    """The cause of the others: losing a rank makes collectives fail on those that are left, which is no UserError."""
+    return min(errors, key=lambda error: not isinstance(error, UserError))
 
 
 @contextlib.contextmanager
@@ -159,42 +259,89 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if seen and callable(before):
-            before(*seen[0])
+        if callable(before):
+            for received in seen:
+                before(*received)
 
 
 def _meet(deployment: Deployment, rank: int, meeting: str) -> None:
     import torch.distributed as dist
 
+    cuda = deployment.device == "cuda"
     dist.init_process_group(
-        "nccl" if deployment.device == "cuda" else "gloo",
+        "nccl" if cuda else "gloo",
         init_method=f"file://{meeting}",  # no port that could be taken
         rank=rank,
         world_size=deployment.tensor_parallel_size,
-        timeout=_PATIENCE,
+        # NCCL's watchdog would end the process: rank 0's own patience comes first, and says which rank it is.
+        timeout=timedelta(seconds=2 * _PATIENCE_S if cuda else _PATIENCE_S),
     )
+
+
+def _part(in_step: bool) -> None:
+    """Leave the group, whose graphs are gone. Out of step, its operations are ended first: nobody will join them."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if in_step or dist.get_backend() != "nccl":
+        dist.destroy_process_group()
+        return
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    aborting = threading.Thread(target=_abort_process_group, daemon=True)
+    aborting.start()
+    aborting.join(_ENDING_S)
 
 
 def _serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pipe: Connection) -> None:
     """The life of ranks 1, 2, ...: do what rank 0 says until it hangs up."""
-    import torch.distributed as dist
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
+    runner: ModelRunner | None = None
+    in_step = False
     try:
+        pipe.send(("answer", None))
         _meet(deployment, rank, meeting)
         runner = ModelRunner(deployment, files, DistributedGroup())
-        result: object = None
-        while True:
-            name, arguments = pipe.recv()
-            if name in ("ready", "last_result"):
-                pipe.send(("answer", result))
-            else:
-                result = getattr(runner, name)(*arguments)
+        runner.device.watch = _give_up
+        _obey(runner, pipe)
     except (EOFError, ConnectionResetError):
-        pass
+        in_step = True
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            pipe.send(("refused", (error.field, error.value, error.remedy)))
     except Exception as error:
         with contextlib.suppress(OSError):
-            pipe.send(("error", error if isinstance(error, UserError) else RuntimeError(f"rank {rank}: {error}")))
+            pipe.send(("failed", f"{type(error).__name__}: {error}"))
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if runner is not None:
+            try:
+                if in_step:
+                    runner.device.synchronize()
+            except Exception:
+                in_step = False  # rank 0 has gone in the middle of a step
+            runner.release_graphs()
+            runner.device.close()
+        _part(in_step)
+
+
+def _obey(runner: ModelRunner, pipe: Connection) -> None:
+    """Raises EOFError when rank 0 hangs up, and what the work of a step raises soon after that has happened."""
+    result: object = None
+    under_way: deque[Launched] = deque()
+    while True:
+        while under_way and not pipe.poll(_LOOK_AT_WORK_S):
+            if under_way[0].done():
+                under_way.popleft().wait()
+        name, arguments = pipe.recv()
+        if name in ("ready", "last_result"):
+            pipe.send(("answer", result))
+            continue
+        result = getattr(runner, name)(*arguments)
+        if isinstance(result, Launched):
+            under_way.append(result)
+
+
+def _give_up(waited_s: float) -> None:
+    if waited_s > _PATIENCE_S:
+        raise TimeoutError(f"its device has not answered for {waited_s:.0f} s")

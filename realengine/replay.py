@@ -24,6 +24,7 @@ from realengine.segment_tokens import SegmentTokens
 from serving.canary import canary_rows
 from serving.clients import Clients
 from serving.request import Request, Status
+from serving.step_plan import AGGREGATES, aggregates_of
 from serving.workload import Workload
 from traces.recording import RecordingWriter
 
@@ -111,6 +112,7 @@ def record(
             "attention": engine.attention,
             "model": engine.source,
             "memory": engine.memory_report,
+            "launching_share": replay.launching_share,
         }
         writer.close(status, duration_ns=replay.now(), notes=json.dumps(notes))
     except BaseException:
@@ -140,8 +142,15 @@ class _Replay:
         self._started_ns = 0
         self._last_end_ns = 0
         self._ended = 0
+        self._device_ns = 0
+        self._launching_ns = 0
         self.finished = 0
         self.duration_ns = 0
+
+    @property
+    def launching_share(self) -> float:
+        """How much of the steps' time on the device the host was still launching them, so that it may have waited."""
+        return self._launching_ns / max(self._device_ns, 1)
 
     def now(self) -> int:
         return perf_counter_ns() - self._started_ns
@@ -151,7 +160,7 @@ class _Replay:
             gc.collect()
             gc.freeze()
             gc.disable()
-            with ctrl_c_heard() as stopped:
+            with ctrl_c_heard() as stopped, self._engine.watch.on():
                 self._loop(stopped)
                 status = "interrupted" if stopped() and self._busy else "complete"
         finally:
@@ -208,8 +217,9 @@ class _Replay:
 
     def _note_plan(self, flight: Flight) -> None:
         """Preemptions count from the plan: in the overlapped loop a request may finish before that step runs."""
-        for request in flight.plan.preempted:
-            self._lives[request.id].preempted_at_ns = flight.plan_ns - self._started_ns
+        for id, preempted_ns in flight.preempted_ns.items():
+            if (life := self._lives.get(id)) is not None:
+                life.preempted_at_ns = preempted_ns - self._started_ns
         for request in flight.plan.admitted:
             life = self._lives[request.id]
             life.resumes_from_ns, life.preempted_at_ns = life.preempted_at_ns, None
@@ -227,6 +237,8 @@ class _Replay:
                 life.resumes_from_ns = None
         for request in step.sampled:
             self._lives[request.id].token_times_ns.append(end_ns)
+        self._device_ns += end_ns - start_ns
+        self._launching_ns += step.launching_ns
         self._steps.append(self._step_row(step))
         for request in step.finished:
             self.finished += 1
@@ -244,13 +256,8 @@ class _Replay:
             "plan_ns": step.plan_ns - origin,
             "start_ns": step.start_ns - origin,
             "end_ns": step.end_ns - origin,
-            "prefill_rows": plan.prefill_rows,
-            "prefill_tokens": plan.prefill_tokens,
-            "prefill_context": plan.prefill_context,
-            "prefill_pairs": plan.prefill_pairs,
-            "decode_rows": plan.decode_rows,
-            "decode_context": plan.decode_context,
-            "sampled_rows": plan.sampled_rows,
+            **dict(zip(AGGREGATES, aggregates_of(plan), strict=True)),
+            "draft_tokens": plan.draft_tokens or None,
             "running": step.load.running,
             "waiting": step.load.waiting,
             "used_blocks": step.load.used_blocks,

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 
 
 class Rope:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from serving.model_spec import ModelSpec
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -7,6 +7,7 @@ runs. A token that was sampled but not yet seen by the host is passed on through
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ import torch
 
 from realengine.attention import find_attention
 from realengine.collective import Alone, Collective
-from realengine.device import Mark, find_device
+from realengine.device import Mark, Pending
+from realengine.devices import find_device
 from realengine.kv_budget import KvBudget
 from realengine.kv_cache import FP8, KvCache
 from realengine.layer_ops import LayerOps, TorchOps
@@ -24,8 +26,8 @@ from realengine.op_times import COLLECTIVES, Timed
 from realengine.shard import shard_spec, shard_state
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
 from realengine.weights import ModelFiles
-from serving.config import Deployment, SchedulerConfig
-from serving.decode_buckets import DECODE_BUCKETS, padded
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
 
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
@@ -45,24 +47,24 @@ class _HostBuffer(NamedTuple):
 
 class Launched:
     """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`; where steps are not timed,
-    all are that of the wait's end.
-
-    launch_ns  host time spent handing it over, where the device is asynchronous; else 0
-    """
+    all are that of the wait's end."""
 
     def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool) -> None:
         self.layout = layout
         self.graph = graph
-        self.launch_ns = 0
-        self.pending: object = None
+        self.pending: Pending | None = None
         self.marks: list[Mark] = []
         self.times: Timed | None = None
         self._tokens = tokens
         self._seen_ns = 0
 
+    def done(self) -> bool:
+        return self.pending is not None and self.pending.done()
+
     def wait(self) -> list[int]:
         """The sampled tokens `[S]`, in the order of the layout's samples."""
-        self.pending.wait()  # type: ignore[attr-defined]
+        assert self.pending is not None
+        self.pending.wait()
         self._seen_ns = perf_counter_ns()
         tokens: list[int] = self._tokens[: self.layout.samples].tolist()
         return tokens
@@ -110,7 +112,7 @@ class ModelRunner:
             raise UserError(
                 "model", deployment.model, f"has {need / 1e9:,.1f} GB of weights; {free / 1e9:,.1f} GB are free"
             )
-        with self._memory_for("weights"), torch.inference_mode():
+        with self._memory_for("weights"), torch.inference_mode(), self.device.current():
             where = self.device.torch_device
             state = shard_state(files.weights(self._dtype, where), self._collective.rank, self._collective.size)
             self.model = Model(
@@ -166,8 +168,8 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache. Raises UserError when the memory does not suffice."""
-        self._graphs.clear()
-        with self._memory_for("kv", num_blocks):
+        self.release_graphs()
+        with self._memory_for("kv", num_blocks), self.device.current():
             self.kv = KvCache(self.spec, num_blocks, self._config.block_size, self._kv_dtype, self.device.torch_device)
 
     def budget(self, utilization: float) -> KvBudget:
@@ -184,7 +186,7 @@ class ModelRunner:
                 self.dummy_step([1] * rows)
                 costs.append(max(self.device.held_bytes() - held, 0))
             graphs = costs[0] + costs[-1] * (len(buckets) - 1)
-            self._graphs.clear()
+            self.release_graphs()
         block = self._config.block_size * self.spec.kv_bytes_per_token(self._kv_dtype.itemsize)
         return KvBudget(before.total, before.total - before.free, activations, graphs, utilization, block)
 
@@ -244,11 +246,8 @@ class ModelRunner:
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
             self._mark(launched)
 
-        began = perf_counter_ns()
         with self._memory_for("step"):
             launched.pending = self.device.submit(work)
-        if self.device.asynchronous:
-            launched.launch_ns = perf_counter_ns() - began
         return launched
 
     def _mark(self, launched: Launched) -> None:
@@ -296,16 +295,42 @@ class ModelRunner:
         return [1] * decodes + self.prompts(tokens - decodes)
 
     def warm_up(self) -> None:
-        """Run every decode bucket and a few prefill sizes once, so that nothing is first in a measured run."""
+        """Run once what steps are made of, the largest first, so that nothing is first in a measured run.
+
+        Graphs come before steps that run eagerly: capturing one gives the allocator's free memory back.
+        """
         for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
             self.dummy_step([1] * rows)
-        self.dummy_step([1], draw=True)
-        size = 16
-        while size <= self._config.max_num_batched_tokens:
-            self.dummy_step(self.prompts(size))
-            size *= 2
+        for sizes in self.warm_up_sizes():
+            self.dummy_step(sizes)
+        on_cuda = self.device.torch_device.type == "cuda"
+        for rows in (self.buckets()[-1], 1) if on_cuda else (1,):
+            self.dummy_step([1] * rows, draw=True)
+
+    def warm_up_sizes(self) -> list[list[int]]:
+        """Rows of the steps with prompts to warm up with: the largest step there can be, then ever fewer tokens.
+
+        A GPU's libraries choose a kernel by the number of tokens, and load it when they first do. So there are two
+        sizes to an octave on CUDA, one of them odd: kernels may also be compiled for multiples of 16.
+        """
+        steps = [self._largest_step()]
+        size, on_cuda = self._config.max_num_batched_tokens, self.device.torch_device.type == "cuda"
+        while (size := size // 2) >= (2 if on_cuda else 16):
+            if on_cuda:
+                steps.append(self.prompts(size * 3 // 2 | 1))
+            steps.append(self.prompts(size))
+        return [sizes for sizes in steps if max(sizes) > 1]
+
+    def release_graphs(self) -> None:
+        """Forget what was captured. With several ranks graphs hold the group's operations, and must go before it."""
+        self._graphs.clear()
+        self.device.release_graphs()
 
     def close(self) -> None:
+        """Wait for the steps under way, whatever becomes of them, and give back graphs and threads."""
+        with suppress(Exception):
+            self.device.synchronize()
+        self.release_graphs()
         self.device.close()
 
 

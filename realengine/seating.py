@@ -10,7 +10,7 @@ import numpy as np
 
 from realengine.sequence import TokenSequence
 from realengine.step_input import RowInput
-from serving.config import SchedulerConfig
+from serving.deployments.config import SchedulerConfig
 from serving.step_plan import Row, StepPlan
 
 

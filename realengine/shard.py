@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from serving.model_spec import ModelSpec
 
 _BY_ROW = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
 _BY_COLUMN = ("o_proj.weight", "down_proj.weight")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.decode_buckets import padded
+from serving.deployments.decode_buckets import padded
 
 Ints = NDArray[np.int32]
 

@@ -17,8 +17,8 @@ from realengine.kernels.paged_decode import FIXED_SPLITS, choose_splits, paged_d
 from realengine.kernels.paged_prefill import make_tiles, paged_prefill, tile_tokens
 from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints, Layout
-from serving.config import SchedulerConfig
-from serving.model_spec import ModelSpec
+from serving.deployments.config import SchedulerConfig
+from serving.deployments.model_spec import ModelSpec
 
 _FRESH_TOKENS = 512  # from here on, a prompt without past KV goes to torch in the hybrid
 

@@ -13,7 +13,7 @@ from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms
 from realengine.rope import Rope
 from realengine.step_input import Batch
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 
 
 class TritonOps:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from realengine.runnable import check_runnable
+from serving.deployments.hf_config import spec_from_hf_config
+from serving.deployments.model_spec import ModelSpec, RopeScaling
 from serving.errors import UserError
-from serving.model_spec import ModelSpec, RopeScaling
 
 _SMALL = {
     "vocab_size": 1024,
@@ -122,7 +123,7 @@ def load_model_files(model: str, home: Path) -> ModelFiles:
         if model == "smollm2":
             raise UserError("model", model, "is not here yet: `tokentwin model fetch smollm2`, or use random:smollm2")
         raise UserError("model", model, "has no config.json; give a Hugging Face folder, smollm2 or random:FAMILY")
-    spec = ModelSpec.from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
+    spec = spec_from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
     check_runnable(spec)
     spec = _with_generation_ends(spec, folder / "generation_config.json")
     state = _read_state(folder)

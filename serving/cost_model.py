@@ -5,14 +5,17 @@ The real engine measures it, calibration fits it, the simulator asks it. Duratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from serving.step_plan import StepPlan
 
 
 class CostModel(Protocol):
-    """Time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens."""
+    """Time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens.
+
+    Each answer depends on the plan's aggregates alone, never on what was asked before.
+    """
 
     def cpu_ns(self, plan: StepPlan) -> int:
         """CPU work before the step can start; an overlapped loop does it while the step before runs.
@@ -45,6 +48,13 @@ class PipelinedCost(CostModel, Protocol):
     def transfer_ns(self, plan: StepPlan) -> int:
         """From the end of the step on one stage until its activations are on the next."""
         ...
+
+
+def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
+    """The plans of `decode_run_ns`, one by one."""
+    for _ in range(steps):
+        yield StepPlan.of(decode_rows=rows, decode_context=context, decode_squares=squares, sampled_rows=rows)
+        context, squares = context + rows, squares + 2 * context + rows
 
 
 class TokenCost:

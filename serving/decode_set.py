@@ -8,8 +8,16 @@ of each request is a heap entry keyed by the clock at which its last token is sc
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Protocol
 
 from serving.request import Request
+
+
+class MembershipListener(Protocol):
+    """Who is told that one request more, or one fewer, gets a token at every tick."""
+
+    def joined(self, request: Request) -> None: ...
+    def left(self, request: Request) -> None: ...
 
 
 class DecodeSet:
@@ -20,6 +28,7 @@ class DecodeSet:
     lag        steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
     context    sum of the members' computed tokens
     squares    sum of their squares: how uneven the members are
+    listener   told of who joins and who leaves, if anybody
     newest     no member was admitted later than this (an upper bound while the set is not empty)
     """
 
@@ -31,6 +40,7 @@ class DecodeSet:
         self.lag = 0
         self.context = self.squares = 0
         self.newest = -1
+        self.listener: MembershipListener | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
         self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id)
 
@@ -52,6 +62,8 @@ class DecodeSet:
         request.exit_clock = self.clock + left
         heappush(self._exits, (request.exit_clock, request.admitted, request.id))
         request.decodes = self
+        if self.listener is not None:
+            self.listener.joined(request)
 
     def leave(self, request: Request) -> None:
         """Give `request` its counts back as plain numbers."""
@@ -66,7 +78,11 @@ class DecodeSet:
         request.advance(ticks, returned)
         if ticks:
             request.held = -(-computed // self.block_size)
-            request.hashed = max(request.hashed, (computed - self.lag) // self.block_size)
+            hashed = (computed - self.lag) // self.block_size
+            if hashed > request.hashed:
+                request.hashed = hashed
+        if self.listener is not None:
+            self.listener.left(request)
 
     def tick(self) -> list[Request]:
         """One step for every member; those whose last token this schedules, in order of admission."""
@@ -100,9 +116,13 @@ class DecodeSet:
 
     def steps_to_exit(self) -> int:
         """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""
-        while not self._is_live(self._exits[0]):
-            heappop(self._exits)
-        return self._exits[0][0] - self.clock
+        exits, members = self._exits, self.members
+        while True:
+            clock, admitted, id = exits[0]
+            member = members.get(id)
+            if member is not None and member.exit_clock == clock and member.admitted == admitted:
+                return clock - self.clock
+            heappop(exits)
 
     def _pop_exits(self) -> list[int]:
         due: list[int] = []

@@ -7,6 +7,8 @@ and exits 2. Any other exception that reaches the user is a bug in tokentwin.
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from traceback import extract_tb
 
 
 class UserError(Exception):
@@ -18,10 +20,22 @@ class UserError(Exception):
         self.remedy = remedy
         super().__init__(" ".join(f"{field}: {_shown(value)}: {remedy}".split()))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str]]:
+        """On the way from a worker's process, too."""
+        return UserError, (self.field, self.value, self.remedy)
+
 
 def reason(error: Exception) -> str:
     """What went wrong, without the path that an OSError repeats, and what pyarrow adds to one."""
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+
+
+def raised(error: BaseException) -> str:
+    """What a user's own code raised, in one line: the exception and the line of the innermost call."""
+    frames = extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text + where
 
 
 def shortened(text: str, most: int) -> str:

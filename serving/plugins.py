@@ -1,30 +1,65 @@
-"""Finding a policy, a router or a cost model by name; `package.module:Class` finds a user's own."""
+"""Finding a policy, a router or a cost model: ours by name, a user's own as `path/to/file.py:Class` or `module:Class`.
+
+Paths are relative to the working directory, which is also searched for modules that are nowhere else. `located` makes
+such a name absolute when it is read, so that a job or a worker that runs elsewhere finds the same file.
+"""
 
 from __future__ import annotations
 
+import sys
+from hashlib import blake2b
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from serving.errors import UserError
+from serving.errors import UserError, raised
+
+
+def located(name: str) -> str:
+    """`name`, with the absolute path of a file that it names, or of a module that only the working directory has."""
+    place, colon, class_name = name.rpartition(":")
+    if not colon:
+        return name
+    if place.endswith(".py"):
+        return f"{Path(place).absolute()}:{class_name}"
+    parts = place.split(".")
+    file = Path(*parts).with_suffix(".py").absolute() if all(map(str.isidentifier, parts)) else None
+    return f"{file}:{class_name}" if file and file.is_file() and not _is_found(parts[0], file) else name
+
+
+def _is_found(top: str, file: Path) -> bool:
+    """Whether Python finds a module or package `top` by itself, and not by way of `file`."""
+    try:
+        spec = find_spec(top)
+    except ValueError:  # __main__ has none
+        return True
+    return spec is not None and spec.origin != str(file)
 
 
 def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) -> Any:
-    """The class called `name`: one of `known` (name -> `module:Class`), or itself a `module:Class`.
+    """The class called `name`: one of `known` (name -> `module:Class`), or a user's own.
 
-    Raises UserError when there is no such name, module or class, or the class lacks a method that it `needs`.
+    Raises UserError when there is no such name, file, module or class, or the class lacks a method that it `needs`.
     """
-    target = known.get(name, name)
-    module_name, colon, class_name = target.partition(":")
-    if not colon or not module_name or not class_name:
-        raise UserError(kind, name, f"is none of {', '.join(known)}; your own is package.module:Class")
+    place, _, class_name = (known.get(name) or located(name)).rpartition(":")
+    if not place or not class_name:
+        remedy = f"is none of {', '.join(known)}; your own is path/to/file.py:Class or package.module:Class"
+        raise UserError(kind, name, remedy)
     try:
-        module = import_module(module_name)
+        module = _module_in(Path(place)) if place.endswith(".py") else import_module(place)
+    except FileNotFoundError as error:
+        raise UserError(kind, name, f"there is no file {error.filename or place}") from None
     except ModuleNotFoundError as error:
-        raise UserError(kind, name, f"no module {error.name!r} can be imported; is it on PYTHONPATH?") from None
-    except Exception as error:  # a user's module may fail in any way
-        raise UserError(kind, name, f"cannot be imported: {error!r}") from None
+        remedy = f"no module {error.name!r} can be imported; give the file, as in path/to/file.py:{class_name}"
+        raise UserError(kind, name, remedy) from None
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way
+        raise UserError(kind, name, f"cannot be imported: {raised(error)}") from None
     if not hasattr(module, class_name):
-        raise UserError(kind, name, f"module {module_name} has no class {class_name}")
+        raise UserError(
+            kind, name, f"{'file' if place.endswith('.py') else 'module'} {place} has no class {class_name}"
+        )
     found = getattr(module, class_name)
     missing = [method for method in needs if not callable(getattr(found, method, None))]
     if not isinstance(found, type) or missing:
@@ -38,5 +73,25 @@ def make(kind: str, name: str, found: Any, *arguments: Any, **settings: Any) -> 
         return found(*arguments, **settings)
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(kind, name, f"cannot be made: {error!r}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(kind, name, f"cannot be made: {raised(error)}") from error
+
+
+def _module_in(file: Path) -> ModuleType:
+    """The module in `file`, loaded once. It finds its neighbours, after everything that Python finds anyway."""
+    name = f"user_module_{blake2b(str(file).encode(), digest_size=8).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not file.is_file():
+        raise FileNotFoundError(2, "", str(file))
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

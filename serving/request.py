@@ -11,12 +11,9 @@ O(1); the properties here add what the clock has done since it joined.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from serving.workload import WorkloadRequest
-
-if TYPE_CHECKING:
-    from serving.decode_set import DecodeSet
 
 
 class Status(Enum):
@@ -31,6 +28,13 @@ class Status(Enum):
 
 
 _LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
+
+
+class DecodeClock(Protocol):
+    """What a request reads of the `DecodeSet` it is a member of: steps planned, and those that have returned."""
+
+    clock: int
+    committed: int
 
 
 class Request:
@@ -93,7 +97,7 @@ class Request:
         self.stale = 0
         self.cached = 0
         self.proposed = 0
-        self.decodes: DecodeSet | None = None
+        self.decodes: DecodeClock | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # and when its last token will be scheduled
         self.admitted = -1  # order of admission; later is larger

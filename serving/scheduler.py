@@ -12,10 +12,10 @@ from collections.abc import Collection
 from functools import partial
 from typing import Protocol
 
-from serving.config import SchedulerConfig
-from serving.content import Content
 from serving.decode_set import DecodeSet
-from serving.kv_blocks import KvBlocks
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import KvBlocks
+from serving.kv.content import Content
 from serving.plugins import find, make
 from serving.request import Request
 from serving.step_plan import StepPlan
@@ -23,14 +23,14 @@ from serving.waiting import WaitingQueue
 from serving.workload import WorkloadRequest
 
 POLICIES = {
-    "vllm": "serving.vllm:VllmScheduler",
-    "static": "serving.static:StaticScheduler",
-    "prefill-first": "serving.prefill_first:PrefillFirstScheduler",
-    "sarathi": "serving.sarathi:SarathiScheduler",
-    "sjf": "serving.sjf:SjfScheduler",
-    "priority-ageing": "serving.priority_ageing:PriorityAgeingScheduler",
-    "edf": "serving.edf:EdfScheduler",
-    "fair": "serving.fair:FairScheduler",
+    "vllm": "serving.policies.vllm:VllmScheduler",
+    "static": "serving.policies.static:StaticScheduler",
+    "prefill-first": "serving.policies.prefill_first:PrefillFirstScheduler",
+    "sarathi": "serving.policies.sarathi:SarathiScheduler",
+    "sjf": "serving.policies.sjf:SjfScheduler",
+    "priority-ageing": "serving.policies.priority_ageing:PriorityAgeingScheduler",
+    "edf": "serving.policies.edf:EdfScheduler",
+    "fair": "serving.policies.fair:FairScheduler",
 }
 
 

@@ -27,8 +27,38 @@ class Row(NamedTuple):
     drafts: int = 0
 
 
+class Aggregate(NamedTuple):
+    """A sum over the rows of a step: unit (empty for a count), definition, and whether it may need 64 bits."""
+
+    unit: str
+    definition: str
+    wide: bool = False
+
+
+AGGREGATES = {
+    "prefill_rows": Aggregate("", "requests with more than one token in the step, drafts not counted"),
+    "prefill_tokens": Aggregate("tokens", "tokens of those requests"),
+    "prefill_context": Aggregate("tokens", "tokens computed before, summed over those requests", True),
+    "prefill_pairs": Aggregate("", "query-key pairs of their causal attention: sum of n*(2c+n+1)/2", True),
+    "decode_rows": Aggregate("", "requests with one token in the step, drafts not counted"),
+    "decode_context": Aggregate("tokens", "tokens computed before, summed over those requests", True),
+    "sampled_rows": Aggregate("", "requests that got output tokens"),
+    "draft_tokens": Aggregate("tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null if none"),
+}
+"""What a step holds: fields of `StepPlan`, columns of the dataset `steps`, and what a cost model is fitted to.
+
+The last is null in a recording where it is 0. What a plan has beside them is not recorded.
+"""
+
+aggregates_of = attrgetter(*AGGREGATES)
+"""The AGGREGATES of a plan, or of anything else that has them, in order."""
+
+
+_NOBODY = DecodeSet(1)
+
+
 class StepPlan:
-    """One planned step.
+    """One planned step, with its AGGREGATES.
 
     A row with one token counts as decode whatever it belongs to, since that is what its cost depends on. Draft tokens
     are counted apart: a row of one token and its drafts is a decode row, which reads its KV once.
@@ -36,38 +66,27 @@ class StepPlan:
     seq              number of the plan, from 0
     lag              steps in flight when it was planned
     listed           rows outside the decode set
-    strays           rows of requests that have left the decode set since
+    departed         rows of requests that have left the decode set since
     preempted        requests preempted while planning, in order
     admitted         requests admitted, first or again
-    prefill_rows, prefill_tokens, prefill_context, prefill_pairs    rows of several tokens: count, sum of n,
-                     sum of c, and sum of n * (2c + n + 1) / 2 query-key pairs
-    decode_rows, decode_context, decode_squares    rows of one token: count, sum of c (pairs: context + rows), and of
-                     c squared
-    sampled_rows     rows that get an output token
-    draft_tokens, draft_pairs    draft tokens to verify, and the query-key pairs they add
-    accepted_tokens  of those, the accepted ones, once the step is committed
+    decode_squares   of rows of one token, the sum of the squares of the tokens computed before
+    draft_pairs      query-key pairs that the draft tokens add
+    accepted_tokens  of the draft tokens, the accepted ones, once the step is committed
     """
 
     __slots__ = (
+        *AGGREGATES,
         "accepted_tokens",
         "admitted",
         "clock",
-        "decode_context",
-        "decode_rows",
         "decode_squares",
         "decodes",
+        "departed",
         "draft_pairs",
-        "draft_tokens",
         "lag",
         "listed",
         "preempted",
-        "prefill_context",
-        "prefill_pairs",
-        "prefill_rows",
-        "prefill_tokens",
-        "sampled_rows",
         "seq",
-        "strays",
     )
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
@@ -76,7 +95,7 @@ class StepPlan:
         self.lag = lag
         self.clock = 0  # the decode set's, after this plan
         self.listed: list[Row] = []
-        self.strays: list[Row] = []
+        self.departed: list[Row] = []
         self.preempted: list[Request] = []
         self.admitted: list[Request] = []
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
@@ -92,6 +111,14 @@ class StepPlan:
     def pairs(self) -> int:
         """Query-key pairs of causal attention in the step."""
         return self.prefill_pairs + self.decode_context + self.decode_rows + self.draft_pairs
+
+    @classmethod
+    def of(cls, **amounts: int) -> StepPlan:
+        """A plan of nobody's with these amounts: all that a cost model reads."""
+        plan = cls(0, _NOBODY, 0)
+        for name, amount in amounts.items():
+            setattr(plan, name, amount)
+        return plan
 
     def add(self, row: Row) -> None:
         self.listed.append(row)
@@ -120,10 +147,10 @@ class StepPlan:
         self.decode_squares += steps * (2 * self.decode_context + steps * self.decode_rows)
         self.decode_context += steps * self.decode_rows
 
-    def name(self, request: Request) -> None:
+    def add_departed(self, request: Request) -> None:
         """`request`, which had its row in the decode set, has left that now."""
         start = request.computed - (self.decodes.clock - self.clock) - 1
-        self.strays.append(Row(request, start, 1, True))
+        self.departed.append(Row(request, start, 1, True))
 
     def _count(self, row: Row, sign: int) -> None:
         _, start, tokens, samples, drafts = row
@@ -142,15 +169,15 @@ class StepPlan:
             self.prefill_context += sign * start
             self.prefill_pairs += sign * (tokens * (2 * start + tokens + 1) // 2)
 
-    def named_rows(self) -> list[Row]:
+    def rows_outside_decodes(self) -> list[Row]:
         """Every row that the decode set does not hold by now."""
-        return self.listed + self.strays if self.strays else self.listed
+        return self.listed + self.departed if self.departed else self.listed
 
     def rows(self) -> list[Row]:
         """Every row, in running order. Only valid until the next plan is made or this one committed."""
         steady = [m for m in self.decodes.members.values() if m.joined < self.clock]
         decodes = [Row(request, request.computed - 1, 1, True) for request in steady]
-        return sorted(self.named_rows() + decodes, key=_admission)
+        return sorted(self.rows_outside_decodes() + decodes, key=_admission)
 
 
 def _admission(row: Row) -> int:

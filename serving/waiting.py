@@ -24,6 +24,12 @@ class WaitingQueue(Protocol):
         ...
 
     def remove(self, request: Request) -> None: ...
+    def steps_at_head(self, head: Request, steps: int) -> int:
+        """For how many of the next `steps` decode steps `head` stays the first to be admitted, if nothing arrives.
+
+        Asked so that steps may be skipped; 0 is always right.
+        """
+        ...
 
 
 class FcfsQueue(deque[Request]):
@@ -40,6 +46,9 @@ class FcfsQueue(deque[Request]):
             self.popleft()
         else:
             super().remove(request)
+
+    def steps_at_head(self, head: Request, steps: int) -> int:
+        return steps
 
 
 class OrderedQueue:
@@ -62,6 +71,9 @@ class OrderedQueue:
 
     def remove(self, request: Request) -> None:
         del self._requests[bisect_left(self._requests, self._key(request), key=self._key)]
+
+    def steps_at_head(self, head: Request, steps: int) -> int:
+        return steps
 
 
 def by_priority(request: Request) -> tuple[int, int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
-from serving.fleet import AutoscalerConfig
+from serving.deployments.fleet import AutoscalerConfig
 from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.run_log import RunLog

@@ -11,17 +11,19 @@ from typing import Any
 from simpy.core import EmptySchedule
 
 from serving.clients import Clients
-from serving.config import Deployment
 from serving.cost_model import CostModel
-from serving.fleet import FleetConfig, LinksConfig
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import FleetConfig, LinksConfig
+from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.arrivals import Arrivals
 from sim.autoscaler import Autoscaler, Autoscalers
 from sim.clock import VirtualClock
 from sim.failures import Failures
-from sim.fleet import Fleet, PricedPool, alike_pools, plain_fleet
+from sim.fleet import Fleet
 from sim.gateway import Gateway
 from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
+from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
 from sim.router import Router, find_router
 from sim.run_log import BLOCK, RunLog, RunSink
@@ -112,7 +114,7 @@ class Cluster:
         return self._fleet.record()
 
     def run(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> Simulated:
-        """Simulate `workload` to its end. Raises RuntimeError if a policy leaves requests behind.
+        """Simulate `workload` to its end. Raises UserError if a policy breaks its contract.
 
         `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
         """
@@ -127,12 +129,13 @@ class Cluster:
         self._stop_when_all_have_left()
         next_event = self._clock.step
         try:
-            with _no_cycle_search():
+            with _no_cycle_search(), self._fleet.watch.on():
                 while self._runs:
                     next_event()
         except EmptySchedule:
-            left = len(self._gateway)
-            raise RuntimeError(f"{left} requests never finished: the policy stopped scheduling them") from None
+            policies = ", ".join(dict.fromkeys(pool.deployment.policy for pool in self._fleet.pools))
+            remedy = f"{len(self._gateway)} requests never finished, and nothing is left to happen"
+            raise UserError("policy", policies, remedy) from None
         self._log.close()
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
 

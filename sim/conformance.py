@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.config import Deployment, SchedulerConfig, parse
 from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.cluster import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from serving.fleet import Crash, FailuresConfig, FleetConfig, LinkLoss, Slowdown
+from serving.deployments.fleet import Crash, FailuresConfig, FleetConfig, LinkLoss, Slowdown
 from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.links import Links

@@ -11,71 +11,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.config import Deployment, parse
-from serving.cost_model import CostModel
-from serving.errors import UserError
-from serving.fleet import FleetConfig, PoolConfig
+from serving.call_limit import CallWatch
+from serving.own_contract import contract_with
 from serving.request import Request
-from serving.scheduler import find_policy
+from serving.scheduler import POLICIES, find_policy
 from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.pace import paced
+from sim.priced_pool import PricedPool
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
 from sim.router import Router
 from sim.run_log import RunLog
-
-
-@dataclass(frozen=True)
-class PricedPool:
-    """A pool, the deployment its replicas run, and what times their steps."""
-
-    config: PoolConfig
-    deployment: Deployment
-    cost: CostModel
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one replica."""
-        return self.deployment.gpus
-
-
-def plain_fleet(replicas: int) -> FleetConfig:
-    """One pool, behind round robin."""
-    return FleetConfig(pools=(PoolConfig(replicas=replicas),))
-
-
-def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
-    """The pools of `fleet`, their steps all timed by `cost`."""
-    return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
-
-
-def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
-    """`deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
-    where = f"fleet.pools.{pool.name}.deployment"
-    own = _own_deployment(deployment, pool, where)
-    if own.kv_tiers is not None and pool.role != "serve":
-        raise UserError(f"{where}.kv_tiers", "given", f"goes with pools of role serve, not {pool.role}; set it to null")
-    return own
-
-
-def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Deployment:
-    alone = deployment.model_copy(update={"fleet": None})
-    if not pool.deployment:
-        return alone
-    if "fleet" in pool.deployment:
-        raise UserError(f"{where}.fleet", pool.deployment["fleet"], "a pool has no fleet of its own; leave it out")
-    return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in changes.items():
-        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
-        merged[name] = _merged(base[name], value) if nested else value
-    return merged
 
 
 class Life:
@@ -106,6 +55,7 @@ class Fleet:
     """Pools of replicas on one clock.
 
     replicas      all there ever were, by their index
+    watch         sees that calls to users' own policies return
     scaled_pools  those to which an autoscaler may add
     on_ready      each called with a replica that takes requests from now on
     on_end        called with each request that finishes, or that can never fit
@@ -133,6 +83,7 @@ class Fleet:
         self._clock = clock
         self._log = log
         self._shares_prefixes = shares_prefixes
+        self.watch = CallWatch(any(pool.deployment.policy not in POLICIES for pool in pools))
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
@@ -231,9 +182,10 @@ class Fleet:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
         scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=shares)
+        policy = contract_with(deployment.policy, scheduler, deployment.scheduler, self.watch)
         self._log.started(index, deployment.scheduler.block_size)
         stages = deployment.pipeline_parallel_size
-        replica = Replica(self._clock, index, scheduler, self._costs[pool], self._log, self._on_end, stages)
+        replica = Replica(self._clock, index, policy, self._costs[pool], self._log, self._on_end, stages)
         if self._transfers is not None:
             self._transfers.connect(replica, self.pools[pool].config.role)
         if deployment.kv_tiers is not None:

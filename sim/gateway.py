@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from serving.fleet import AdmissionConfig, Patience, Retry
+from serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.config import Deployment
-from serving.content import SegmentContent, block_keys
+from serving.deployments.config import Deployment
+from serving.deployments.kv_bytes import kv_bytes_per_token
+from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
-from serving.external_kv import connect
-from serving.kv_bytes import kv_bytes_per_token
-from serving.kv_tiers import KvTiersConfig
+from serving.kv.content import SegmentContent, block_keys
+from serving.kv.tiered_cache import TieredCache
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.tiered_cache import TieredCache
 from sim.clock import TRANSFER_ENDS, Alarm, VirtualClock
 from sim.fifo_link import FifoLink
 from sim.replica import Replica
@@ -135,7 +134,7 @@ class TieredKv:
 def add_tiers(clock: VirtualClock, log: RunLog, replica: Replica, deployment: Deployment) -> None:
     """Put the deployment's tiers behind `replica`. Raises UserError if its policy can load no KV."""
     tiers = TieredKv(clock, log, replica, deployment)
-    connect(replica.scheduler, tiers)
+    replica.connect(tiers)
     log.tiered(replica.index)
     replica.on_planned = tiers.planned
 

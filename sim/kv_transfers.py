@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from serving.deployments.fleet import LinksConfig
+from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
 from serving.errors import UserError
-from serving.external_kv import connect
-from serving.fleet import LinksConfig
-from serving.kv_bytes import kv_bytes_per_token, kv_dtype
 from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import VirtualClock
 from sim.links import Flow, Links
+from sim.priced_pool import PricedPool
 from sim.replica import Replica
 from sim.run_log import RunLog
-
-if TYPE_CHECKING:
-    from sim.fleet import PricedPool
 
 _GB = 1e9
 
@@ -71,10 +67,10 @@ class KvTransfers:
     def connect(self, replica: Replica, role: str) -> None:
         """`replica`, of a pool of that role, is new. Raises UserError if its policy can keep or load no KV."""
         if role == "prefill":
-            connect(replica.scheduler, _Source(self))
+            replica.connect(_Source(self))
             replica.hands_on = partial(self._keep, replica)
         elif role == "decode":
-            connect(replica.scheduler, _Destination(self, replica))
+            replica.connect(_Destination(self, replica))
 
     def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
         """What of `request` a prefill replica is asked for."""

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from math import prod
-from typing import Protocol, cast
+from typing import Protocol
 
+from serving.contract import Contract
 from serving.cost_model import CostModel
-from serving.external_kv import ExternalScheduler
+from serving.kv.external import ExternalKv
 from serving.request import Request, Status
-from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
@@ -50,14 +50,15 @@ class Replica:
         self,
         clock: VirtualClock,
         index: int,
-        scheduler: Scheduler,
+        policy: Contract,
         cost: CostModel,
         log: RunLog,
         on_end: Callable[[Request], None],
         stages: int = 1,
     ) -> None:
         self.index = index
-        self.scheduler = scheduler
+        self.scheduler = policy.scheduler
+        self._policy = policy
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.listeners: list[LoadListener] = []
@@ -70,7 +71,7 @@ class Replica:
         self.hands_on: Callable[[Request], bool] | None = None
         self.on_planned: Callable[[StepPlan, int], None] | None = None
         self._kept: dict[int, Request] = {}
-        self._depth = 2 if scheduler.config.async_scheduling else stages
+        self._depth = 2 if policy.limits.async_scheduling else stages
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         self._leaps = stages == 1 and not log.keeps_steps
         self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
@@ -99,7 +100,7 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """Tokens that fit into its KV blocks."""
-        return self.scheduler.pool.total * self.scheduler.config.block_size
+        return self.scheduler.pool.total * self._policy.limits.block_size
 
     @property
     def used_blocks(self) -> int:
@@ -118,7 +119,7 @@ class Replica:
         """A request is routed here, now."""
         if self._leap_ends:
             self._end_leap()
-        request = self.scheduler.add(arrived)
+        request = self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
         self._accept(request)
         return request
@@ -130,7 +131,7 @@ class Replica:
         """
         if self._leap_ends:
             self._end_leap()
-        request = cast(ExternalScheduler, self.scheduler).add(arrived, outputs)
+        request = self._policy.add_prefilled(arrived, outputs)
         self._log.taken_over(self.index, prefilled, request)
         self._accept(request)
         return request
@@ -152,26 +153,30 @@ class Replica:
         """Drop a request that has not ended. The step it may be part of runs on without it."""
         if self._leap_ends:
             self._end_leap()
-        self.scheduler.abort(request.id)
+        self._policy.abort(request.id)
         self._withdrawals = bool(self._launched)
         self._lighten(request)
         if self._alarm is None:  # its place may be what others waited for
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
+    def connect(self, external: ExternalKv) -> None:
+        """Its scheduler asks `external` for KV from now on. Raises UserError if its policy cannot."""
+        self._policy.connect(external)
+
     def loaded(self, request: Request) -> None:
         """KV that its scheduler asked for is there, now."""
         self._wake()
-        cast(ExternalScheduler, self.scheduler).loaded(request)
+        self._policy.loaded(request)
 
     def load_failed(self, request: Request) -> None:
         """KV that its scheduler asked for will never be there."""
         self._wake()
-        cast(ExternalScheduler, self.scheduler).load_failed(request)
+        self._policy.load_failed(request)
 
     def release(self, request: Request) -> None:
         """The KV blocks that were kept when `request` ended are needed no more."""
         self._wake()
-        cast(ExternalScheduler, self.scheduler).release(request)
+        self._policy.release(request)
         if self._kept.pop(request.id, None):
             self._lighten(request)
 
@@ -190,7 +195,7 @@ class Replica:
         self._launched.clear()
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
-            self.scheduler.abort(request.id)
+            self._policy.abort(request.id)
             self._lighten(request)
         for request in kept:
             self.release(request)
@@ -223,17 +228,19 @@ class Replica:
             self._launch_steps(self._clock.now_ns)
 
     def _launch_steps(self, now: int) -> None:
-        scheduler, launched = self.scheduler, self._launched
+        policy, launched = self._policy, self._launched
         while len(launched) < self._depth:
-            if self._leaps and (steps := scheduler.steady_steps()) > 1:
+            if self._leaps and (steps := policy.steady_steps()) > 1:
                 self._leap(steps, now)
                 return
-            plan = scheduler.schedule()
+            plan = policy.schedule()
             if plan.preempted:
                 self._log.preempted(self.index, plan.preempted, now)
-            if not plan.tokens:
+            if not (plan.decode_rows or plan.listed):
                 if plan.preempted and not launched:
                     continue  # a plan that only preempted: the blocks are free now
+                if not launched:
+                    policy.must_get_on(plan)
                 break
             cpu_ns = self._cost.cpu_ns(plan)
             start, stages_ns = now + cpu_ns, None
@@ -245,7 +252,7 @@ class Replica:
                 end = start + self._cost.step_ns(plan)
             self._last_end_ns = end
             launched.append((plan, end))
-            self._log.planned(self.index, scheduler, plan, now, start, end, stages_ns)
+            self._log.planned(self.index, self.scheduler, plan, now, start, end, stages_ns)
             if self.on_planned is not None:
                 self.on_planned(plan, end)
             if cpu_ns:
@@ -265,9 +272,9 @@ class Replica:
         plan, _ = self._launched.popleft()
         now = self._clock.now_ns
         if self._withdrawals:
-            self._known_tokens -= _in_vain(plan)
+            self._known_tokens -= _withdrawn_samples(plan)
             self._withdrawals = bool(self._launched)
-        finished = self.scheduler.commit(plan)
+        finished = self._policy.commit(plan)
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)
         for request in finished:
@@ -337,7 +344,7 @@ class Replica:
         """As many steps of a leap have been planned, and as many have returned; the requests that finished."""
         self._last_end_ns = ends[-1]
         self._known_tokens += len(ends) * len(self.scheduler.decodes.members)
-        finished = self.scheduler.skip(len(ends))
+        finished = self._policy.skip(len(ends))
         self._log.leapt(self.index, ends)
         if self._launched:
             self._launched[0] = self._launched[0][0], ends[-1]
@@ -353,13 +360,14 @@ class Replica:
             if self._leap_turns[ended - 1] == now:
                 self._set(now, PLANNING, self._plan)
                 return
-        plan = self.scheduler.schedule()
+        plan = self._policy.schedule()
+        self._policy.must_be_steady(plan)
         self._last_end_ns = ends[ended]
         self._launched.append((plan, self._last_end_ns))
         self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
         self._set(self._leap_turns[ended], STEP_ENDS + self.index, self._commit)
 
 
-def _in_vain(plan: StepPlan) -> int:
+def _withdrawn_samples(plan: StepPlan) -> int:
     """Rows of the plan that sample for requests withdrawn since."""
-    return sum(row.samples and row.request.status is Status.ABORTED for row in plan.named_rows())
+    return sum(row.samples and row.request.status is Status.ABORTED for row in plan.rows_outside_decodes())

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from serving.kv_blocks import blocks_for
+from serving.kv.blocks import blocks_for
 from serving.request import Request, Status
 from serving.scheduler import Scheduler
-from serving.step_plan import StepPlan
+from serving.step_plan import StepPlan, aggregates_of
 from serving.workload import WorkloadRequest
 from traces.schema import REQUESTS, STEPS, arrow_schema
 
@@ -202,19 +202,14 @@ class RunLog:
         stages_ns: list[int] | None,
     ) -> tuple[Any, ...]:
         rows = plan.rows() if self.keeps_tokens else None
+        *aggregates, drafts = aggregates_of(plan)
         return (
             replica,
             plan.seq,
             plan_ns,
             start_ns,
             end_ns,
-            plan.prefill_rows,
-            plan.prefill_tokens,
-            plan.prefill_context,
-            plan.prefill_pairs,
-            plan.decode_rows,
-            plan.decode_context,
-            plan.sampled_rows,
+            *aggregates,
             len(scheduler.running),
             len(scheduler.waiting),
             scheduler.pool.total - scheduler.pool.free,
@@ -225,7 +220,7 @@ class RunLog:
             None if rows is None else [row.tokens for row in rows],
             None if rows is None else [request.id for request in plan.preempted],
             None if rows is None else [],
-            plan.draft_tokens or None,
+            drafts or None,
             stages_ns,
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from serving.config import Deployment
 from serving.cost_model import CostModel
-from serving.fleet import FleetConfig
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import FleetConfig
 from serving.workload import Workload
 from sim.cluster import Cluster, Simulated
-from sim.fleet import PricedPool, alike_pools, plain_fleet
+from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from traces.recording import RecordingWriter
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.peer_simulators import Blis, PeerFailed, blis_row, inference_lab_config, timed
-from serving.config import SchedulerConfig
+from serving.deployments.config import SchedulerConfig
 from serving.workload import WorkloadRequest
 
 LIMITS = SchedulerConfig(num_blocks=100)

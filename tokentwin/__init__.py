@@ -1,8 +1,45 @@
-"""tokentwin: a digital twin of LLM serving."""
+"""tokentwin: a digital twin of LLM serving.
+
+The functions answer the questions of the command line, from Python: see docs/python.md. Importing this is quick: what a
+function needs is imported when it is called.
+"""
 
 import os
+from typing import TYPE_CHECKING, Any
+
+from planning.version import __version__
+from tokentwin.api import calibrate, compare, diagnose, plan, read_recording, simulate, sweep, validate
+
+if TYPE_CHECKING:
+    from serving.deployments.config import Deployment
+    from serving.workload import Workload
 
 # Matrices here are small: BLAS threads that wait for each other on a busy machine make them a hundred times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-__version__ = "0.1.0"
+__all__ = [
+    "Deployment",
+    "Workload",
+    "__version__",
+    "calibrate",
+    "compare",
+    "diagnose",
+    "plan",
+    "read_recording",
+    "simulate",
+    "sweep",
+    "validate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The two classes, imported when first named: they bring pydantic."""
+    if name == "Deployment":
+        from serving.deployments.config import Deployment
+
+        return Deployment
+    if name == "Workload":
+        from serving.workload import Workload
+
+        return Workload
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from serving.errors import UserError, reason, shortened
 VERBS = {
     "bench": "Replay a trace on the real engine and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
+    "columns": "What the columns of a dataset mean.",
     "compare": "Two deployments, policies or runs on the same requests.",
     "conformance": "Hold our scheduler against recordings of vLLM's own.",
     "dashboard": "Open the dashboard.",
@@ -27,6 +28,7 @@ VERBS = {
     "gpus": "List the GPUs known by name.",
     "model": "Fetch a model, or see what one needs of a GPU.",
     "plan": "Find the cheapest fleet that meets its SLOs.",
+    "policy": "Check that a scheduling policy keeps its contract.",
     "simulate": "Run a trace through the simulator and record it.",
     "sweep": "Simulate many configurations, into a Parquet dataset.",
     "trace": "Inspect, convert or synthesise a workload.",

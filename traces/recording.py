@@ -1,8 +1,9 @@
 """A recorded run: a directory of Parquet files that the real engine and the simulator write alike.
 
-`runs.parquet` (one row), `requests.parquet`, `steps.parquet`, and `workload.parquet` (what was offered, in
-our trace format) when it is known. Written in row groups as the run goes on, under temporary names; `close`
-renames them, `runs.parquet` last, so that a directory with that file is a whole recording.
+`runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (what every column means) and, when
+it is known, `workload.parquet` (what was offered, in our trace format). They are written in row groups as the run goes
+on, under temporary names; `close` renames them, `runs.parquet` last, so that a directory with that file is a whole
+recording.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import pyarrow.parquet as pq
 
 from serving.errors import UserError, reason
 from serving.workload import Workload
+from traces.column_dictionary import FILE as COLUMNS
+from traces.column_dictionary import columns_text, recording_columns
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.schema import DATASETS, arrow_schema
 
@@ -62,6 +65,7 @@ class RecordingWriter:
             with _written(self.path):
                 if workload is not None:
                     write_parquet(workload, self._temporary(_WORKLOAD))
+                self._temporary(COLUMNS).write_text(columns_text(recording_columns()), encoding="utf-8")
                 self._datasets = {
                     name: _Dataset(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
                 }
@@ -102,7 +106,7 @@ class RecordingWriter:
         self._datasets["runs"].close()
         (self.path / "runs.parquet").unlink(missing_ok=True)
         (self.path / _WORKLOAD).unlink(missing_ok=True)
-        for name in (_WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
+        for name in (COLUMNS, _WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
             if self._temporary(name).exists():
                 self._temporary(name).replace(self.path / name)
         self._open = False
@@ -385,7 +389,7 @@ def _claim(path: Path, overwrite: bool) -> bool:
 
 
 def _ours(name: str) -> bool:
-    return name.endswith(".partial") or name == _WORKLOAD or name.removesuffix(".parquet") in DATASETS
+    return name.endswith(".partial") or name in (_WORKLOAD, COLUMNS) or name.removesuffix(".parquet") in DATASETS
 
 
 def _known(dataset: str, columns: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 A simulated run notes, once it is known, how far to trust it:
 
 gpu         the GPU whose kernel tables timed its steps
-standing    `mark` and `reason`, as `calibration.kernel_times.Mark` has them
+provenance    `mark` and `reason`, as `calibration.kernels.times.Coverage` has them
 bands       90 % bands by metric and statistic, `value` for what is one number
 """
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from serving.step_plan import AGGREGATES
+
 
 class Column(NamedTuple):
     """One field of a dataset: its Arrow type, unit (empty for a count or a label) and definition."""
@@ -94,19 +96,19 @@ REQUESTS = (
     Column("swapped_in_tokens", _I32, "tokens", "tokens loaded from KV tiers after preemptions; null without tiers"),
 )
 
+
+def _aggregate(name: str) -> Column:
+    unit, definition, wide = AGGREGATES[name]
+    return Column(name, _I64 if wide else _I32, unit, definition)
+
+
 STEPS = (
     Column("replica", _I32, "", "replica that ran it"),
     Column("step", _I64, "", "number of the step on its replica, from 0"),
     Column("plan_ns", _I64, "ns", "when the scheduler was asked"),
     Column("start_ns", _I64, "ns", "when the step began to execute"),
     Column("end_ns", _I64, "ns", "when its tokens were there"),
-    Column("prefill_rows", _I32, "", "requests with more than one token in the step, drafts not counted"),
-    Column("prefill_tokens", _I32, "tokens", "tokens of those requests"),
-    Column("prefill_context", _I64, "tokens", "tokens computed before, summed over those requests"),
-    Column("prefill_pairs", _I64, "", "query-key pairs of their causal attention: sum of n*(2c+n+1)/2"),
-    Column("decode_rows", _I32, "", "requests with one token in the step, drafts not counted"),
-    Column("decode_context", _I64, "tokens", "tokens computed before, summed over those requests"),
-    Column("sampled_rows", _I32, "", "requests that got output tokens"),
+    *[_aggregate(name) for name in AGGREGATES if name != "draft_tokens"],
     Column("running", _I32, "", "requests admitted, after planning"),
     Column("waiting", _I32, "", "requests queued, after planning"),
     Column("used_blocks", _I64, "blocks", "KV blocks referenced, after planning"),
@@ -117,7 +119,7 @@ STEPS = (
     Column("prepare_ns", _I64, "ns", "host time making the step's tensors; null on the virtual clock"),
     Column("launch_ns", _I64, "ns", "host time handing the step to an asynchronous device; null on the virtual clock"),
     Column("host_ns", _I64, "ns", "host time for the step that the overlapped loop hides; null in the plain loop"),
-    Column("forward_ns", _I64, "ns", "device time in the model; null on the virtual clock"),
+    Column("forward_ns", _I64, "ns", "time in the model by marks on the device; null on the virtual clock"),
     Column("sample_ns", _I64, "ns", "device time sampling; null on the virtual clock"),
     Column("graph", pa.bool_(), "", "whether the step was replayed as a graph; null on the virtual clock"),
     Column("op_ns", pa.map_(_TEXT, _I64), "ns", "device time by operation, and in collectives; null if not timed"),
@@ -130,9 +132,7 @@ STEPS = (
         "",
         "requests that stopped before their full output; null if not kept",
     ),
-    Column(
-        "draft_tokens", _I32, "tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null if none"
-    ),
+    _aggregate("draft_tokens"),  # columns are only ever added at the end
     Column("stages_ns", pa.list_(_I64), "ns", "time that each pipeline stage worked on it; null without stages"),
 )
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.config import parse
+from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from serving.yaml_file import read_yaml

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import yaml
 from plotly.offline import get_plotlyjs
 
-from calibration.standing import Standing
+from calibration.provenance import Provenance
 from dashboard.prose import sentence
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
@@ -53,9 +53,9 @@ def warning(text: str) -> str:
     return f'<p class="warning">{escape(text)}</p>'
 
 
-def badge(standing: Standing) -> str:
+def badge(provenance: Provenance) -> str:
     """How far a figure can be trusted, and why: the page's badge, with what is there on hover beside it."""
-    mark, reason = standing
+    mark, reason = provenance
     return f'<p class="badge {mark}"><b>{escape(mark)}</b>{escape(sentence(reason))}</p>'
 
 
@@ -65,14 +65,14 @@ def facts(values: Mapping[str, str]) -> str:
     return f'<div class="facts">{cells}</div>'
 
 
-def figure(drawn: go.Figure, standing: Standing, caption: str = "") -> str:
+def figure(drawn: go.Figure, provenance: Provenance, caption: str = "") -> str:
     """A figure with its badge: a place for it, and its JSON, in which nothing can end the script."""
     drawn.update_layout(template="none", autosize=True)
     content = json.dumps(_plain(json.loads(drawn.to_json()))).replace("<", "\\u003c")
     height = drawn.layout.height
     place = f'<div style="height:{height}px"></div><script type="application/json" class="figure">{content}</script>'
     title = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{title}{badge(standing)}{place}</figure>"
+    return f"<figure>{title}{badge(provenance)}{place}</figure>"
 
 
 def beside(blocks: Sequence[str]) -> str:
@@ -93,15 +93,6 @@ def table(rows: Sequence[Mapping[str, Any]], help: Mapping[str, str] | None = No
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def named_rows(rows: Iterable[tuple[str, Any, str]]) -> str:
-    """A table without a head: a name, its value, and what the name means on hover."""
-    body = "".join(
-        f'<tr><td title="{escape(help)}">{escape(name)}</td><td>{escape(number(value))}</td></tr>'
-        for name, value, help in rows
-    )
-    return f'<div class="wide"><table>{body}</table></div>'
 
 
 def code(text: str) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 from dashboard.html_reports.document import code, details, heading, paragraph
 
 
-def origin(document: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] | None = None) -> str:
+def origin(
+    version: str, asked: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] | None = None
+) -> str:
     """The version, and the command that was asked; of an answer of `page` its inputs and, if there is one, a command.
 
     `files` are what the command reads: names and contents.
     """
-    asked = document.get("asked", {})
-    version = f"Made by tokentwin {document.get('version') or 'of an unknown version'}"
+    version = f"Made by tokentwin {version or 'of an unknown version'}"
     blocks = [heading("How to get it again")]
     if "command" in asked:
         return "".join([*blocks, paragraph(f"{version} with"), code(asked["command"])])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from collections.abc import Iterator
 
-from calibration.standing import ASSUMED, Standing
-from dashboard import frontier_charts, plan_charts
+from calibration.provenance import ASSUMED, Provenance
 from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.external_results import load_external
+from dashboard.frontier_page import charts as frontier_charts
+from dashboard.frontier_page.fleets import fleet_rows
 from dashboard.html_reports.document import (
     badge,
     beside,
@@ -19,142 +18,108 @@ from dashboard.html_reports.document import (
     heading,
     paragraph,
     table,
-    write_document,
 )
 from dashboard.html_reports.origin import origin
-from dashboard.plan_command import plan_command
-from dashboard.plan_words import (
+from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page.command import plan_command
+from dashboard.plan_page.published_error import error_line
+from dashboard.plan_page.words import (
     ROOM,
     ROOM_HELP,
     alternatives,
-    carriers,
-    costs,
     fleet_name,
-    headroom,
+    headline,
     other_draws,
     plausible_gpus,
-    standing,
-    standing_of,
+    provenance,
+    provenance_of,
     why_not_fewer,
 )
 from dashboard.prose import prose, sentence
-from dashboard.published_error import error_line
+from dashboard.trust_page.external_results import load_external
+from planning.plan.document import PlanDocument, Recommendation
 from serving.metrics import metric
-from tokentwin.exports.plan import PlanAnswer
 
 
-def write_html(source: PlanAnswer, out: IO[bytes]) -> None:
-    """The report."""
-    answer = source.document
-    best = answer["recommendation"]
-    title = fleet_name(best, answer["spares"]) if best else "No fleet"
+def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
+    """Its title, and its blocks."""
+    best = answer.recommendation
+    title = fleet_name(best, answer.spares) if best else "No fleet"
     blocks = [
-        paragraph(prose(answer["answer"])),
-        paragraph(f"For {prose(', '.join(answer['objectives']))}.", soft=True),
+        paragraph(prose(answer.answer)),
+        paragraph(f"For {prose(', '.join(answer.objectives))}.", soft=True),
         *(_recommended(answer, best) if best else ()),
         *_frontiers(answer),
         *_others(answer),
         heading("The traffic"),
         paragraph(_traffic(answer), soft=True),
-        figure(plan_charts.lengths(answer["lengths"]), Standing(ASSUMED, "it is what the plan was asked for")),
-        origin(answer, "Plan", *plan_command(answer.get("asked", {}))),
+        figure(plan_charts.lengths(answer.lengths), Provenance(ASSUMED, "it is what the plan was asked for")),
+        origin(answer.version, answer.asked, "Plan", *plan_command(answer.asked)),
     ]
-    write_document(out, title, blocks)
+    return title, blocks
 
 
-def _recommended(answer: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
-    yield badge(standing(best["standing"]))
-    gpu = answer["candidates"][best["engine"]]["gpu"]
-    if error := error_line(load_external(EXTERNAL_SAMPLE), gpu):
+def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
+    yield badge(provenance(best.standing))
+    if error := error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)):
         yield paragraph(error, soft=True)
-    yield facts(
-        {
-            "GPUs": f"{best['gpus']:,}",
-            "plausible": plausible_gpus(best),
-            "SLOs met on other draws of the traffic": other_draws(best) or "–",
-            "$ per hour": _usd(best["usd_per_hour"]),
-            "$ per Mtok output": _usd(best["usd_per_mtok_out"]),
-            "attainment": f"{100 * best['attainment']:.1f} %",
-            "headroom": headroom(best),
-            "tok/s per user": "–" if best["tok_s_user"] is None else f"{best['tok_s_user']:,.0f}",
-        }
-    )
-    reasons = [f"{prose(answer['why_not_fewer'] or '')}."]
-    if short := answer.get("too_short"):
-        reasons.insert(0, sentence(short))
-    if best["breaks_first"]:
-        more = f"beyond {best['headroom_percent']} % more"
-        reasons.append(f"With more traffic, {prose(best['breaks_first'])} breaks first, {more}.")
-    offers = [best, *answer["runners_up"]]
+    own = {"plausible": plausible_gpus(best), "SLOs met on other draws of the traffic": other_draws(best) or "–"}
+    yield facts(headline(best) | own)
+    reasons = [f"{prose(answer.why_not_fewer or '')}."]
+    if answer.too_short:
+        reasons.insert(0, sentence(answer.too_short))
+    if best.breaks_first:
+        more = f"beyond {best.headroom_percent} % more"
+        reasons.append(f"With more traffic, {prose(best.breaks_first)} breaks first, {more}.")
+    offers = [best, *answer.runners_up]
     yield beside(
         [
             heading("How many replicas")
             + figure(
-                plan_charts.attainment(answer["by_replicas"], best["replicas"]),
-                standing_of(answer["by_replicas"], "simulated fleets"),
+                plan_charts.attainment(answer.by_replicas, best.replicas),
+                provenance_of(answer.by_replicas, "simulated fleets"),
             ),
-            heading(why_not_fewer(best, answer["spares"]))
+            heading(why_not_fewer(best, answer.spares))
             + "".join(map(paragraph, reasons))
-            + figure(plan_charts.prices(offers, answer["spares"]), standing_of(offers, "fleets")),
+            + figure(plan_charts.prices(offers, answer.spares), provenance_of(offers, "fleets")),
         ]
     )
     drawn = plan_charts.latencies(answer)
     if drawn:
         yield heading("Latency against traffic")
         yield beside(
-            [
-                figure(curve, standing_of(answer["by_rate"], "rates"), metric(name).label)
-                for name, curve in drawn.items()
-            ]
+            [figure(curve, provenance_of(answer.by_rate, "rates"), metric(name).label) for name, curve in drawn.items()]
         )
-    if best["vllm_serve"]:
-        yield heading("To serve it") + code(best["vllm_serve"])
-    yield details("the whole deployment of one replica", best["deployment"])
+    if best.vllm_serve:
+        yield heading("To serve it") + code(best.vllm_serve)
+    yield details("the whole deployment of one replica", best.deployment)
 
 
-def _frontiers(answer: Mapping[str, Any]) -> Iterator[str]:
-    points = answer["points"]
+def _frontiers(answer: PlanDocument) -> Iterator[str]:
+    points = answer.points
     if not points:
         return
-    best = answer["recommendation"]
-    recommended = frontier_charts.place(points, best) if best else None
-    rated = standing_of(points, "fleets")
-    best_of = frontier_charts.on_a_frontier(points)
+    best = answer.recommendation
+    recommended = answer.place(best) if best else None
+    rated = provenance_of(points, "fleets")
     yield heading("What can be bought")
-    yield paragraph(f"{len(points)} fleets, simulated on the same {answer['requests']:,} requests.", soft=True)
+    yield paragraph(f"{len(points)} fleets, simulated on the same {answer.requests:,} requests.", soft=True)
     yield beside(
         [
             figure(frontier_charts.frontier(points, recommended), rated, "Fast for users, or for GPUs"),
             figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
         ]
     )
-    yield table(
-        [_row(points[at], answer["spares"], at in best_of) for at in frontier_charts.ranked(points, recommended)]
-    )
+    yield table(fleet_rows(answer, recommended))
 
 
-def _others(answer: Mapping[str, Any]) -> Iterator[str]:
+def _others(answer: PlanDocument) -> Iterator[str]:
     """Every engine that was a candidate, and why it is not the answer."""
     if rows := alternatives(answer):
         yield heading("What else there is") + table(rows, dict.fromkeys(ROOM, ROOM_HELP))
 
 
-def _row(point: Mapping[str, Any], spares: int, on_frontier: bool) -> dict[str, Any]:
-    return {
-        "fleet": carriers(point, spares),
-        **costs(point),
-        "attainment (%)": 100 * point["attainment"],
-        "SLOs": "met" if point["met"] else "broken",
-        "on a frontier": on_frontier,
-        "standing": standing(point).mark,
-    }
-
-
-def _traffic(answer: Mapping[str, Any]) -> str:
-    rate = answer["requests_per_s"]
+def _traffic(answer: PlanDocument) -> str:
+    rate = answer.requests_per_s
     pace = "all at once" if rate is None else f"{rate:,.3g} a second"
-    return f"{answer['requests']:,} requests in {answer['span_s']:,.0f} s, {pace}."
-
-
-def _usd(value: float | None) -> str:
-    return "–" if value is None else f"${value:,.2f}"
+    return f"{answer.requests:,} requests in {answer.span_s:,.0f} s, {pace}."

@@ -4,50 +4,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from calibration.standing import of_run
-from dashboard import run_charts
+from calibration.provenance import of_run
 from dashboard.bundled import DEMO
-from dashboard.explained_steps import explained_steps
-from dashboard.fleet_over_time import FleetOverTime
-from dashboard.held_steps import HeldSteps
+from dashboard.html_reports.diagnosis import diagnosis_blocks
 from dashboard.html_reports.document import (
     beside,
     details,
     figure,
     heading,
-    named_rows,
     paragraph,
     table,
     warning,
-    write_document,
 )
-from dashboard.library import calibrations
+from dashboard.library import calibrations, stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.prose import sentence
+from dashboard.run_page import charts as run_charts
+from dashboard.run_page.example import example_diagnosis, example_settings
+from dashboard.run_page.explained_steps import explained_steps
+from dashboard.run_page.fleet_over_time import FleetOverTime
+from dashboard.run_page.held_steps import HeldSteps
+from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
+from dashboard.run_page.step_time_charts import part_times
 from dashboard.series import column
-from dashboard.step_charts import roofline
-from dashboard.step_time_charts import part_times
+from dashboard.step_page.charts import roofline
+from planning.diagnose.document import DiagnosisDocument
+from planning.diagnose.recorded_run import DIAGNOSIS, DIAGNOSIS_FILE
+from planning.exports.recorded_run import RecordedRun
+from planning.jobs.files import read_json
+from planning.jobs.job import finished
+from planning.request_endings import RequestEndings
 from serving.errors import UserError
-from serving.metrics import STATISTICS, metric
-from tokentwin.exports.recorded_run import RecordedRun
-from tokentwin.outcome import Outcome
+from serving.metrics import STATISTICS
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 _PROVENANCE = ("run_id", "version", "seed", "calibration", "replicas", "num_blocks", "block_size")
 
 
-def write_html(source: RecordedRun, out: IO[bytes]) -> None:
-    """The report. Raises UserError when the recording is damaged."""
+def run_report(source: RecordedRun) -> tuple[str, list[str]]:
+    """Its title, and its blocks. Raises UserError when the recording is damaged."""
     recording = source.recording
     metrics, run = RunMetrics.of(recording), recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
-    outcome = Outcome.of(metrics)
+    outcome = RequestEndings.of(metrics)
     facts = (clock, run["workload"], outcome.text, f"{(run['duration_ns'] or 0) / 1e9:,.1f} s")
     blocks = [
         paragraph(" · ".join(filter(None, facts)), soft=True),
@@ -57,16 +62,17 @@ def write_html(source: RecordedRun, out: IO[bytes]) -> None:
         figure(_timeline(recording, metrics), of_run(run)),
         heading("Where step time goes"),
         *_step_time(source),
+        *_diagnosis(source),
         heading("Four lifecycles"),
         beside([figure(drawn, of_run(run), name) for name, drawn in _cards(recording, metrics).items()]),
         heading("Distributions"),
-        _distributions(metrics),
+        table(distribution_rows(metrics), STATISTICS),
         heading("The run"),
-        _scalars(metrics),
+        table(scalar_rows(run, metrics)),
         heading("Where it comes from"),
         _provenance(run),
     ]
-    write_document(out, source.name, blocks)
+    return source.name, blocks
 
 
 def _verdict(metrics: RunMetrics) -> list[str]:
@@ -97,46 +103,40 @@ def _step_time(source: RecordedRun) -> Iterator[str]:
     yield paragraph(found.how, soft=True)
     bars = part_times(found.parts_ns, _colour(recording), recording.run["duration_ns"])
     if found.gpu is None:
-        yield figure(bars, found.standing, "By part")
+        yield figure(bars, found.provenance, "By part")
         return
     roofs = roofline(found.operations, found.gpu, found.weights)
-    yield beside([figure(bars, found.standing, "By part"), figure(roofs, found.standing, "What bounds it")])
+    yield beside([figure(bars, found.provenance, "By part"), figure(roofs, found.provenance, "What bounds it")])
+
+
+def _diagnosis(source: RecordedRun) -> Iterator[str]:
+    """The one that lies beside the run, or that was asked for on the Run page; nothing without either."""
+    found = _found(source)
+    if found is not None:
+        yield heading("Why it is as slow as it is")
+        yield paragraph(sentence(found.verdict))
+        yield from diagnosis_blocks(found)
+
+
+def _found(source: RecordedRun) -> DiagnosisDocument | None:
+    path = source.recording.path.resolve()
+    saved = path / DIAGNOSIS_FILE
+    if saved.exists():
+        return DiagnosisDocument.read(read_json(saved))
+    here = {"run": str(path), "stamp": stamp(path)}
+    jobs = (job for job in finished(source.runs / "jobs", DIAGNOSIS) if here.items() <= job.settings.items())
+    answer = next((job.result for job in jobs), None) or example_diagnosis({**example_settings(), "run": str(path)})
+    return None if answer is None else DiagnosisDocument.read(answer)
 
 
 def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
-    of, colour = metrics.values, _colour(recording)
     gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"
     prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
-    return {
-        "Token": run_charts.histogram(of(gaps), gaps, colour),
-        "Compute": run_charts.step_times(of("batch_tokens"), of("step_ms"), prefill, colour),
-        "Memory": run_charts.memory_shares(of("kv_usage"), of("kv_pressure"), of("step_ms"), colour),
-        "Request": run_charts.phases(of("queue_ms"), of("prefill_ms"), of("decode_ms"), colour),
-    }
+    return run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, _colour(recording))
 
 
 def _colour(recording: Recording) -> str:
     return CLOCK.get(recording.run["clock"], NEUTRAL)
-
-
-def _distributions(metrics: RunMetrics) -> str:
-    rows = []
-    for name, found in metrics.distributions().items():
-        if found.count:
-            numbers = found.as_dict()
-            about = metric(name)
-            rows.append({"metric": about.read_as, **{stat: about.read(numbers[stat]) for stat in _STATISTICS}})
-    return table(rows, {stat: STATISTICS[stat] for stat in _STATISTICS})
-
-
-def _scalars(metrics: RunMetrics) -> str:
-    rows = []
-    for name, value in metrics.scalars().items():
-        if value is not None:
-            about = metric(name.removesuffix("_peak"))
-            label = about.read_as + (" at its peak" if name.endswith("_peak") else "")
-            rows.append((label, about.read(value), about.help))
-    return named_rows(rows)
 
 
 def _provenance(run: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO
 
 import pyarrow as pa
 
@@ -16,37 +15,36 @@ from dashboard.html_reports.document import (
     paragraph,
     table,
     warning,
-    write_document,
 )
-from dashboard.sweep_view import FIRST, drawn, opening_view, standing
+from dashboard.sweeps_page.view import FIRST, drawn, opening_view, provenance
+from planning.exports.sweep import Sweep, SweepView
+from planning.sweep.results import SweepResults
 from serving.metrics import METRICS
-from tokentwin.exports.sweep import Sweep, SweepView
-from tokentwin.sweeps.results import SweepResults
 
 _ROWS = 1000  # more are in Parquet and CSV
 _VALUES = 100  # of a parameter
 
 
-def write_html(source: Sweep, out: IO[bytes]) -> None:
-    """The report of the runs that the source holds."""
+def sweep_report(source: Sweep) -> tuple[str, list[str]]:
+    """Title and blocks, of the runs that the source holds."""
     found = source.results
     complete = found.complete
-    failed = found.table.num_rows - complete.num_rows
+    failed = found.runs.num_rows - complete.num_rows
     varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
     blocks = [
-        paragraph(f"{found.table.num_rows:,} runs · varied: {varied or 'nothing'}", soft=True),
+        paragraph(f"{found.runs.num_rows:,} runs · varied: {varied or 'nothing'}", soft=True),
         warning(f"{failed:,} runs failed.") if failed else "",
         *(_figures(found, complete, source.view or opening_view(found)) if complete.num_rows and found.metrics else ()),
         *_runs(found, complete),
         *_failures(found),
         *_origin(found),
     ]
-    write_document(out, f"Sweep {source.path.resolve().name}", blocks)
+    return f"Sweep {source.path.resolve().name}", blocks
 
 
 def _figures(found: SweepResults, complete: pa.Table, view: SweepView) -> Iterator[str]:
     """The view, and the same of every metric that most are after."""
-    rated = standing(complete)
+    rated = provenance(complete)
     names = [name for name in dict.fromkeys((view.y, *FIRST)) if name in found.metrics]
     yield heading(f"{found.metrics[view.y]} against {view.x}")
     yield figure(drawn(found, complete, view), rated)
@@ -69,7 +67,7 @@ def _runs(found: SweepResults, complete: pa.Table) -> Iterator[str]:
 
 
 def _failures(found: SweepResults) -> Iterator[str]:
-    rows = found.table.select(["status", *found.parameters, "error"]).to_pylist()
+    rows = found.runs.select(["status", *found.parameters, "error"]).to_pylist()
     failed = [row for row in rows if row.pop("status") != "complete"]
     if failed:
         yield heading("Runs that failed")
@@ -78,7 +76,7 @@ def _failures(found: SweepResults) -> Iterator[str]:
 
 def _origin(found: SweepResults) -> Iterator[str]:
     """What all runs have in common, and the values of the rest."""
-    versions = [] if "version" not in found.table.column_names else found.table["version"].unique().to_pylist()
+    versions = [] if "version" not in found.runs.column_names else found.runs["version"].unique().to_pylist()
     varied = {found.paths[name]: found.values(name)[:_VALUES] for name in found.parameters}
     yield heading("How to get it again")
     yield paragraph(f"Made by tokentwin {', '.join(filter(None, versions)) or 'of an unknown version'} with")

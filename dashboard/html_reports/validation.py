@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
-from calibration.standing import UNKNOWN, Standing, noted, together
-from calibration.validation_report import Report, load_residuals, resolve
-from dashboard import trust_charts
-from dashboard.domain import domain
-from dashboard.domain_charts import domain_maps
-from dashboard.domain_source import timed_by
-from dashboard.external_charts import errors_by_source
-from dashboard.external_results import External, newest_external
+from calibration.provenance import UNKNOWN, Provenance, noted, weakest
+from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.html_reports.document import (
     badge,
     code,
@@ -25,24 +19,29 @@ from dashboard.html_reports.document import (
     paragraph,
     table,
     warning,
-    write_document,
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.prose import sentence
-from dashboard.report_standing import of_report, of_steps
-from dashboard.rungs import rungs
 from dashboard.shown import when
+from dashboard.trust_page import charts as trust_charts
+from dashboard.trust_page.domain import domain
+from dashboard.trust_page.domain_charts import domain_maps
+from dashboard.trust_page.domain_source import timed_by
+from dashboard.trust_page.external_charts import errors_by_source
+from dashboard.trust_page.external_results import External, newest_external
+from dashboard.trust_page.report_provenance import of_report, of_steps
+from dashboard.trust_page.rungs import rungs
+from dashboard.trust_page.words import bias, disturbance, figure_rows
+from planning.exports.validation import Validation
 from serving.errors import UserError
-from serving.metrics import axis_of
-from tokentwin.exports.validation import Validation
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 _COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
-def write_html(source: Validation, out: IO[bytes]) -> None:
-    """The report. What of it is damaged is said in a line in its place."""
+def validation_report(source: Validation) -> tuple[str, list[str]]:
+    """Its title, and its blocks. What of it is damaged is said in a line in its place."""
     report = source.report
     external = newest_external(source.runs)
     facts = (
@@ -52,7 +51,7 @@ def write_html(source: Validation, out: IO[bytes]) -> None:
     blocks = [
         badge(of_report(report)),
         paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
-        _disturbed(report),
+        warning(disturbance(report)) if report.disturbed else "",
         *([paragraph(sentence(report.set_aside), soft=True)] if report.set_aside else ()),
         heading("The ladder"),
         table(
@@ -68,14 +67,7 @@ def write_html(source: Validation, out: IO[bytes]) -> None:
         *_external(external),
         *_origin(report),
     ]
-    write_document(out, report.verdict, blocks)
-
-
-def _disturbed(report: Report) -> str:
-    if not report.disturbed:
-        return ""
-    text = report.disturbance or "its canary steps drifted"
-    return warning(f"This run was disturbed: {text.rstrip('.')}. Part of the error below is the machine's.")
+    return report.verdict, blocks
 
 
 def _distributions(source: Validation) -> Iterator[str]:
@@ -86,7 +78,7 @@ def _distributions(source: Validation) -> Iterator[str]:
     yield heading("Real and simulated, request by request")
     yield from map(warning, problems)
     if real or simulated:
-        rated = of_report(report) if real else Standing(UNKNOWN, "there is no real run beside the simulated one")
+        rated = of_report(report) if real else Provenance(UNKNOWN, "there is no real run beside the simulated one")
         yield figure(trust_charts.cdfs(real, simulated, _COMPARED), rated)
 
 
@@ -100,28 +92,13 @@ def _values(directory: Path, name: str, problems: list[str]) -> Mapping[str, NDA
         return None
 
 
-def _errors(report: Report) -> Iterator[str]:
-    rows = report.rungs.run.rows if report.rungs.run else []
+def _errors(report: ValidationReport) -> Iterator[str]:
     yield heading("Error against the noise floor")
-    yield figure(trust_charts.errors(rows), of_report(report))
-    yield table(
-        [
-            {
-                "metric": axis_of(row.metric),
-                "statistic": row.stat,
-                "real": row.real,
-                "simulated": row.simulated,
-                "error (%)": None if row.error_pct is None else f"{row.error_pct:+.1f}",
-                "floor (%)": row.floor_pct,
-                "90 % band": None if row.low is None else f"{row.low:,.4g} to {row.high:,.4g}",
-                "within the floor": row.within_floor,
-            }
-            for row in rows
-        ]
-    )
+    yield figure(trust_charts.errors(report.rows), of_report(report))
+    yield table([row | {"error (%)": _signed(row["error (%)"])} for row in figure_rows(report)])
 
 
-def _steps(directory: Path, report: Report) -> Iterator[str]:
+def _steps(directory: Path, report: ValidationReport) -> Iterator[str]:
     residuals = load_residuals(directory)
     if residuals is None:
         return
@@ -131,9 +108,7 @@ def _steps(directory: Path, report: Report) -> Iterator[str]:
     medians = (r.median_error_pct for r in regimes.values())
     rated = of_steps(residuals.num_rows, medians, "and the calibration saw none of them")
     yield figure(trust_charts.residuals(*columns), rated)
-    biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
-    if biases:
-        yield paragraph(f"Bias (mean signed error): {', '.join(biases)}.", soft=True)
+    yield paragraph(bias(report), soft=True) if bias(report) else ""
 
 
 def _domain(source: Validation) -> Iterator[str]:
@@ -154,13 +129,13 @@ def _domain(source: Validation) -> Iterator[str]:
         return
     clock = recording.run["clock"]
     maps = domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL))
-    yield figure(maps, found.standing)
+    yield figure(maps, found.provenance)
     yield paragraph(f"Behind it: {found.about}.", soft=True)
 
 
 def _external(external: External) -> Iterator[str]:
     marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in external.cases)
-    rated = together((noted(mark, "the source does not say") for mark in marks), "sources")
+    rated = weakest((noted(mark, "the source does not say") for mark in marks), "sources")
     yield heading("Published engines, predicted")
     yield figure(errors_by_source(external.cases, "blind"), rated)
     yield table(
@@ -180,11 +155,15 @@ def _external(external: External) -> Iterator[str]:
     yield paragraph("TTFT, TPOT and E2E are medians of the absolute error, blind.", soft=True)
 
 
+def _signed(value: float | None) -> str | None:
+    return None if value is None else f"{value:+.1f}"
+
+
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.1f} %"
 
 
-def _origin(report: Report) -> Iterator[str]:
+def _origin(report: ValidationReport) -> Iterator[str]:
     yield heading("How to get it again")
     yield paragraph("The whole loop, real runs, calibration, simulation and the comparison:")
     yield code("tokentwin demo")

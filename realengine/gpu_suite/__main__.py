@@ -1,50 +1,97 @@
-"""The command: `python -m realengine.gpu_suite --out DIR --minutes 8 [--dry-run]`."""
+"""The command: `python -m realengine.gpu_suite --out DIR [--only smoke] [--dry-run]`."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 
 def main() -> int:
-    """0 when every phase ran, every kernel was right and every decision was reproduced; 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite", description=__doc__)
-    parser.add_argument("--out", required=True, type=Path, help="directory for at most eight files")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time to finish in")
-    parser.add_argument("--dry-run", action="store_true", help="all of it in miniature, on the CPU")
-    parser.add_argument("--commit", default="", help="what to record as the commit, where there is no git")
-    asked = parser.parse_args()
-    if not 0 < asked.minutes <= 600:
-        print(f"error: minutes {asked.minutes}: must be above 0 and at most 600", file=sys.stderr)
-        return 2
+    """0 when every phase ran, every check held and every decision was reproduced; 1 otherwise."""
+    asked = _arguments()
+    out: Path = asked.validate or asked.out
+    if asked.minutes is not None and not 0 < asked.minutes <= 600:
+        return _refused(f"minutes {asked.minutes}: must be above 0 and at most 600")
+    if out.exists() and not out.is_dir():
+        return _refused(f"out {out}: is no directory; choose another")
+    if asked.validate and not any(out.glob("recordings-*.tar")):
+        return _refused(f"validate {out}: has no recordings-N.tar; give the directory that a run of the suite wrote")
     try:
         import torch
     except ImportError:
-        print("error: torch: not installed; pip install 'tokentwin[engine]'", file=sys.stderr)
-        return 2
-    if not asked.dry_run and not torch.cuda.is_available():
-        print("error: cuda: this machine has no CUDA device; add --dry-run to run in miniature", file=sys.stderr)
-        return 2
-    if asked.out.exists() and not asked.out.is_dir():
-        print(f"error: out {asked.out}: is no directory; choose another", file=sys.stderr)
-        return 2
-
+        return _refused("torch: not installed; pip install 'tokentwin[engine]'")
     from realengine.gpu_suite.page import faults, table
+    from realengine.gpu_suite.phase_process import run_apart
+    from realengine.gpu_suite.phases import GROUPS, PHASES, chosen
+    from realengine.gpu_suite.results import FILE
     from realengine.gpu_suite.sizes import dry_sizes, gpu_sizes
     from realengine.gpu_suite.suite import Suite
 
-    if asked.dry_run:
-        torch.set_num_threads(1)
-    sizes = dry_sizes() if asked.dry_run else gpu_sizes(asked.minutes)
-    suite = Suite(asked.out, asked.minutes, sizes, asked.commit or _commit())
+    try:
+        phases = chosen("validation" if asked.validate else asked.only, asked.skip)
+    except ValueError as error:
+        names = ", ".join([*GROUPS, *(phase.name for phase in PHASES)])
+        return _refused(f"phase {error}: is none; there are {names}")
+    if not phases:
+        return _refused("skip: leaves no phase; skip fewer")
+    on_cpu = asked.dry_run or asked.validate
+    minutes = asked.minutes or (_CPU_MINUTES if on_cpu else sum(phase.minutes for phase in phases))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ended)  # and the phase under way with this
+    if not on_cpu and not run_apart(_need_cuda, _LOOKING_S, lambda why: None):
+        return _refused("cuda: this machine has no CUDA device; add --dry-run to run in miniature")
+    torch.set_num_threads(1)  # here: threads do not survive a fork
+    sizes = dry_sizes() if on_cpu else gpu_sizes()
+    suite = Suite(out, phases, minutes, sizes, asked.commit or _commit(), adding=bool(asked.validate))
     suite.run()
-    print(table(suite.results.found))
-    found = faults(suite.results.found)
-    for fault in found:
+    found = suite.results.found
+    print(table(found))
+    wrong = faults(found)
+    for fault in wrong:
         print(f"FAULT {fault}")
-    return 1 if found else 0
+    print(f"results: {out / FILE}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+_CPU_MINUTES = 60.0  # of a dry run or a validation: no GPU waits for them
+_LOOKING_S = 60.0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite", description=__doc__)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, help="directory for at most eight files")
+    where.add_argument(
+        "--validate", type=Path, metavar="DIR", help="only validate the recordings that a run left there"
+    )
+    parser.add_argument("--minutes", type=float, help="time to finish in; else what the phases want, 8 for all")
+    parser.add_argument(
+        "--only", default="", metavar="PHASE,...", help="these phases; smoke is the first three minutes"
+    )
+    parser.add_argument("--skip", default="", metavar="PHASE,...", help="not these phases")
+    parser.add_argument("--dry-run", action="store_true", help="all of it in miniature, on the CPU")
+    parser.add_argument("--commit", default="", help="what to record as the commit, where there is no git")
+    return parser.parse_args()
+
+
+def _refused(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 2
+
+
+def _need_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit(1)
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _commit() -> str:

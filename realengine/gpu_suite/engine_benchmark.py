@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
 from realengine.engine import Engine, Step
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 from serving.workload import WorkloadRequest
 
 Prompt = list[int]
@@ -53,6 +54,7 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
     The bytes are the weights, but for an embedding that is only looked up, and the KV of every row.
     """
     engine.reset()
+    engine.run_dummy([1] * rows)  # so that the graph is there
     draw = Random(rows)
     for number in range(rows):
         prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(context - steps // 2)]
@@ -154,19 +156,18 @@ def _drain(engine: Engine) -> list[Step]:
 
 
 def benchmark(
-    engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], left: Callable[[], float]
+    engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], kinds: Iterable[str], left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Rows `{"kind": "decode" | "prefill" | "throughput" | "timing", ...}`, the targets' shapes first."""
+    """Rows `{"kind": "decode" | "prefill" | "throughput" | "timing", ...}`, the targets' shapes first of each kind."""
     copy, gemm = ceilings["copy_bytes_per_s"], ceilings["gemm_flops_per_s"]
-    for rows in sizes["decode_rows"]:
-        if left() > 0:
-            yield {"kind": "decode", **decode(engine, rows, sizes["context"], sizes["decode_steps"], copy)}
-    for tokens in sizes["prefill_tokens"]:
-        if left() > 0:
-            yield {"kind": "prefill", **prefill(engine, tokens, gemm)}
-    if left() > 0:
-        workload = usual_workload(sizes["requests"], sizes["longest"])
-        yield {"kind": "throughput", **throughput(engine, workload)}
-    if left() > 0:
-        rows = sizes["timing_rows"]
-        yield {"kind": "timing", **timing_cost(engine, rows, sizes["context"], sizes["decode_steps"])}
+    context, steps = sizes["context"], sizes["decode_steps"]
+    measurements: dict[str, list[Callable[[], dict[str, Any]]]] = {
+        "decode": [partial(decode, engine, rows, context, steps, copy) for rows in sizes["decode_rows"]],
+        "prefill": [partial(prefill, engine, tokens, gemm) for tokens in sizes["prefill_tokens"]],
+        "throughput": [lambda: throughput(engine, usual_workload(sizes["requests"], sizes["longest"]))],
+        "timing": [partial(timing_cost, engine, sizes["timing_rows"], context, steps)],
+    }
+    for kind in kinds:
+        for measure in measurements[kind]:
+            if left() > 0:
+                yield {"kind": kind, **measure()}

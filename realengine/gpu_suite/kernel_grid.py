@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from realengine.gpu_suite.ragged_batch import Draw, Row, backend_for, batch_of, pool_blocks, random_cache
+from realengine.gpu_suite.ragged_batch import (
+    Backend,
+    Draw,
+    Numbers,
+    Row,
+    backend_for,
+    batch_of,
+    pool_blocks,
+    random_cache,
+)
 from realengine.gpu_suite.timing import Bench, Timing
 from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
@@ -23,7 +33,7 @@ from realengine.layer_ops import HeadNorms
 from realengine.projection import DenseProjection, Fp8Projection
 from realengine.rope import Rope
 from realengine.weights import RANDOM
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -44,7 +54,8 @@ GRID_COLUMNS = (
     Column("kv_dtype", _TEXT, "", "of the KV cache; null where there is none"),
     Column("rows", _I64, "", "requests in the batch; null for a GEMM, which sees tokens alone"),
     Column("tokens", _I64, "tokens", "query tokens of all rows: m of a GEMM"),
-    Column("context", _I64, "tokens", "KV tokens of each row, this step's included; null without attention"),
+    Column("context", _I64, "tokens", "KV tokens of a row, this step's included, in the mean; null without attention"),
+    Column("longest", _I64, "tokens", "KV tokens of the longest row"),
     Column("inputs", _I64, "", "length of a token's input: k of a GEMM, heads x dimension, hidden size, vocabulary"),
     Column("outputs", _I64, "", "length of a token's output: n of a GEMM"),
     Column("median_ns", _F64, "ns", "device time of one call, median; null if it failed"),
@@ -81,9 +92,13 @@ def kernel_grid(
 
     An operation that raises has a row with its error. `dry_run` does some tiny ones.
     """
-    points = _tiny_points(device) if dry_run else _points(device)
-    for point in sorted(points, key=lambda point: point.order):
+    for point in points(device, dry_run):
         yield measured(point, bench, ceilings)
+
+
+def points(device: torch.device, dry_run: bool) -> list[Point]:
+    """What is measured, in that order."""
+    return sorted(_tiny_points(device) if dry_run else _points(device), key=lambda point: point.order)
 
 
 def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, Any]:
@@ -98,16 +113,6 @@ def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, 
     except Exception as failure:  # whatever a launch may raise: the other rows are worth having
         return row | {"error": f"{type(failure).__name__}: {str(failure)[:300]}"}
     return row | timing._asdict() | {"roofline_share": row["roofline_ns"] / timing.median_ns}
-
-
-def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
-    """Of copy bandwidth, what attention to at least 16 decode rows of at least 4096 tokens reaches, in bf16."""
-    return [
-        row["roofline_share"]
-        for row in rows
-        if row["op"] == "attention_decode" and row["rows"] >= 16 and row["context"] >= 4096
-        if row["kv_dtype"] == "bf16" and row["roofline_share"] is not None
-    ]
 
 
 def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str, Any]) -> None:
@@ -185,8 +190,7 @@ def _points(device: torch.device) -> Iterator[Point]:
             yield rope_point(order, spec, tokens, device)
         for rows in (1, 4, 16, 64, 256):
             order = 1 if rows in (1, 64) else 2
-            yield sample_point(order, spec, rows, None, device)
-            for how in ((0.8, 0, 0.95), (0.8, 50, 1.0), (1.0, 0, 1.0)):
+            for how in (None, (0.8, 0, 0.95), (0.8, 50, 1.0), (1.0, 0, 1.0)):
                 yield sample_point(order, spec, rows, how, device)
 
 
@@ -201,6 +205,17 @@ def _decode_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterat
             yield attention_point(order, spec, [(context, 1)] * rows, _BF16, "triton", device)
             if coarse:
                 yield attention_point(2, spec, [(context, 1)] * rows, _FP8, "triton", device)
+    for rows in (16, 64, 256):
+        for mean in (1024, 4096):
+            order = 1 if rows == 64 else 2
+            yield attention_point(order, spec, uneven(rows, mean), _BF16, "triton", device)
+            yield attention_point(order, spec, [*[(mean // 4, 1)] * (rows - 1), (8 * mean, 1)], _BF16, "triton", device)
+
+
+def uneven(rows: int, mean: int) -> list[Row]:
+    """Decode rows whose contexts rise evenly from an eighth of `mean` to 15 eighths of it, in mixed order."""
+    contexts = np.linspace(mean // 8, 2 * mean - mean // 8, rows, dtype=int)
+    return [(context, 1) for context in np.random.default_rng(rows).permutation(contexts).tolist()]
 
 
 def _prefill_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterator[Point]:
@@ -209,10 +224,12 @@ def _prefill_points(spec: ModelSpec, device: torch.device, large: bool) -> Itera
         for backend in ("triton", "hybrid"):
             yield attention_point(order, spec, [(tokens, tokens)], _BF16, backend, device)
     yield attention_point(2, spec, [(512, 512)] * 16, _BF16, "triton", device)
-    for tokens in (512, 2048):
-        for past in (2048, 8192, 30720):
-            order = 1 if past == 8192 else 2
+    for tokens in (2, 4, 16, 64, 256, 512, 2048):  # of one token it is a decode row
+        for past in (2048, 8192, 32768):
+            order = 1 if past == 8192 or (large and tokens in (16, 256)) else 2
             yield attention_point(order, spec, [(past + tokens, tokens)], _BF16, "triton", device)
+    for past in (2048, 8192, 32768):
+        yield attention_point(1, spec, [(past + 1, 1)], _BF16, "triton", device)
     yield attention_point(2, spec, [(8192, 8192)], _FP8, "triton", device)
 
 
@@ -222,7 +239,7 @@ def _tiny_points(device: torch.device) -> Iterator[Point]:
         yield gemm_point(0, spec, "gate_up", tokens, _BF16)
     yield gemm_point(2, spec, "qkv", 4, _FP8)
     for cached in (_BF16, _FP8):
-        yield attention_point(0, spec, [(33, 1)] * 2, cached, "torch", device)
+        yield attention_point(0, spec, [(33, 1), (70, 1)], cached, "torch", device)
     yield attention_point(1, spec, [(20, 20)], _BF16, "torch", device)
     yield attention_point(1, spec, [(40, 8)], _BF16, "torch", device)
     for make in (norm_point, silu_point, rope_point):
@@ -248,12 +265,11 @@ def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch
     inputs, outputs = _parts(spec)[part]
 
     def measure(bench: Bench) -> Timing:
-        draw = torch.Generator(bench.device).manual_seed(0)
+        numbers = Numbers(bench.device)
+        projection = DenseProjection if dtype == _BF16 else Fp8Projection
 
         def make(_: int) -> tuple[Any, Tensor]:
-            weight = _random(draw, outputs, inputs)
-            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(weight)
-            return projection, _random(draw, tokens, inputs)
+            return projection(numbers(outputs, inputs)), numbers(tokens, inputs)
 
         return bench.time(make, lambda x: x[0](x[1]), dtype.itemsize * inputs * outputs + 2 * tokens * inputs)
 
@@ -264,81 +280,77 @@ def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch
 def attention_point(
     order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str, device: torch.device
 ) -> Point:
-    """`rows` are equal. With one query token each it is decode; else prefill, over past KV if the context is longer."""
-    context, count = rows[0]
+    """Decode if every row has one query token; else prefill, over past KV where the context is longer."""
+    contexts = [context for context, _ in rows]
+    tokens = sum(count for _, count in rows)
     shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, cached, _PAGE)
 
     def measure(bench: Bench) -> Timing:
-        attention = backend_for(backend, spec, _PAGE, device, max(_LONGEST, context)).attention
-        batch = batch_of(rows, _PAGE, attention, device)
+        attention = backend_for(backend, spec, _PAGE, bench.device, max(_LONGEST, *contexts)).attention
+        batch = batch_of(rows, _PAGE, attention, bench.device)
         plan = attention.plan(batch)
-        draw = torch.Generator(device).manual_seed(0)
-        blocks = pool_blocks(rows, _PAGE)
+        numbers, blocks = Numbers(bench.device), pool_blocks(rows, _PAGE)
 
         def make(_: int) -> tuple[Tensor, LayerKv]:
-            return _random(draw, batch.layout.tokens, shape.heads, shape.dim), random_cache(shape, blocks, draw)
+            return numbers(batch.layout.tokens, shape.heads, shape.dim), random_cache(shape, blocks, numbers)
 
         input_bytes = 2 * blocks * _PAGE * shape.kv_heads * shape.dim * cached.itemsize
         return bench.time(make, lambda x: attention.attend(x[0], plan, x[1]), input_bytes)
 
     cost = attention_cost(rows, shape.heads, shape.kv_heads, shape.dim, 2, cached.itemsize)
+    op = "attention_decode" if tokens == len(rows) else "attention_prefill"
     width = shape.heads * shape.dim
-    op = "attention_decode" if count == 1 else "attention_prefill"
-    about = _about(op, spec, backend, count * len(rows), rows=len(rows), inputs=width, outputs=width)
-    return Point(order, about | {"context": context, "kv_dtype": _NAME[cached]}, cost, measure)
+    about = _about(op, spec, backend, tokens, rows=len(rows), inputs=width, outputs=width)
+    mean = sum(contexts) // len(rows)
+    return Point(order, about | {"context": mean, "longest": max(contexts), "kv_dtype": _NAME[cached]}, cost, measure)
 
 
 def norm_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
     """Adding the residual, and RMSNorm."""
-    hidden, backend = spec.hidden_size, _backend(device)
+    hidden = spec.hidden_size
 
     def measure(bench: Bench) -> Timing:
-        ops = backend_for(backend, spec, _PAGE, device, _LONGEST).ops
-        draw = torch.Generator(device).manual_seed(0)
-        weight = _random(draw, hidden)
+        ops, numbers = _backend(spec, bench.device).ops, Numbers(bench.device)
+        weight = numbers(hidden)
+        return bench.time(
+            lambda _: numbers(2, tokens, hidden), lambda x: ops.add_norm(x[0], x[1], weight), 4 * tokens * hidden
+        )
 
-        def make(_: int) -> tuple[Tensor, Tensor]:
-            return _random(draw, tokens, hidden), _random(draw, tokens, hidden)
-
-        return bench.time(make, lambda x: ops.add_norm(x[0], x[1], weight), 4 * tokens * hidden)
-
-    about = _about("add_rms_norm", spec, backend, tokens, inputs=hidden, outputs=hidden)
+    about = _about("add_rms_norm", spec, _name(device), tokens, inputs=hidden, outputs=hidden)
     return Point(order, about, add_rms_norm_cost(tokens, hidden), measure)
 
 
 def silu_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
     """SwiGLU's product."""
-    size, backend = spec.intermediate_size, _backend(device)
+    size = spec.intermediate_size
 
     def measure(bench: Bench) -> Timing:
-        ops = backend_for(backend, spec, _PAGE, device, _LONGEST).ops
-        draw = torch.Generator(device).manual_seed(0)
-        return bench.time(lambda _: _random(draw, tokens, 2 * size), ops.silu_mul, 4 * tokens * size)
+        numbers = Numbers(bench.device)
+        silu_mul = _backend(spec, bench.device).ops.silu_mul
+        return bench.time(lambda _: numbers(tokens, 2 * size), silu_mul, 4 * tokens * size)
 
-    about = _about("silu_mul", spec, backend, tokens, inputs=2 * size, outputs=size)
+    about = _about("silu_mul", spec, _name(device), tokens, inputs=2 * size, outputs=size)
     return Point(order, about, silu_mul_cost(tokens, size), measure)
 
 
 def rope_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
     """Head norms, rotation and the write to the cache, of a whole prompt."""
-    backend = _backend(device)
     merged = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, _BF16, _PAGE)
 
     def measure(bench: Bench) -> Timing:
-        attention, ops = backend_for(backend, spec, _PAGE, device, _LONGEST)
-        batch = batch_of([(tokens, tokens)], _PAGE, attention, device)
-        rotation = ops.rotation(Rope(spec, tokens, device), batch)
-        draw = torch.Generator(device).manual_seed(0)
-        norms = HeadNorms(_random(draw, spec.head_dim), _random(draw, spec.head_dim)) if spec.qk_norm else None
-        blocks = pool_blocks([(tokens, tokens)], _PAGE)
+        attention, ops = _backend(spec, bench.device)
+        batch = batch_of([(tokens, tokens)], _PAGE, attention, bench.device)
+        rotation = ops.rotation(Rope(spec, tokens, bench.device), batch)
+        numbers, blocks = Numbers(bench.device), pool_blocks([(tokens, tokens)], _PAGE)
+        norms = HeadNorms(*numbers(2, spec.head_dim)) if spec.qk_norm else None
 
         def make(_: int) -> tuple[Tensor, LayerKv]:
-            return _random(draw, batch.layout.tokens, merged), random_cache(shape, blocks, draw)
+            return numbers(batch.layout.tokens, merged), random_cache(shape, blocks, numbers)
 
         return bench.time(make, lambda x: ops.rope_store(x[0], rotation, norms, x[1], batch), 2 * tokens * merged)
 
-    about = _about("rope_store", spec, backend, tokens, rows=1, kv_dtype="bf16", inputs=merged, outputs=merged)
+    about = _about("rope_store", spec, _name(device), tokens, rows=1, kv_dtype="bf16", inputs=merged, outputs=merged)
     return Point(order, about, rope_store_cost(tokens, spec), measure)
 
 
@@ -346,21 +358,20 @@ def sample_point(
     order: int, spec: ModelSpec, rows: int, how: tuple[float, int, float] | None, device: torch.device
 ) -> Point:
     """A token for each of `rows`: the likeliest, or drawn with that temperature, top-k and top-p."""
-    vocab, backend = spec.vocab_size, _backend(device)
+    vocab = spec.vocab_size
 
     def measure(bench: Bench) -> Timing:
-        attention, ops = backend_for(backend, spec, _PAGE, device, _LONGEST)
+        attention, ops = _backend(spec, bench.device)
         draws: list[Draw | None] = [how and (*how, (index + 0.5) / rows) for index in range(rows)]
-        batch = batch_of([(1, 1)] * rows, _PAGE, attention, device, draws=draws)
-        draw = torch.Generator(device).manual_seed(0)
-        samples = batch.layout.samples
+        batch = batch_of([(1, 1)] * rows, _PAGE, attention, bench.device, draws=draws)
+        numbers, samples = Numbers(bench.device), batch.layout.samples
         return bench.time(
-            lambda _: 3 * _random(draw, samples, vocab), lambda x: ops.sample(x, batch, how is None), 2 * rows * vocab
+            lambda _: numbers(samples, vocab, scale=3), lambda x: ops.sample(x, batch, how is None), 2 * rows * vocab
         )
 
     part = "" if how is None else f"temperature {how[0]:g}, top-k {how[1]}, top-p {how[2]:g}"
     op = "argmax" if how is None else "draw"
-    about = _about(op, spec, backend, rows, rows=rows, part=part, inputs=vocab, outputs=1)
+    about = _about(op, spec, _name(device), rows, rows=rows, part=part, inputs=vocab, outputs=1)
     return Point(order, about, sample_cost(rows, vocab, how is not None), measure)
 
 
@@ -369,9 +380,9 @@ def _about(op: str, spec: ModelSpec, backend: str, tokens: int, **more: Any) -> 
     return named | {"part": "", "dtype": "bf16"} | more
 
 
-def _backend(device: torch.device) -> str:
-    return "triton" if device.type == "cuda" else "torch"
+def _backend(spec: ModelSpec, device: torch.device) -> Backend:
+    return backend_for(_name(device), spec, _PAGE, device, _LONGEST)
 
 
-def _random(draw: torch.Generator, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=_BF16, device=draw.device).normal_(generator=draw)
+def _name(device: torch.device) -> str:
+    return "torch" if device.type == "cpu" else "triton"

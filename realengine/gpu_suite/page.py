@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realengine.gpu_suite.results import Results
+from realengine.gpu_suite.results import FILE, ceilings_of, load, stand_ins
 
 UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"
@@ -21,13 +21,15 @@ _RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class Target(NamedTuple):
-    """A figure that is aimed at: `least` (or, if `most`, the largest allowed) and how to find it in the results."""
+    """A figure that is aimed at: the least (or, if `most`, the largest) allowed, and how to find it in the results.
+    `ceiling` names the one it is a share of."""
 
     name: str
     limit: float
     unit: str
     find: Callable[[dict[str, Any]], float | None]
     most: bool = False
+    ceiling: str = ""
 
     def met(self, value: float) -> bool:
         return value <= self.limit if self.most else value >= self.limit
@@ -53,8 +55,18 @@ def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale
     return find
 
 
+def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
+    """Of copy bandwidth, what attention to at least 16 decode rows of at least 4096 tokens each reaches, in bf16."""
+    return [
+        row["roofline_share"]
+        for row in rows
+        if row["op"] == "attention_decode" and row["rows"] >= 16 and row["longest"] == row["context"] >= 4096
+        if row["kv_dtype"] == "bf16" and row["roofline_share"] is not None
+    ]
+
+
 def _attention(found: dict[str, Any]) -> float | None:
-    shares = found.get("attention_decode_shares")
+    shares = decode_shares(found.get("kernels", []))
     return 100 * min(shares) if shares else None
 
 
@@ -80,15 +92,23 @@ TARGETS = (
             80,
             " %",
             _benchmark(_LARGE, "decode", "rows", rows, "roofline_share", 100),
+            ceiling="copy_bytes_per_s",
         )
         for rows in (1, 8, 64)
     ),
-    Target("attention decode, batch >= 16, context >= 4k, of copy bandwidth (worst)", 80, " %", _attention),
+    Target(
+        "attention decode, batch >= 16, context >= 4k, of copy bandwidth (worst)",
+        80,
+        " %",
+        _attention,
+        ceiling="copy_bytes_per_s",
+    ),
     Target(
         "prefill of 8k tokens, of the measured GEMM rate",
         60,
         " %",
         _benchmark(_LARGE, "prefill", "tokens", 8192, "gemm_share", 100),
+        ceiling="gemm_flops_per_s",
     ),
     Target(
         "GPU idle in decode, batch 64", 3, " %", _benchmark(_LARGE, "decode", "rows", 64, "idle_share", 100), most=True
@@ -111,15 +131,18 @@ def lines(found: dict[str, Any]) -> list[Line]:
     made = []
     for target in TARGETS:
         value = target.find(found)
-        text = UNMEASURED if value is None else f"{value:,.1f}{target.unit}"
+        stood_in = target.ceiling in stand_ins(found)
+        text = UNMEASURED if value is None else f"{value:,.1f}{target.unit}{' (of a stand-in)' if stood_in else ''}"
         made.append(Line(target.name, target.says(), text, None if value is None or dry else target.met(value)))
     return made
 
 
 def faults(found: dict[str, Any]) -> list[str]:
     """What must not happen on any machine: a wrong kernel, a decision that differs, a phase that failed."""
-    wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in found.get("correctness", []) if not row["ok"]]
-    wrong += [f"{name}: {said}" for name, said in found.items() if name.endswith("_failed")]
+    checks = [*found.get("correctness", []), *found.get("end_to_end", [])]
+    wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in checks if not row["ok"]]
+    wrong += [f"precompile: {row['failed']}" for row in found.get("precompile", []) if "failed" in row]
+    wrong += [f"{name}: {said}" for name, said in found.items() if name.endswith("_failed") and said]
     wrong += [f"{row['scenario']}: {row['failed']}" for row in found.get("validation", []) if row.get("failed")]
     decided = _decisions(found)
     if decided is not None and decided < 100:
@@ -140,16 +163,23 @@ def page(found: dict[str, Any]) -> str:
     text = ["# Measured on a GPU", ""]
     text += [
         "This page is made by `python -m realengine.gpu_suite.page` from what `python -m realengine.gpu_suite",
-        "--out DIR --minutes 8` wrote, and by nothing else. [How to run it](engine.md#measuring-a-gpu).",
+        "--out DIR` wrote, and by nothing else. [How to run it](engine.md#measuring-a-gpu).",
         "",
     ]
     if not real:
         text += ["**No GPU has run the suite yet.** The dry run of all of it is a test; the figures wait.", ""]
     else:
         text += ["## Where and with what", "", *_table(("", ""), real["environment"].items()), ""]
-        text += ["## Ceilings", "", *_table(("", ""), real.get("ceilings", {}).items()), ""]
+        text += ["## Ceilings", "", *_table(("", "value", "from"), _ceilings(real)), ""]
     text += ["## Targets", ""]
     text += _table(("figure", "target", "found", "met"), ((n, t, f, _word(m)) for n, t, f, m in lines(real)))
+    checks = [*real.get("correctness", []), *real.get("end_to_end", [])]
+    if checks:
+        held = sum(row["ok"] for row in checks)
+        text += ["", "## Checks", "", f"{held} of {len(checks)} checks of kernels and whole engines held.", ""]
+        text += _table(
+            ("engine", "error", "at most"), ((r["case"], r["error"], r["limit"]) for r in real.get("end_to_end", []))
+        )
     for name in (_LARGE, _SMALL):
         for kind in ("decode", "prefill", "throughput", "timing"):
             rows = [row for row in real.get(name, []) if row["kind"] == kind]
@@ -166,6 +196,19 @@ def page(found: dict[str, Any]) -> str:
     if wrong:
         text += ["", "## Faults", "", *(f"- {fault}" for fault in wrong)]
     return "\n".join(text) + "\n"
+
+
+def _ceilings(found: dict[str, Any]) -> Iterable[tuple[object, ...]]:
+    spread = {row["ceiling"]: row["spread_pct"] for row in found.get("ceilings", [])}
+    for name, value in ceilings_of(found).items():
+        if name not in spread:
+            yield name, value, "a stand-in: another H200"
+        else:
+            yield (
+                name,
+                "none" if value is None else value,
+                "" if value is None else f"measured, spread {spread[name]:.2g} %",
+            )
 
 
 def _word(met: bool | None) -> str:
@@ -186,11 +229,11 @@ def _cell(value: object) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite.page", description=__doc__)
-    parser.add_argument("--results", type=Path, help="directory with results.json")
+    parser.add_argument("--results", type=Path, help=f"directory with {FILE}")
     parser.add_argument("--write", type=Path, help="the page; else it is printed")
     asked = parser.parse_args()
     try:
-        found = Results.load(asked.results / "results.json") if asked.results else {}
+        found = load(asked.results) if asked.results else {}
     except (OSError, ValueError) as error:
         print(f"error: results {asked.results}: cannot be read: {error}; run the suite first", file=sys.stderr)
         return 2

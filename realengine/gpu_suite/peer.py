@@ -17,7 +17,7 @@ import torch
 
 from realengine.gpu_suite.engine_benchmark import usual_workload
 from realengine.weights import RANDOM
-from serving.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec
 from serving.python_process import module_command, module_environment
 
 HANDICAP = (

@@ -17,8 +17,9 @@ from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import LayerOps, TorchOps
 from realengine.step_input import Batch, RowInput, pack
-from serving.config import SchedulerConfig
-from serving.model_spec import ModelSpec
+from serving.deployments.config import SchedulerConfig
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_spec import ModelSpec
 
 Row = tuple[int, int]  # KV tokens with this step's, and query tokens
 Draw = tuple[float, int, float, float]  # temperature, top-k, top-p, uniform number
@@ -29,6 +30,19 @@ class Backend(NamedTuple):
 
     attention: Attention
     ops: LayerOps
+
+
+class Numbers:
+    """Random numbers of a normal distribution on `device`; on the meta device, where nothing is computed, none."""
+
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
+        self.device = device
+        self._draw = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+        """A tensor of that shape and dtype, times `scale`."""
+        made = torch.empty(shape, dtype=dtype, device=self.device).normal_(generator=self._draw)
+        return made if scale == 1 else made.mul_(scale)
 
 
 class _Processors(NamedTuple):
@@ -66,10 +80,16 @@ def backend_for(
     from realengine.triton_attention import HybridAttention, TritonAttention
     from realengine.triton_ops import TritonOps
 
-    count = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     config = SchedulerConfig(max_model_len=longest, block_size=page)
     kind = TritonAttention if name == "triton" else HybridAttention
-    return Backend(kind(spec, config, _Processors(count), batch_invariant), TritonOps(spec))  # type: ignore[arg-type]
+    return Backend(kind(spec, config, _Processors(_multiprocessors(device)), batch_invariant), TritonOps(spec))  # type: ignore[arg-type]
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """Of the device, which decide how decode rows are split; the meta device stands for an H200."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return find_gpu("H200").sm_count if device.type == "meta" else 4
 
 
 def batch_of(
@@ -97,24 +117,21 @@ def pool_blocks(rows: Sequence[Row], page: int) -> int:
     return 1 + sum(-(-context // page) for context, _ in rows)
 
 
-def random_cache(shape: Shape, blocks: int, draw: torch.Generator) -> LayerKv:
+def random_cache(shape: Shape, blocks: int, numbers: Numbers) -> LayerKv:
     """Keys and values with a number everywhere."""
-    made = (
-        torch.empty(blocks, shape.kv_heads, shape.page, shape.dim, dtype=shape.dtype, device=draw.device).normal_(
-            generator=draw
-        )
-        for _ in range(2)
-    )
-    return LayerKv(*(cache.to(shape.cached) for cache in made))
+    size = (blocks, shape.kv_heads, shape.page, shape.dim)
+    return LayerKv(*(numbers(*size, dtype=shape.dtype).to(shape.cached) for _ in range(2)))
 
 
 def context_slots(batch: Batch, page: int) -> Tensor:
     """Every slot, int64, that holds a token of some row's context."""
+    assert batch.host is not None
+    blocks = batch.host[batch.layout.places()["blocks"]].astype(np.int64)
     slots = []
     for context, start in zip(batch.on_host("context"), batch.on_host("table_start"), strict=True):
-        at = torch.arange(context, device=batch.blocks.device)
-        slots.append(batch.blocks[start + at // page].long() * page + at % page)
-    return torch.cat(slots)
+        at = np.arange(context)
+        slots.append(blocks[start + at // page] * page + at % page)
+    return torch.from_numpy(np.concatenate(slots)).to(batch.blocks.device)
 
 
 def outside_is_nan(kv: LayerKv, slots: Tensor) -> LayerKv:

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 from realengine.engine import Engine
-from realengine.gpu_suite.scenarios import Pace, scenarios
+from realengine.gpu_suite.scenarios import Pace, scenarios, usual_lengths
 from realengine.replay import record
+from serving.workload import WorkloadRequest
 
 _REPEATS = 2
 
 
-def pace_of(engine: Engine) -> Pace:
-    """Rough times, from dummy steps of half the batch and of one long prompt."""
+def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
+    """Measured on half the batch of requests with prompts of `prompt` tokens, which then decode `output` tokens each.
+
+    Decode steps are timed from end to end of one another at those contexts: with next to no KV they would be faster
+    than any step of the scenarios, and a load of 0.9 an overload.
+    """
+    engine.reset()
     config = engine.deployment.scheduler
     rows = max(config.max_num_seqs // 2, 1)
-    size = min(config.max_num_batched_tokens, config.max_model_len)
-    decode = min(engine.run_dummy([1] * rows) for _ in range(5))
-    prefill = min(engine.run_dummy([size]) for _ in range(3))
-    return Pace(decode, max(prefill // size, 1))
+    draw = Random(0)
+    for number in range(rows):
+        tokens = [draw.randrange(engine.spec.vocab_size) for _ in range(prompt)]
+        engine.add(WorkloadRequest(number, 0, (("", prompt),), output), tokens)
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+    engine.reset()
+    decodes = [
+        after.end_ns - before.end_ns
+        for before, after in itertools.pairwise(steps)
+        if after.plan.decode_rows == rows and not after.plan.prefill_rows
+    ]
+    prefills = [step for step in steps if step.plan.prefill_rows]
+    if not decodes:
+        raise RuntimeError(f"{rows} requests of {prompt + output} tokens were never all running; they need more blocks")
+    prompt_ns = sum(step.end_ns - step.start_ns for step in prefills)
+    return Pace(int(median(decodes)), max(prompt_ns // sum(step.plan.prefill_tokens for step in prefills), 1))
 
 
 def record_runs(
@@ -33,7 +56,8 @@ def record_runs(
     whole = engine.deployment.scheduler
     full = {"num_blocks": whole.num_blocks, "scheduler_reserve_full_isl": whole.scheduler_reserve_full_isl}
     try:
-        for workload, limits in scenarios(whole, pace_of(engine), seconds, longest):
+        pace = pace_of(engine, *usual_lengths(longest))
+        for workload, limits in scenarios(whole, pace, seconds, longest):
             for repeat in range(1, _REPEATS + 1):
                 if left() < 1.5 * seconds:
                     return

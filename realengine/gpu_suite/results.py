@@ -1,4 +1,8 @@
-"""What a run of the suite has found so far: one JSON file, rewritten whole whenever something is added."""
+"""What a run of the suite has found so far: a file that grows by a line at a time.
+
+Each phase is a process of its own and appends what it measures at once, so that a phase that is killed keeps what it
+had. Nothing is ever rewritten: of two lines that set the same name the later one counts.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,65 @@ import json
 from pathlib import Path
 from typing import Any
 
+FILE = "results.jsonl"
+_STAND_INS = {"copy_bytes_per_s": 4.3e12, "gemm_flops_per_s": 788e12}  # another H200, torch 2.11, 2026-10-28
+
 
 class Results:
-    """A dict that is on disk after every `add`; a suite that is cut short loses nothing it measured."""
+    """`results.jsonl` in `folder`; one line for a named value, or for one more row of a named list."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.found: dict[str, Any] = {}
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
 
-    def add(self, name: str, value: Any) -> None:
-        """Set `name` and write everything."""
-        self.found[name] = value
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self._path)
+    def clear(self) -> None:
+        """Begin anew."""
+        self._path.unlink(missing_ok=True)
 
-    @classmethod
-    def load(cls, path: Path) -> dict[str, Any]:
-        """What a suite wrote."""
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+    def set(self, name: str, value: Any) -> None:
+        self._append({"name": name, "value": value})
+
+    def add(self, name: str, row: Any) -> None:
+        """Append `row` to the list `name`."""
+        self._append({"name": name, "row": row})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            # The leading newline ends what a process killed in the middle of a line may have left.
+            file.write(f"\n{json.dumps(line)}")
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """Everything so far, by name."""
+        return load(self._path.parent) if self._path.is_file() else {}
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """What a suite wrote into `folder`; half a line, of a process that was killed, is left out.
+
+    Raises OSError if there is no such file, and ValueError if nothing in it is a line of results.
+    """
+    found: dict[str, Any] = {}
+    text = (folder / FILE).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            if "row" in entry:
+                found.setdefault(entry["name"], []).append(entry["row"])
+            else:
+                found[entry["name"]] = entry["value"]
+        except (ValueError, KeyError, TypeError):
+            continue
+    if text.strip() and not found:
+        raise ValueError("no line of it is a result")
+    return found
+
+
+def ceilings_of(found: dict[str, Any]) -> dict[str, Any]:
+    """The ceilings by name, of `measure_ceilings`; those of another H200 where none was measured."""
+    return _STAND_INS | {row["ceiling"]: row["value"] for row in found.get("ceilings", [])}
+
+
+def stand_ins(found: dict[str, Any]) -> list[str]:
+    """Names of the ceilings that were not measured in this run, and are another H200's."""
+    measured = {row["ceiling"] for row in found.get("ceilings", [])}
+    return [name for name in _STAND_INS if name not in measured]

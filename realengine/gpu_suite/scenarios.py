@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serving.config import SchedulerConfig
-from serving.kv_blocks import blocks_for
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import blocks_for
 from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
 
 _TIGHT_SHARE = 0.6
+_BURSTS = 3.0  # coefficient of variation of the gaps where KV is tight
 
 
 class Pace(NamedTuple):
-    """ns of a decode step at half the batch, and of one prompt token."""
+    """ns of a decode step at half the batch and the usual contexts, and of one prompt token."""
 
     decode_step_ns: int
     prompt_token_ns: int
@@ -30,12 +31,18 @@ class Scenario(NamedTuple):
     limits: dict[str, int | bool]
 
 
+def usual_lengths(longest: int) -> tuple[int, int]:
+    """Mean prompt and output tokens of most scenarios."""
+    return longest // 8, longest // 24
+
+
 def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int) -> list[Scenario]:
     """Five scenarios of about `seconds` of arrivals each, of requests of at most `longest` tokens.
 
-    Where KV is tight, it is for `_TIGHT_SHARE` of the tokens that would be held (Little's law: rate x time in decode).
+    Where KV is tight, it is for `_TIGHT_SHARE` of the tokens that would be held (Little's law: rate x time in decode),
+    and requests come in bursts, so that some are preempted at any pace.
     """
-    usual = (longest // 8, longest // 24)
+    usual = usual_lengths(longest)
     rows = max(config.max_num_seqs // 2, 1)
     at_once = 0.7 * usual[1] * pace.decode_step_ns / _request_ns(pace, rows, *usual)
     held = _TIGHT_SHARE * at_once * (usual[0] + usual[1] / 2)
@@ -54,12 +61,14 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int)
     ]
     made = []
     for number, (name, load, (prompt, output), more, limits) in enumerate(plans):
+        rate = load * 1e9 / _request_ns(pace, rows, prompt, output)
+        bursts = {"kind": "gamma", "cv": _BURSTS} if limits else {"kind": "poisson"}
         most_output = max(min(4 * output, longest // 3), 1)
         spec = {
             "name": name,
             "seed": 100 + number,
             "duration_s": seconds,
-            "arrivals": {"kind": "poisson", "rate": load * 1e9 / _request_ns(pace, rows, prompt, output)},
+            "arrivals": {**bursts, "rate": rate},
             "prompt": {
                 "kind": "lognormal",
                 "mean": max(prompt, 4),

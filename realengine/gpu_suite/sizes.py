@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from serving.config import Deployment, SchedulerConfig
+from serving.deployments.config import Deployment, SchedulerConfig
 
 
 class Sizes(NamedTuple):
@@ -25,7 +25,7 @@ class Sizes(NamedTuple):
     peer_requests: int
 
 
-def gpu_sizes(minutes: float) -> Sizes:
+def gpu_sizes() -> Sizes:
     """Llama-3.1-8B's and Qwen3-0.6B's shapes, random weights, bf16."""
     scheduler = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16896, async_scheduling=True
@@ -36,7 +36,7 @@ def gpu_sizes(minutes: float) -> Sizes:
         "cuda",
         Deployment(model="random:llama-3.1-8b", **engine),
         Deployment(model="random:qwen3-0.6b", **engine),
-        run_seconds=0.9 * minutes,
+        run_seconds=7.2,
         run_longest=4224,
         benchmark={
             "decode_rows": (1, 8, 64, 256),
@@ -54,14 +54,14 @@ def gpu_sizes(minutes: float) -> Sizes:
 def dry_sizes() -> Sizes:
     """Tiny models on the CPU, the same settings otherwise."""
     scheduler = SchedulerConfig(
-        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=192, num_blocks=400, async_scheduling=True
+        max_num_seqs=16, max_num_batched_tokens=64, max_model_len=192, num_blocks=400, async_scheduling=True
     )
     return Sizes(
         True,
         "cpu",
         Deployment(model="random:llama", dtype="float32", scheduler=scheduler),
         Deployment(model="random:qwen3", dtype="float32", scheduler=scheduler),
-        run_seconds=1.0,
+        run_seconds=1.5,
         run_longest=192,
         benchmark={
             "decode_rows": (1, 8),

@@ -15,20 +15,19 @@ from typing import Any
 from serving.python_process import module_command, module_environment
 
 
-def validate_runs(runs: Path, out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
+def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
     """A row for each scenario in `runs`: run errors, decisions, and what a command said that failed."""
-    names = sorted({path.name.rpartition("-")[0] for path in runs.iterdir()})
-    for name in names:
+    for name in sorted({path.name.rpartition("-")[0] for path in runs}):
         if left() < 5:
             return
-        mine = sorted(runs.glob(f"{name}-[0-9]"))
-        others = [path for path in sorted(runs.iterdir()) if path not in mine]
+        mine = [path for path in runs if path.name.rpartition("-")[0] == name]
+        others = [path for path in runs if path not in mine]
         yield {"scenario": name, **_validate(mine, others, out / name)}
 
 
-def calibrate_all(runs: Path, out: Path) -> str | None:
+def calibrate_all(runs: list[Path], out: Path) -> str | None:
     """One calibration of every run, in `out`; what went wrong, or None."""
-    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(sorted(runs.iterdir())))
+    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs))
 
 
 def _validate(mine: list[Path], others: list[Path], out: Path) -> dict[str, Any]:

@@ -88,6 +88,24 @@ def compile_report(spec: Specialisation) -> Resources:
     )
 
 
+class _CompileOnly:
+    """As much of a Triton driver as the JIT needs to compile for `TARGET` where there is no GPU, or none in use."""
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only_driver() -> Any:
+    """A driver for `triton.runtime.driver.set_active`; what is launched under it must be a warm-up."""
+    return _CompileOnly()
+
+
 def specialisations() -> list[Specialisation]:
     """All that the modules of kernels name, in their order."""
     modules = (importlib.import_module(f"realengine.kernels.{name}") for name in MODULES)

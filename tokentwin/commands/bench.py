@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from tokentwin.deployments import deployment_options, read_deployment
+from planning.deployments import read_deployment
+from tokentwin.deployment_options import deployment_options
 from tokentwin.finite import Finite
 
 
@@ -16,8 +17,10 @@ from tokentwin.finite import Finite
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N requests.")
 @click.option("--rate-scale", type=Finite(min=0, min_open=True), help="Multiply the arrival rate.")
-@click.option("--virtual-arrivals", is_flag=True, help="Offer everything at once: saturation.")
-@click.option("--time-operations", is_flag=True, help="Time every operation of every step; slower, no graphs.")
+@click.option("--virtual-arrivals", is_flag=True, help="Offer all requests at once, to measure saturation.")
+@click.option(
+    "--time-operations", is_flag=True, help="Time every operation of every step; this is slower and uses no graphs."
+)
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
 def bench(
@@ -44,9 +47,9 @@ def bench(
     deployment = read_deployment(deployment_file, flags)
     workload = reshaped(read_workload(trace), limit=limit, rate_scale=rate_scale)
 
+    from planning.measure.load_engine import load_engine
+    from planning.progress import counting
     from realengine.replay import record
-    from tokentwin.engines import load_engine
-    from tokentwin.progress import counting
 
     with closing(load_engine(deployment)) as engine, counting("replaying", len(list(workload.requests))) as advance:
         if time_operations:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentwin.deployments import deployment_options, read_deployment
+from planning.deployments import read_deployment
+from tokentwin.deployment_options import deployment_options
 from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
-    from calibration.step_cost import Calibration
-    from serving.config import Deployment
+    from calibration.steps.step_cost import Calibration
+    from serving.deployments.config import Deployment
     from serving.workload import Workload
 
 
@@ -48,8 +49,8 @@ def calibrate(
     With --from-iterations and --from-case nothing is run: what was measured of another engine corrects the kernel
     tables of its GPU, and engine.json is written, which simulate takes as well.
     """
+    from planning.measure.calibration_runs import fit_recordings
     from serving.errors import UserError
-    from tokentwin.calibrating import fit_recordings
 
     directory = Path(out)
     if bool(iterations) != bool(gpu):
@@ -73,7 +74,7 @@ def calibrate(
 
 def _of_one_engine(recordings: tuple[str, ...]) -> list[Path]:
     """Where they lie. Raises UserError for one that was simulated, and for those of several engines."""
-    from calibration.decision_replay import recorded_deployment
+    from calibration.validation.decision_replay import recorded_deployment
     from serving.errors import UserError
     from traces.recording import Recording
 
@@ -90,9 +91,9 @@ def _of_one_engine(recordings: tuple[str, ...]) -> list[Path]:
 
 def _measured(deployment: Deployment, directory: Path, seconds: float, force: bool) -> list[Path]:
     """Recordings of the designed traces, made now."""
-    from tokentwin.calibrating import measure
-    from tokentwin.engines import load_engine
-    from tokentwin.whole_run import record_whole
+    from planning.measure.calibration_runs import measure
+    from planning.measure.load_engine import load_engine
+    from planning.measure.whole_run import record_whole
 
     engine = load_engine(deployment)
 
@@ -112,11 +113,11 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.engine_calibration import FILE
-    from calibration.iteration_fit import calibrate_from_log
-    from calibration.iteration_log import read_iteration_log
-    from calibration.predict import kernels
-    from serving.model_catalogue import find_model
+    from calibration.steps.external_calibration import FILE
+    from calibration.steps.iteration_fit import calibrate_from_log
+    from calibration.steps.iteration_log import read_iteration_log
+    from calibration.steps.predict import kernels
+    from serving.deployments.model_catalogue import find_model
 
     _check_free(directory, FILE, force)
     log = read_iteration_log(path)
@@ -158,11 +159,11 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
 def _from_case(path: Path, data: Path, directory: Path, force: bool) -> None:
     from datetime import UTC, datetime
 
-    from calibration.engine_calibration import FILE
-    from calibration.external.blind import blind
-    from calibration.external.case import load_case
-    from calibration.external.learning import learnt_from
-    from calibration.external.scoring import score
+    from calibration.steps.external_calibration import FILE
+    from calibration.validation.external.blind import blind
+    from calibration.validation.external.case import load_case
+    from calibration.validation.external.learning import learnt_from
+    from calibration.validation.external.scoring import score
     from tokentwin.commands.validate_external import print_outcomes
 
     _check_free(directory, FILE, force)
@@ -184,7 +185,7 @@ def print_calibration(calibration: Calibration) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.step_features import CPU_FEATURES, STEP_FEATURES
+    from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
 
     prices = Table("part", "what it pays for", "µs each", title=f"calibration {calibration.id}")
     for name, meaning in STEP_FEATURES.items():

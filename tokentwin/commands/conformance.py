@@ -7,7 +7,7 @@ import click
 
 @click.command()
 @click.argument("recordings", nargs=-1, required=True, type=click.Path())
-@click.option("--policy", default="vllm", show_default=True, help="A policy name, or package.module:Class.")
+@click.option("--policy", default="vllm", show_default=True, help="A policy's name, or path/to/file.py:Class.")
 def conformance(recordings: tuple[str, ...], policy: str) -> None:
     """Replay oracle RECORDINGs through our scheduler on the virtual clock.
 

@@ -41,7 +41,7 @@ DEMO_SCHEDULER = {
     default=120.0,
     show_default=True,
     type=Finite(min=0),
-    help="Seconds to wait for a calm machine, and to record again what was disturbed.",
+    help="Most seconds to wait for a calm machine and to repeat disturbed recordings.",
 )
 def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int, patience: float) -> None:
     """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.
@@ -50,15 +50,16 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
     canary, says that something else uses it, they wait; those that were disturbed all the same are made again, and the
     report says so. Replaces an earlier demo.
     """
-    from calibration.covalidation import covalidate
-    from serving.config import Deployment, parse
+    from calibration.validation.covalidation import covalidate
+    from planning.measure.calibration_runs import fit_recordings, measure
+    from planning.measure.calm_recordings import CalmRecordings
+    from planning.measure.load_engine import load_engine
+    from planning.measure.whole_run import record_whole
+    from serving.deployments.config import Deployment, parse
+    from serving.document import print_document
     from serving.errors import UserError
-    from tokentwin.calibrating import fit_recordings, measure
-    from tokentwin.calm_recordings import CalmRecordings
     from tokentwin.commands.calibrate import print_calibration
-    from tokentwin.commands.validate import DECISIONS_DIFFER, print_report
-    from tokentwin.engines import load_engine
-    from tokentwin.whole_run import record_whole
+    from tokentwin.commands.validate import DECISIONS_DIFFER
     from traces.synth import parse_spec, synthesise
     from traces.writer import write_workload
 
@@ -96,22 +97,22 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
             real_run()
     while len(real) < repeats:
         real_run()
-    calm.settle()
+    calm.repeat_disturbed()
     calibration = fit_recordings(measured, directory / "calibration")
     print_calibration(calibration)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     report = covalidate(real, calibration, directory / "validation", created, calm.set_aside())
-    print_report(report)
+    print_document(report)
     click.echo(f"\nLook at it: tokentwin dashboard {directory}")
-    if not report.replay.exact:
+    if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
 
 
 def _model() -> str:
     """SmolLM2 if it can be had; otherwise random weights of the same shape, and say so."""
+    from planning.home import home
     from realengine.smollm2 import fetch
     from serving.errors import UserError
-    from tokentwin.home import home
 
     try:
         fetch(home())

@@ -2,110 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import math
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from planning.diagnose.request import DiagnoseRequest
+from tokentwin.request_options import options_of, requested
 
-    from calibration.diagnosis import Diagnosis
+_LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
-_JUDGED = {"ttft": "ttft_ms", "itl": "itl_ms", "tpot": "tpot_ms", "e2e": "e2e_ms"}
+option = options_of(DiagnoseRequest)
 
 
 @click.command()
 @click.argument("run", type=click.Path())
-@click.option("--calibration", "-c", type=click.Path(), help="Directory made by `tokentwin calibrate`.")
-@click.option("--gpu", help="Time steps by the kernel tables of this GPU.")
-@click.option("--router", default="", help="Another router than the recording says.")
-@click.option("--metric", "judged", type=click.Choice(list(_JUDGED)), help="Explain the p99 of this one.")
-@click.option("--slo", help="Bounds in ms that say what is high, e.g. 'ttft:200 tpot:50'.")
+@option("--calibration", "-c", type=click.Path())
+@option("--gpu")
+@option("--router")
+@click.option("--metric", type=click.Choice(_LATENCIES), help="Explain the p99 of this latency.")
+@click.option("--slo", help="Latencies above these bounds in ms count as high, e.g. 'ttft:200 tpot:50'.")
+@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer in this file, as JSON.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def diagnose(
-    run: str, calibration: str | None, gpu: str | None, router: str, judged: str | None, slo: str | None, style: str
-) -> None:
+def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool, style: str, **given: Any) -> None:
     """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and what would prove them.
 
     With a cost model (-c or --gpu) the run is simulated again with one constraint lifted at a time, and its p99 is
     attributed to them: a capacity problem, or a policy problem. Without one only evidence is given.
+
+    Save the diagnosis as RUN/diagnosis.json and the report that `tokentwin export RUN --to html` writes shows it.
     """
-    from tokentwin.diagnosing import diagnosed, diagnosis_document
+    from planning.diagnose import recorded_run
+    from planning.exports.file import check_free, write_whole
+    from serving.document import print_document
+    from tokentwin.commands.command_line import command_line
+    from traces.run_metrics import parse_slo
 
-    evidence, found = diagnosed(run, calibration, gpu, router, _JUDGED.get(judged or ""), slo or "")
+    if save is not None:
+        check_free(save, force)
+    given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
+    command = command_line(click.get_current_context(), leave_out=("style", "save", "force"))
+    document = recorded_run.diagnose(requested(DiagnoseRequest, given), asked={"command": command})
+    if save is not None:
+        write_whole(save, lambda file: file.write(document.dumps().encode()), force)
     if style == "json":
-        click.echo(json.dumps(diagnosis_document(evidence, found)))
+        click.echo(document.dumps())
     else:
-        print_diagnosis(found, evidence.has_steps)
-
-
-def print_diagnosis(found: Diagnosis, has_steps: bool) -> None:
-    """Symptoms with their evidence, counterfactuals, and the verdict last."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if found.symptoms:
-        table = Table("symptom", "lifecycle", show_lines=True)
-        for heading in ("evidence", "what would prove it"):
-            table.add_column(heading, overflow="fold")
-        for symptom in found.symptoms:
-            table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
-        console.print(table)
-    if not has_steps:
-        console.print("[dim]the recording holds no steps, so that compute and memory were not looked at[/]")
-    if found.counterfactuals:
-        _print_counterfactuals(console, found)
-    else:
-        console.print("[dim]evidence only: with -c or --gpu the run is simulated without each constraint[/]")
-    console.print(f"[bold]{found.verdict()}[/]", soft_wrap=True)
-
-
-def _print_counterfactuals(console: Console, found: Diagnosis) -> None:
-    from rich.table import Table
-
-    from calibration.baseline import FINISHED
-    from serving.metrics import metric
-
-    sheds = found.metric == FINISHED
-    of = "; latencies are those of the requests that finish" if sheds else ""
-    columns = [
-        "with",
-        "kind",
-        *(["finish"] if sheds else []),
-        *(f"{metric(name).label} p99, ms" for name in found.simulated),
-    ]
-    table = Table(*columns, title=f"what lifting one constraint would buy{of}", title_justify="left")
-    table.add_row(
-        "the run as it was", "", *_shares(found.finished[1], sheds), *(_ms(p99) for p99 in found.simulated.values())
-    )
-    for c in found.counterfactuals:
-        if not c.skipped:
-            cells = (f"{_ms(c.p99[name])} ({_percent(-c.bought[name])})" for name in found.simulated)
-            table.add_row(c.name, c.kind, *_shares(c.finished, sheds), *cells)
-    console.print(table)
-    for c in found.counterfactuals:
-        if c.skipped:
-            console.print(f"[dim]{c.name}: not tried, {c.skipped}[/]")
-    if found.warning:
-        console.print(f"[yellow]{found.warning}[/]", soft_wrap=True)
-
-
-def _shares(finished: float, shown: bool) -> list[str]:
-    from calibration.step_marks import shown_share
-
-    return [shown_share(finished)] if shown else []
-
-
-def _ms(value: float) -> str:
-    from calibration.symptoms import shown_ms
-
-    if math.isnan(value):
-        return "-"
-    return shown_ms(value) if math.isfinite(value) else "never"
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share):+d} %" if math.isfinite(share) else "-"
+        print_document(document)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentwin.deployments import deployment_options, read_deployment, refuse_engine_flags
+from planning.deployments import read_deployment, refuse_engine_flags
+from tokentwin.deployment_options import deployment_options
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from calibration.explanation import Explanation
+    from calibration.steps.explanation import Explanation
 
 _COUNT = click.IntRange(min=0, max=10_000_000)
 
@@ -24,11 +25,13 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
     default=64,
     show_default=True,
     type=_COUNT,
-    help="Decode rows, each with a draft if the deployment speculates.",
+    help="Number of decode rows; with speculative decoding each has a draft.",
 )
 @click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decode row.")
 @click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Prompt chunks in the step.")
-@click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each.")
+@click.option(
+    "--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each prompt chunk."
+)
 @click.option("--past", default=0, show_default=True, type=_COUNT, help="Tokens computed before each chunk.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @deployment_options
@@ -47,10 +50,10 @@ def explain(
 
     The model is --model: a catalogued name (see `tokentwin model list`), a config.json or its folder.
     """
-    from calibration.explanation import explain as explained
     from calibration.operations import uniform_step
-    from calibration.predict import predicted_cost
-    from serving.config import Deployment
+    from calibration.steps.explanation import explain as explained
+    from calibration.steps.predict import predicted_cost
+    from serving.deployments.config import Deployment
     from serving.errors import UserError
 
     if not rows and not prompts:
@@ -79,7 +82,7 @@ def _print(found: Explanation, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.kernel_times import Mark
+    from calibration.kernels.times import Coverage
 
     console = Console()
     operations = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -95,10 +98,10 @@ def _print(found: Explanation, title: str) -> None:
             _amount(o.ns / 1e3),
             f"{100 * o.utilisation:.0f} %",
             o.bound,
-            f"{100 * o.sigma:.0f} %{'*' if o.mark is Mark.EXTRAPOLATED else ''}",
+            f"{100 * o.sigma:.0f} %{'*' if o.mark is Coverage.EXTRAPOLATED else ''}",
         )
     console.print(operations)
-    if any(o.mark is Mark.EXTRAPOLATED for o in found.operations):
+    if any(o.mark is Coverage.EXTRAPOLATED for o in found.operations):
         console.print("* beyond measured shapes")
     parts = Table(title="the step, as engines run it", title_justify="left")
     for heading in ("part", "µs", "share"):

@@ -7,14 +7,19 @@ from typing import Any
 
 import click
 
-from tokentwin.deployments import deployment_options, read_deployment
+from planning.deployments import read_deployment
+from tokentwin.deployment_options import deployment_options
 from tokentwin.finite import Finite
 
 
 @click.command()
 @click.argument("prompt")
-@click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Longest answer.")
-@click.option("--temperature", default=0.0, show_default=True, type=Finite(min=0), help="0 is greedy.")
+@click.option(
+    "--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Most tokens to generate."
+)
+@click.option(
+    "--temperature", default=0.0, show_default=True, type=Finite(min=0), help="Sampling temperature; 0 is greedy."
+)
 @click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
 @click.option(
     "--top-p",
@@ -23,7 +28,7 @@ from tokentwin.finite import Finite
     type=Finite(0, 1, min_open=True),
     help="Keep the likeliest tokens that sum to p.",
 )
-@click.option("--seed", default=0, show_default=True, help="Same seed, same answer.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the draws; the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be given again.")
 @click.option("--system", help="A system message.")
 @deployment_options
@@ -43,9 +48,9 @@ def generate(
 
     Without --deployment: SmolLM2, and room for 2048 tokens (--max-model-len) of prompt and answer.
     """
-    from serving.config import Deployment, SchedulerConfig, parse
+    from planning.measure.load_engine import load_engine
+    from serving.deployments.config import Deployment, SchedulerConfig, parse
     from serving.errors import UserError
-    from tokentwin.engines import load_engine
 
     longest = max(flags.get("max_model_len") or 2048, 2)
     room = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "max_model_len": longest, "num_blocks": longest // 16 + 2}

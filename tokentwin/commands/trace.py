@@ -19,7 +19,7 @@ _FORMAT = click.option(
     "--format", "format_", type=click.Choice(["table", "json"]), default="table", help="What to print."
 )
 _TO = click.option(
-    "--to", type=click.Choice(["parquet", "mooncake"]), help="Format to write; by default from the name of OUT."
+    "--to", type=click.Choice(["parquet", "mooncake"]), help="Format to write; by default the name of OUT decides."
 )
 _FORCE = click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 _SPREAD = click.option(
@@ -70,8 +70,8 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 @click.argument("out", type=_TRACE)
 @click.option("--spec", "spec_path", type=_TRACE, help="YAML file with the specification; options override it.")
 @click.option("--requests", metavar="N", help="Number of requests.")
-@click.option("--duration-s", metavar="S", help="Arrivals before this time, instead of a number.")
-@click.option("--seed", metavar="N", help="Seed of everything random.")
+@click.option("--duration-s", metavar="S", help="Stop arrivals after this many seconds, instead of --requests.")
+@click.option("--seed", metavar="N", help="Seed of all random draws.")
 @click.option(
     "--arrivals",
     metavar="A",
@@ -84,7 +84,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
     help="Tokens of the user's part: 512 | uniform:low=1,high=99 | "
     "lognormal:mean=950,p99=7000,max=8000 | exponential:mean=200 | empirical:path=trace.csv",
 )
-@click.option("--output", metavar="L", help="Tokens to generate, likewise.")
+@click.option("--output", metavar="L", help="Tokens to generate, as a distribution like --prompt.")
 @click.option("--system-prompts", metavar="P", help="count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
 @click.option("--sessions", metavar="S", help="turns=4,think_ms=20000,max_prompt_tokens=8000")
 @_TO

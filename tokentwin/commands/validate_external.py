@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from calibration.external.predictor import Predictor
-    from calibration.external.scoring import Outcome
+    from calibration.validation.external.predictor import Predictor
+    from calibration.validation.external.scoring import Outcome
 
 TARGET_MISSED = 3
 
@@ -19,7 +19,7 @@ TARGET_MISSED = 3
 @click.command()
 @click.option("--data", default="../shared/data", show_default=True, type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
-@click.option("--case", "names", multiple=True, help="Only the case of this name; may be repeated.")
+@click.option("--case", "names", multiple=True, help="Use only the case of this name; repeat for more.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--write", "page", type=click.Path(), help="Also write the report as a Markdown page.")
 @click.option("--out", "-o", type=click.Path(), help="Also write external.json here, for the dashboard's Trust page.")
@@ -31,10 +31,10 @@ def external(
     A case file names the engine's settings, the files in --data, and how close a prediction should come. Exits 0 when
     every target is met, 3 when one is missed, 2 when a file or a setting is wrong.
     """
-    from calibration.external.case import load_cases
-    from calibration.external.page import as_dict, markdown
-    from calibration.external.scoring import score
-    from calibration.external.steps import score_steps
+    from calibration.validation.external.case import load_cases
+    from calibration.validation.external.page import as_dict, markdown
+    from calibration.validation.external.scoring import score
+    from calibration.validation.external.steps import score_steps
     from serving.errors import UserError
     from tokentwin import __version__
 
@@ -65,7 +65,7 @@ def external(
 
 
 def _predictor() -> Predictor:
-    from calibration.external.blind import blind
+    from calibration.validation.external.blind import blind
 
     return blind
 
@@ -85,7 +85,7 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.external.page import (
+    from calibration.validation.external.page import (
         MANY,
         ROW_HEADER,
         TARGET_HEADER,
@@ -103,7 +103,7 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
         for cells in group_rows(outcome) if long else map(row_cells, outcome.rows):
             table.add_row(*cells)
         console.print(table)
-        mark, why = outcome.standing
+        mark, why = outcome.provenance
         console.print(f"{mark.name.lower()}: {why}", highlight=False)
     targets = Table(*TARGET_HEADER, title="targets", title_justify="left")
     for outcome in outcomes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serving.config import parse
+from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.plugins import find
 from traces.measured.run import MeasuredFormat

@@ -1,0 +1,101 @@
+"""Kernel tables in, a GPU's fitted surfaces out: `python -m calibration.kernels.fit --tables package --gpu H100`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
+from calibration.kernels.surface_file import write_surfaces
+from calibration.kernels.surface_fit import fit_kernel
+from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
+from calibration.operations import Collective
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.errors import UserError
+
+# Messages up to which vLLM takes its own all-reduce, by number of GPUs; beyond two, only over NVLink
+# (vllm/distributed/device_communicators/all_reduce_utils.py; 8 MiB for architectures that it does not list).
+_MIB = 2**20
+_HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
+_B200 = {2: 2 * _MIB, 4: 2 * _MIB, 8: _MIB}
+_B300 = {2: 4 * _MIB, 4: 4 * _MIB, 8: 4 * _MIB}
+_NVLINK = {2: 8 * _MIB, 4: 8 * _MIB, 8: 8 * _MIB}
+_PCIE = {2: 8 * _MIB}
+_CUSTOM_BYTES = {
+    "H100": _HOPPER,
+    "H200": _HOPPER,
+    "B200": _B200,
+    "GB200": _B200,
+    "B300": _B300,
+    "L40S": _PCIE,
+    "RTX-PRO-6000": _PCIE,
+}
+
+_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
+_FEWEST_SHAPES = 20
+# A FlashInfer kernel that looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
+_UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
+
+
+def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
+    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them.
+
+    Raises UserError for tables that cannot be read.
+    """
+    by_key: dict[str, list[Measured]] = defaultdict(list)
+    for measured in measurements(tables, gpu.name):
+        by_key[measured.key].append(measured)
+    fits: dict[str, KernelFit] = {}
+    errors = {}
+    for key, measured_of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
+        collective = isinstance(measured_of_key[0].operation, Collective)
+        if (gpu.name, key) in _UNTUNED or (len(measured_of_key) < _FEWEST_SHAPES and not collective):
+            continue
+        like = fits.get(_TIMED_WITH_HOST.get(key, ""))
+        fits[key], held_out = fit_kernel(gpu, measured_of_key, like)
+        errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
+    about = {
+        "source": "NVIDIA aiconfigurator kernel tables (ai-dynamo/aiconfigurator)",
+        "licence": "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES",
+        "tables": provenance(tables, gpu.name),
+        "held_out": errors,
+    }
+    return KernelSurfaces(gpu, fits, _CUSTOM_BYTES.get(gpu.name, _NVLINK)), about
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.fit", description=__doc__)
+    parser.add_argument(
+        "--tables", default=PACKAGE, help="folder of one system's tables, or `package`: aiconfigurator-core"
+    )
+    parser.add_argument("--gpu", required=True, help="name in the catalogue of GPUs")
+    parser.add_argument("--out", type=Path, help="Parquet file to write; default: the bundled one")
+    parser.add_argument("--date", default="", help="date of the fit, to be kept in the file")
+    given = parser.parse_args(arguments)
+    try:
+        gpu = find_gpu(given.gpu)
+        kernels, about = fit_kernels(given.tables, gpu)
+        if given.date:
+            about["date"] = given.date
+        out = given.out or bundled(gpu.name)
+        write_surfaces(out, kernels, about)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{gpu.name}: absolute error at points held out, median and 9 of 10, in per cent")
+    print(f"{'kernel':<22}{'shapes':>16}{'sizes':>16}")
+    for key, held_out in about["held_out"].items():
+        shapes, sizes = (
+            f"{100 * held_out[f'{of}_median']:.1f} {100 * held_out[f'{of}_p90']:5.1f}" for of in ("shapes", "sizes")
+        )
+        print(f"{key:<22}{shapes:>16}{sizes:>16}")
+    print(f"wrote {out}: {out.stat().st_size / 1024:.0f} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Operations from where they lie on a surface: the inverse of `Structure.shape` and `Structure.sizes`.
+
+What a table of kernel times is plotted and browsed by: a kernel's key says which operation it is, a shape and sizes
+which one. Names are those of tables and axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from calibration.kernels.structure import structure_of
+from calibration.kernels.surfaces import KernelFit
+from calibration.kernels.times import Estimate, floor_ns
+from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention
+from serving.deployments.gpu_spec import GpuSpec
+
+NO_WINDOW = 2**17  # as a feature of shapes without a sliding window
+
+
+@dataclass(frozen=True)
+class KernelKind:
+    """One kind of kernel.
+
+    title       what people call it
+    shape       names of what a model fixes
+    sizes       names of what a step brings; the last is what it is drawn over
+    operation   from the part of the key after the slash, a shape and sizes
+    """
+
+    title: str
+    shape: tuple[str, ...]
+    sizes: tuple[str, ...]
+    operation: Callable[[str, Sequence[float], Sequence[Any]], Operation]
+
+
+def _gemm(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    n, k = map(round, shape)
+    return Gemm("", sizes[0], n, k, dtype)
+
+
+def _heads(shape: Sequence[float]) -> tuple[int, int, int, int]:
+    kv_heads, group, head_dim, window = map(round, shape)
+    return kv_heads * group, kv_heads, head_dim, 0 if window >= NO_WINDOW else window
+
+
+def _prefill(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    heads, kv_heads, head_dim, window = _heads(shape)
+    rows, length = sizes
+    pairs = length * (length + 1) / 2
+    if window:
+        beyond = np.maximum(length - window, 0.0)
+        pairs = pairs - beyond * (beyond + 1) / 2
+    return PrefillAttention("", rows, rows * length, 0 * rows, rows * pairs, heads, kv_heads, head_dim, dtype, window)
+
+
+def _decode(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    heads, kv_heads, head_dim, window = _heads(shape)
+    rows, context = sizes
+    seen = np.minimum(context, window) if window else context
+    return DecodeAttention("", rows, rows * seen, heads, kv_heads, head_dim, dtype, window)
+
+
+def _experts(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    hidden, inter, topk, experts, on_device = map(round, shape)
+    return Experts("", sizes[0], hidden, inter, topk, experts, 1, round(experts / on_device), dtype)
+
+
+def _collective(kind: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    return Collective("", kind, round(shape[0]), sizes[0])
+
+
+_HEADS = ("KV heads", "query heads per KV head", "head size", "window (tokens)")
+_EXPERTS = ("hidden size", "intermediate size", "experts per token", "experts", "experts on a GPU")
+KINDS = {
+    "gemm": KernelKind("GEMM", ("n (columns)", "k (rows)"), ("m (tokens)",), _gemm),
+    "prefill": KernelKind("prompt attention", _HEADS, ("prompts", "length of each (tokens)"), _prefill),
+    "decode": KernelKind("decode attention", _HEADS, ("rows", "context of each (tokens)"), _decode),
+    "experts": KernelKind("experts", _EXPERTS, ("tokens",), _experts),
+    "nccl": KernelKind("NCCL", ("GPUs",), ("message (elements)",), _collective),
+    "custom": KernelKind("vLLM's own", ("GPUs",), ("message (elements)",), _collective),
+}
+
+
+def kind_of(key: str) -> KernelKind:
+    """The kind of a kernel, `gemm` of `gemm/fp8`."""
+    return KINDS[key.partition("/")[0]]
+
+
+def operation_at(key: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    """The operation of kernel `key` at a shape and sizes; sizes are numbers or arrays of one form."""
+    return kind_of(key).operation(key.partition("/")[2], shape, sizes)
+
+
+def estimate_at(gpu: GpuSpec, key: str, fit: KernelFit, shape: Sequence[float], sizes: Sequence[Any]) -> Estimate:
+    """Times of `fit` at a shape and sizes, never below the roofline."""
+    operation = operation_at(key, shape, sizes)
+    structure = structure_of(operation)
+    residual = fit.surface.of(tuple(shape)).at(*structure.sizes(operation))
+    ns = structure.ns(gpu, operation, fit.efficiency) * np.exp(residual.log)
+    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.mark)
+
+
+def measured_at(gpu: GpuSpec, key: str, fit: KernelFit, number: int) -> tuple[tuple[Any, ...], Any]:
+    """What was measured of shape `number`, brought to the knots of its sizes: the knots as arrays, and nanoseconds.
+
+    NaN where fewer than half of the shapes were measured.
+    """
+    surface = fit.surface
+    sizes = np.meshgrid(*(np.exp2(axis) for axis in surface.knots), indexing="ij")
+    operation = operation_at(key, np.exp2(surface.shapes[number]).tolist(), sizes)
+    ns = structure_of(operation).ns(gpu, operation, fit.efficiency) * np.exp(surface.values[number])
+    return tuple(sizes), np.where(surface.support >= 0.5, ns, np.nan)

@@ -1,0 +1,140 @@
+"""A smooth surface over the logarithms of shapes and sizes: how measured times differ from structured ones.
+
+A *shape* is what a model fixes (n and k of a GEMM, the heads of an attention), a *size* what a step brings (tokens, a
+batch and its context). Over sizes the surface is piecewise linear between knots; over shapes it is a Gaussian process
+with an exponential kernel (Rasmussen and Williams, Gaussian Processes for Machine Learning, ch. 2 and 5.4.2), which is
+what makes it honest away from the data: there it goes back to the mean of all shapes, and its error grows to theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from calibration.kernels.times import Coverage
+
+Array = NDArray[np.float64]
+
+_FAR = 0.5  # of the variance of a shape that nothing is known of: beyond this a shape is extrapolated
+_OCTAVES = 2.0  # beyond the last knot, what was learnt is forgotten at this rate
+
+
+class Residual(NamedTuple):
+    """`log` of measured over structured time, the standard error of it, and a `Coverage`; each of the sizes' shape."""
+
+    log: Array
+    sigma: Array
+    mark: NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Log ratios of `shapes` at the knots of their sizes.
+
+    shapes      [shapes, features], log2
+    knots       of each size, log2, increasing
+    values      [shapes, *knots] log ratios
+    support     [*knots] share of the shapes that were measured about there
+    scales      [features] octaves over which shapes stop resembling each other
+    nugget      variance of one shape's own peculiarity, relative to that between shapes
+    error       standard error of the log ratio among shapes and sizes like those measured, from held-out ones
+    spread      the same, of a shape that resembles none
+    """
+
+    shapes: Array
+    knots: tuple[Array, ...]
+    values: Array
+    support: Array
+    scales: Array
+    nugget: float
+    error: float
+    spread: float
+    _curves: dict[tuple[float, ...], Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _solved: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def of(self, shape: tuple[float, ...]) -> Curve:
+        """The surface over sizes, at one shape."""
+        curve = self._curves.get(shape)
+        if curve is None:
+            curve = self._curves[shape] = self._curve(np.log2(np.asarray(shape, dtype=np.float64)))
+        return curve
+
+    def _curve(self, at: Array) -> Curve:
+        if not self._solved:
+            self._solved.append(cho_factor(kernel(self.shapes, self.shapes, self.scales) + self._nuggets()))
+        near = kernel(at[None], self.shapes, self.scales)[0]
+        weights = cho_solve(self._solved[0], near)
+        mean = self.values.mean(axis=0)
+        values = mean + np.tensordot(weights, self.values - mean, axes=1)
+        unknown = float(np.clip(1.0 - near @ weights, 0.0, 1.0))
+        low, high = self.shapes.min(axis=0) - 1e-6, self.shapes.max(axis=0) + 1e-6
+        within = bool(np.all((at >= low) & (at <= high))) and unknown <= _FAR
+        measured = bool(np.any(np.all(np.abs(self.shapes - at) < 1e-4, axis=1)))
+        return Curve(self, values, unknown, within, measured)
+
+    def _nuggets(self) -> Array:
+        return self.nugget * np.eye(len(self.shapes))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A surface at one shape: `unknown` is the share of the variance between shapes that is not explained there."""
+
+    surface: Surface
+    values: Array
+    unknown: float
+    within: bool
+    measured: bool
+
+    def at(self, *sizes: Any) -> Residual:
+        """At sizes that are numbers or arrays, broadcast together."""
+        surface = self.surface
+        at = [np.log2(np.maximum(size, 1e-9)) for size in np.broadcast_arrays(*sizes)]
+        log = interpolate(surface.knots, self.values, at)
+        beyond = np.zeros_like(at[0])
+        on_knots = np.full(at[0].shape, self.measured)
+        for knots, position in zip(surface.knots, at, strict=True):
+            beyond = np.maximum(beyond, np.maximum(knots[0] - position, position - knots[-1]))
+            near = knots[np.clip(np.searchsorted(knots, position - 1e-6), 0, len(knots) - 1)]
+            on_knots &= np.abs(near - position) < 1e-6
+        supported = interpolate(surface.knots, surface.support, at)
+        kept = np.exp(-np.maximum(beyond, 0.0) / _OCTAVES)
+        unknown = 1.0 - (1.0 - self.unknown) * kept**2 * np.minimum(2.0 * supported, 1.0)
+        far = (not self.within) | (beyond > 1e-6) | (supported < 0.5)
+        known = np.where(on_knots, Coverage.VALIDATED, Coverage.INTERPOLATED)
+        mark = np.where(far, Coverage.EXTRAPOLATED, known).astype(np.int8)
+        sigma = np.sqrt(surface.error**2 * (1.0 - unknown) + (surface.error**2 + surface.spread**2) * unknown)
+        return Residual(log * kept, sigma, mark)
+
+
+def kernel(one: Array, other: Array, scales: Array) -> Array:
+    """Resemblance of shapes, 1 where they are equal: `[a, features], [b, features] -> [a, b]`."""
+    difference = (one[:, None, :] - other[None, :, :]) / scales
+    return np.exp(-np.sqrt((difference**2).sum(axis=-1)))
+
+
+def corners(knots: Array, at: Any) -> tuple[NDArray[np.int64], Array]:
+    """The knot at or below each position, and how far towards the next it is: 0..1, clamped at the ends."""
+    index = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, max(len(knots) - 2, 0))
+    above = knots[np.minimum(index + 1, len(knots) - 1)]
+    width = np.where(above > knots[index], above - knots[index], 1.0)
+    return index, np.clip((at - knots[index]) / width, 0.0, 1.0)
+
+
+def interpolate(knots: tuple[Array, ...], values: Array, at: list[Any]) -> Array:
+    """Multilinear between knots, constant beyond them; `values` is `[*knots]`, `at` one array per axis."""
+    if len(knots) == 1:
+        return np.interp(at[0], knots[0], values)
+    located = [corners(axis, position) for axis, position in zip(knots, at, strict=True)]
+    total = np.zeros(np.shape(at[0]))
+    for corner in np.ndindex(*(2,) * len(knots)):
+        weight, index = np.ones_like(total), []
+        for (below, share), up, axis in zip(located, corner, knots, strict=True):
+            weight = weight * (share if up else 1.0 - share)
+            index.append(np.minimum(below + up, len(axis) - 1))
+        total = total + weight * values[tuple(index)]
+    return total

@@ -1,0 +1,135 @@
+"""Fitted kernels of one GPU as a small Parquet file: a row is a shape, its values are bytes.
+
+Log ratios are rounded to 1/127 of their kernel's largest, which is well below what they are known to. The schema's
+metadata says whose measurements they come from, under which licence, and the errors at points held out of the fit. A
+file that is not ours, is damaged or is of another GPU is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from calibration.kernels.structure import Efficiency
+from calibration.kernels.surface import Surface
+from calibration.kernels.surfaces import KernelFit, KernelSurfaces
+from serving.deployments.gpu_spec import GpuSpec
+from serving.errors import UserError
+
+FORMAT = "tokentwin kernel surfaces 1"
+_STEPS = 127
+_METADATA = b"tokentwin"
+
+
+def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
+    """`about` is kept as it is: source, versions, licence, date, held-out errors. Same input, same bytes."""
+    rows: dict[str, list[Any]] = {"kernel": [], "shape": [], "log_ratio": []}
+    described: dict[str, Any] = {}
+    for key, fit in kernels.fits.items():
+        surface = fit.surface
+        step = float(np.abs(surface.values).max()) / _STEPS or 1.0
+        rounded = np.round(surface.values / step).astype(np.int8)
+        for shape, values in zip(surface.shapes, rounded, strict=True):
+            rows["kernel"].append(key)
+            rows["shape"].append(np.exp2(shape).round(3).astype(np.float32))
+            rows["log_ratio"].append(values.ravel())
+        described[key] = {
+            "efficiency": asdict(fit.efficiency),
+            "knots": [np.exp2(axis).round(3).tolist() for axis in surface.knots],
+            "support": np.round(surface.support, 2).ravel().tolist(),
+            "scales": surface.scales.tolist(),
+            "nugget": surface.nugget,
+            "error": surface.error,
+            "spread": surface.spread,
+            "step": step,
+        }
+    table = pa.table(
+        {
+            "kernel": pa.array(rows["kernel"]).dictionary_encode(),
+            "shape": pa.array(rows["shape"], pa.list_(pa.float32())),
+            "log_ratio": pa.array(rows["log_ratio"], pa.list_(pa.int8())),
+        }
+    )
+    metadata = {
+        "format": FORMAT,
+        "gpu": kernels.gpu.name,
+        "custom_bytes": {str(gpus): limit for gpus, limit in kernels.custom_bytes.items()},
+        "kernels": described,
+        "about": about,
+    }
+    metadata["sha256"] = _digest(table, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        table.replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()}),
+        path,
+        compression="zstd",
+        compression_level=19,
+    )
+
+
+def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
+    """Raises UserError for a file that is not of this kind, damaged, or of another GPU."""
+    table, metadata = _read(path)
+    if metadata["gpu"] != gpu.name:
+        raise UserError("kernel surfaces", str(path), f"are of {metadata['gpu']}, not of {gpu.name}")
+    keys = np.array(table["kernel"].to_pylist())
+    shapes, ratios = table["shape"].combine_chunks(), table["log_ratio"].combine_chunks()
+    fits = {}
+    for key, known in metadata["kernels"].items():
+        rows = pa.array(np.flatnonzero(keys == key))
+        grid = tuple(len(axis) for axis in known["knots"])
+        features = shapes.take(rows).flatten().to_numpy().reshape(len(rows), -1).astype(np.float64)
+        values = ratios.take(rows).flatten().to_numpy().reshape(len(rows), *grid) * known["step"]
+        fits[key] = KernelFit(
+            Efficiency(**known["efficiency"]),
+            Surface(
+                np.log2(features),
+                tuple(np.log2(axis) for axis in known["knots"]),
+                values,
+                np.array(known["support"]).reshape(grid),
+                np.array(known["scales"]),
+                known["nugget"],
+                known["error"],
+                known["spread"],
+            ),
+        )
+    return KernelSurfaces(gpu, fits, {int(gpus): limit for gpus, limit in metadata["custom_bytes"].items()})
+
+
+def about_surfaces(path: Path) -> dict[str, Any]:
+    """Where a file's fits come from, and their held-out errors."""
+    about: dict[str, Any] = _read(path)[1]["about"]
+    return about
+
+
+def _read(path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    try:
+        table = pq.ParquetFile(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError("kernel surfaces", str(path), f"are not readable as Parquet: {error}") from None
+    try:
+        metadata: dict[str, Any] = json.loads((table.schema.metadata or {})[_METADATA])
+        kind = metadata["format"]
+    except (KeyError, ValueError, TypeError):
+        kind = "some other Parquet file"
+    if kind != FORMAT:
+        raise UserError(
+            "kernel surfaces", str(path), f"are not {FORMAT!r} but {kind}; make them with calibration.kernels.fit"
+        )
+    if metadata.pop("sha256", "") != _digest(table, metadata):
+        raise UserError("kernel surfaces", str(path), "are damaged: their contents do not match their checksum")
+    return table, metadata
+
+
+def _digest(table: pa.Table, metadata: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in ("shape", "log_ratio"):
+        digest.update(table[name].combine_chunks().flatten().to_numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Kernel times of one GPU: structured times, corrected by surfaces that were fitted to a table of measurements.
+
+Every operation answers; what its tables do not cover is marked as extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from calibration.kernels.structure import Efficiency, structure_of
+from calibration.kernels.surface import Surface
+from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.operations import Collective, Elementwise, Operation
+from serving.deployments.gpu_spec import GpuSpec
+
+_SIMILAR = {"fp8": ("fp8_block", "bfloat16"), "fp8_block": ("fp8", "bfloat16")}
+_ELEMENTWISE_SIGMA = 0.3  # not in the tables: the GEMMs' launch and bandwidth stand in
+_STAND_IN_SIGMA = 0.4  # another type's surface
+_UNTABLED_SIGMA = 0.7  # nothing measured of this kind at all
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """What was learnt of one kernel: coefficients of its structured time, and the surface of what they leave."""
+
+    efficiency: Efficiency
+    surface: Surface
+
+
+@dataclass
+class KernelSurfaces:
+    """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `nccl/all_reduce`, ...).
+
+    custom_bytes    message up to which vLLM takes its own all-reduce kernel, by number of GPUs
+    """
+
+    gpu: GpuSpec
+    fits: dict[str, KernelFit]
+    custom_bytes: dict[int, int]
+
+    def time(self, operation: Operation) -> Estimate:
+        if isinstance(operation, Elementwise):
+            return self._elementwise(operation)
+        key = structure_of(operation).key(operation)
+        if isinstance(operation, Collective):
+            return self._collective(operation, key)
+        return self._looked_up(operation, key)
+
+    def _looked_up(self, operation: Operation, key: str) -> Estimate:
+        """By its own fit, else by that of a similar type, else by the structure alone."""
+        fit = self.fits.get(key)
+        if fit is not None:
+            return self._fitted(operation, fit)
+        kind, _, dtype = key.partition("/")
+        for similar in _SIMILAR.get(dtype, ("bfloat16",)):
+            fit = self.fits.get(f"{kind}/{similar}")
+            if fit is not None:
+                found = self._fitted(operation, fit)
+                sigma = np.hypot(found.sigma, _STAND_IN_SIGMA)
+                return Estimate(found.ns, sigma, np.full_like(found.mark, Coverage.EXTRAPOLATED))
+        return self._plain(operation)
+
+    def _fitted(self, operation: Operation, fit: KernelFit) -> Estimate:
+        structure = structure_of(operation)
+        sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
+        residual = fit.surface.of(structure.shape(operation)).at(*sizes)
+        ns = structure.ns(self.gpu, operation, fit.efficiency) * np.exp(residual.log)
+        return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), residual.sigma, residual.mark)
+
+    def _collective(self, operation: Collective, key: str) -> Estimate:
+        """As vLLM does: its own all-reduce for small messages, NCCL beyond and for everything else."""
+        nccl = self._looked_up(operation, key)
+        custom = self.fits.get(f"custom/{operation.kind}")
+        limit = self.custom_bytes.get(operation.gpus, 0)
+        if custom is None or limit == 0:
+            return nccl
+        own = self._fitted(operation, custom)
+        taken = 2.0 * np.asarray(operation.elements) <= limit
+        return Estimate(*(np.where(taken, one, other) for one, other in zip(own, nccl, strict=True)))
+
+    def _elementwise(self, operation: Elementwise) -> Estimate:
+        """Bytes at the bandwidth that GEMMs reach, and a launch each in a CUDA graph as short as the shortest GEMM."""
+        efficiency = self._typical()
+        moving = 1e9 * np.asarray(operation.bytes, dtype=np.float64) / self.gpu.memory_bytes_per_s / efficiency.memory
+        ns = operation.launches * efficiency.launch_ns + moving
+        mark = np.full(ns.shape, Coverage.INTERPOLATED, dtype=np.int8)
+        return Estimate(ns, np.full(ns.shape, _ELEMENTWISE_SIGMA), mark)
+
+    def _plain(self, operation: Operation) -> Estimate:
+        ns = np.asarray(structure_of(operation).ns(self.gpu, operation, self._typical()), dtype=np.float64)
+        ns = np.maximum(ns, floor_ns(self.gpu, operation))
+        return Estimate(ns, np.full(ns.shape, _UNTABLED_SIGMA), np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))
+
+    def _typical(self) -> Efficiency:
+        return self.fits["gemm/bfloat16"].efficiency
+
+
+def bundled(name: str) -> Path:
+    """Where the fit of a GPU lies, or would lie."""
+    return Path(str(files("calibration.kernels").joinpath("gpus", f"{name}.parquet")))
+
+
+def bundled_names() -> list[str]:
+    """GPUs that a fit is bundled for."""
+    return sorted(path.stem for path in bundled("any").parent.glob("*.parquet"))

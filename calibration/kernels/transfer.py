@@ -1,0 +1,47 @@
+"""A GPU that nobody tabulated: other GPUs' kernels on its datasheet.
+
+Every GPU with a fit is asked how long it would take had it this datasheet: its own shares of the rates, its own
+surfaces. Their geometric mean is the answer, marked as extrapolated throughout. Its error was measured by leaving each
+fitted GPU out in turn (benchmarks/kernel_surfaces.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibration.kernels.surface_file import read_surfaces
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.times import Coverage, Estimate
+from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+
+_SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
+    Gemm: 0.25,
+    PrefillAttention: 0.55,
+    DecodeAttention: 0.4,
+    Experts: 0.75,
+    Collective: 0.6,
+    Elementwise: 0.4,
+}
+
+
+@dataclass
+class TransferredKernels:
+    """`KernelTimes` of `gpu` by `donors`: fits of other GPUs, each put on `gpu`'s datasheet."""
+
+    gpu: GpuSpec
+    donors: tuple[KernelSurfaces, ...]
+
+    @classmethod
+    def to(cls, gpu: GpuSpec) -> TransferredKernels:
+        """From every bundled fit."""
+        fitted = [read_surfaces(bundled(name), find_gpu(name)) for name in bundled_names()]
+        return cls(gpu, tuple(replace(kernels, gpu=gpu) for kernels in fitted))
+
+    def time(self, operation: Operation) -> Estimate:
+        logs = np.array([np.log(donor.time(operation).ns) for donor in self.donors])
+        ns = np.exp(logs.mean(axis=0))
+        sigma = np.hypot(_SIGMA[type(operation)], logs.std(axis=0))
+        return Estimate(ns, sigma, np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))

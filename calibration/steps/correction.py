@@ -1,0 +1,195 @@
+"""What whole steps teach about the sum of their parts.
+
+Kernels timed alone do not add up to a step: clocks drop under sustained load, launches leave gaps, the engine
+computes around them. A correction multiplies each part and adds times per step, row and prompt. It is fitted to
+measured steps on log errors, a regime weighing as the root of its steps, outliers little (soft L1); each multiplier is
+drawn towards its prior, 1 for most, so that what the steps say nothing about stays as the kernels have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.operations import StepSizes
+from calibration.steps.features import REGIMES, regimes
+from calibration.steps.parts import PARTS
+from serving.errors import UserError
+
+Floats = NDArray[np.float64]
+
+CLOCK_KNOTS = (256, 1024, 3072, 8192)  # tokens of a step at which the multiplier of `compute` is fitted
+COMPUTE = tuple(f"compute@{tokens}" for tokens in CLOCK_KNOTS)
+PROMPT_PARTS = ("compute", "expert compute", "prompt attention", "past attention")  # what prompts add to a step
+FACTORS = ("weights", *COMPUTE, *(part for part in PARTS if part not in ("weights", "compute")))
+ADDED = {
+    "step": "every step",
+    "decode row": "decode row",
+    "prompt": "prompt in the step",
+    "prompts only": "step without decode rows",
+    "prompts only, token": "prompt token of such a step",
+}
+_OF_PROMPTS = (*COMPUTE, *PROMPT_PARTS, "prompt", "prompts only", "prompts only, token")
+
+_PRIOR = {"imbalance": 0.3}
+_ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
+_TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
+_LOOSE = 1.0  # standard deviation of a logarithm: the rest may well be off by e
+_RIDGE = 0.02
+_OUTLIER = 0.02  # relative error beyond which a step counts less and less
+_SMALLEST_NS = 1e-6
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Multipliers of parts and nanoseconds added. The default changes nothing, and leaves the imbalance out.
+
+    source  what it was fitted to, empty when nothing
+    sigma   relative error of a step that is left, by regime (standard deviation, robust)
+    domain  least and most tokens, decode rows and decode context of the steps it was fitted to
+    """
+
+    factors: Mapping[str, float] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
+    added_ns: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ADDED, 0.0))
+    sigma: Mapping[str, float] = field(default_factory=dict)
+    domain: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    source: str = ""
+
+    def scaled(self, decode: float, prompts: float) -> Correction:
+        """The same, with what a step takes without prompts and what prompts add so many times as long."""
+
+        def factor(name: str) -> float:
+            return prompts if name in _OF_PROMPTS else decode
+
+        return replace(
+            self,
+            factors={name: value * factor(name) for name, value in self.factors.items()},
+            added_ns={name: value * factor(name) for name, value in self.added_ns.items()},
+        )
+
+    def of_kernels(self) -> Correction:
+        """The multipliers alone: what an engine adds per step, row and prompt it adds once for all."""
+        return replace(self, added_ns=dict.fromkeys(ADDED, 0.0))
+
+    def apply(self, parts: Mapping[str, Floats], sizes: StepSizes) -> dict[str, Floats]:
+        """Corrected nanoseconds by part, `host and launch` among them; they sum to the step."""
+        tokens = np.asarray(sizes.tokens, dtype=np.float64)
+        found = {
+            name: ns * (self._clock(tokens) if name == "compute" else self.factors[name]) for name, ns in parts.items()
+        }
+        found["host and launch"] = sum(
+            self.added_ns[name] * amount for name, amount in _added_amounts(sizes).items()
+        ) + np.zeros_like(tokens)
+        return found
+
+    def _clock(self, tokens: Floats) -> Floats:
+        return np.interp(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS), self._clock_factors)
+
+    @cached_property
+    def _clock_factors(self) -> list[float]:
+        return [self.factors[name] for name in COMPUTE]
+
+
+def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
+    rows = np.asarray(sizes.decode_rows, dtype=np.float64)
+    prompts_only = (rows == 0).astype(np.float64)
+    return {
+        "step": np.ones_like(rows),
+        "decode row": rows,
+        "prompt": np.asarray(sizes.prefill_rows, dtype=np.float64) + 0.0 * rows,
+        "prompts only": prompts_only,
+        "prompts only, token": prompts_only * sizes.prefill_tokens,
+    }
+
+
+def fit_correction(
+    parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str, start: Correction | None = None
+) -> Correction:
+    """The correction that best explains `measured_ns` `[steps]` by `parts` of the same steps.
+
+    `start` gives the prior, a correction learnt elsewhere. Raises UserError if there are fewer than twenty steps.
+    """
+    from scipy.optimize import least_squares  # takes longer to import than a short run to simulate
+
+    if len(measured_ns) < 20:
+        raise UserError("steps", len(measured_ns), "a correction needs at least 20 measured steps; record a longer run")
+    names, columns = _columns(parts, sizes)
+    prior = _prior(names, start)
+    spread = np.array([_TIGHT.get(name, _LOOSE) for name in names])
+    regime = regimes(sizes)
+    weight = _balanced(regime)
+    log_measured = np.log(measured_ns)
+    scaled = columns * prior
+
+    def misfit(logs: Floats) -> Floats:
+        error = np.log(np.maximum(scaled @ np.exp(logs), _SMALLEST_NS)) - log_measured
+        robust = np.sqrt(2.0 * (np.sqrt(1.0 + (error / _OUTLIER) ** 2) - 1.0)) * np.sign(error)
+        return np.concatenate([weight * robust, _RIDGE * logs / spread])
+
+    solution = least_squares(misfit, np.zeros(len(names)), bounds=(-12.0, 4.0))
+    values = dict(zip(names, (prior * np.exp(solution.x)).tolist(), strict=True))
+    default = start or Correction()
+    error = np.log(np.maximum(columns @ np.array(list(values.values())), _SMALLEST_NS)) - log_measured
+    return Correction(
+        factors={name: values.get(name, default.factors[name]) for name in FACTORS},
+        added_ns={name: values.get(name, 0.0) for name in ADDED},
+        sigma={
+            name: float(1.4826 * np.median(np.abs(error[regime == index])))
+            for index, name in enumerate(REGIMES)
+            if (regime == index).any()
+        },
+        domain=_domain(sizes),
+        source=source,
+    )
+
+
+def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], Floats]:
+    """Names and `[steps, names]` of everything that a factor or an added time multiplies and that occurs at all."""
+    tokens = np.asarray(sizes.tokens, dtype=np.float64)
+    share = _hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
+    found: dict[str, Floats] = {}
+    for name, ns in parts.items():
+        if name == "compute":
+            found.update({knot: ns * share[:, i] for i, knot in enumerate(COMPUTE)})
+        else:
+            found[name] = ns
+    found.update(_added_amounts(sizes))
+    used = {name: column for name, column in found.items() if np.any(column > 0)}
+    return list(used), np.column_stack(list(used.values()))
+
+
+def _hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
+    """Weights `[len(at), knots]` of linear interpolation, constant beyond the ends."""
+    unit = np.eye(len(knots))
+    return np.column_stack([np.interp(at, knots, unit[i]) for i in range(len(knots))])
+
+
+def _prior(names: Sequence[str], start: Correction | None) -> Floats:
+    if start is not None:
+        known = {**start.factors, **start.added_ns}
+        return np.array([max(known[name], _SMALLEST_NS) for name in names])
+    return np.array([_ADDED_PRIOR_NS.get(name, _PRIOR.get(name, 1.0)) for name in names])
+
+
+def _balanced(regime: NDArray[np.int64]) -> Floats:
+    """Weights that make a regime count as the square root of its steps: a few mixed steps among thousands still do."""
+    count = np.bincount(regime, minlength=len(REGIMES))
+    return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)
+
+
+def _domain(sizes: StepSizes) -> dict[str, tuple[float, float]]:
+    return {name: (float(np.min(values)), float(np.max(values))) for name, values in domain_amounts(sizes).items()}
+
+
+def domain_amounts(sizes: StepSizes) -> dict[str, Any]:
+    """What a domain bounds, by name."""
+    return {
+        "tokens": sizes.tokens,
+        "decode rows": sizes.decode_rows,
+        "decode context": sizes.decode_context,
+    }

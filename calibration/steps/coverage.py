@@ -1,0 +1,148 @@
+"""How well the time of a step is known: of one step, or of as many as it takes to draw a map of a deployment.
+
+A step is as sure as the worst kernel that tells in it: one whose standard error is not negligible beside the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from calibration.kernels.times import Coverage
+from calibration.operations import StepSizes
+from calibration.steps.correction import domain_amounts
+from calibration.steps.features import recorded_sizes
+from calibration.steps.interval import StepInterval, widened
+from calibration.steps.operation_cost import OperationCost
+from serving.step_plan import AGGREGATES
+from traces.recording import Recording
+
+Floats = NDArray[np.float64]
+NEGLIGIBLE = 0.01  # of the step: a part whose standard error is less cannot change how far to trust it
+REACH = 1.645  # standard deviations of a normal's 90 % interval
+_AT_ONCE = 100_000  # steps
+
+
+class StepCoverage(NamedTuple):
+    """Of every step, in the shape of its sizes.
+
+    kernels     the `Coverage` of the worst kernel that tells
+    worst       which of `names` that is; -1 where none tells
+    covered     whether measured steps cover it
+    sigma       standard error of the logarithm of its kernels' time, were all of them off alike
+    beyond      reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
+    """
+
+    kernels: NDArray[np.int64]
+    worst: NDArray[np.int64]
+    names: list[str]
+    covered: NDArray[np.bool_]
+    sigma: Floats
+    beyond: Floats
+
+    @property
+    def mark(self) -> NDArray[np.int64]:
+        """The `Coverage` of the step: validated where measured steps cover it, and nowhere else."""
+        return np.where(self.covered, Coverage.VALIDATED, np.maximum(self.kernels, Coverage.INTERPOLATED))
+
+
+def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
+    """How well the steps of `sizes` (arrays of one shape) are known."""
+    step_ns = np.sum(list(cost.parts(sizes).values()), axis=0)
+    shape = step_ns.shape
+    mark, worst = np.full(shape, -1), np.full(shape, -1)
+    worst_ns, kernels_ns, error_ns, beyond_ns = (np.zeros(shape) for _ in range(4))
+    operations = cost.operations(sizes)
+    for at, operation in enumerate(operations):
+        time = cost.kernels.time(operation)
+        ns = np.where(np.asarray(operation.size) > 0, operation.count * time.ns, 0.0)
+        error = time.sigma * ns
+        telling = (error >= NEGLIGIBLE * step_ns) & (ns > 0)
+        worse = telling & ((time.mark > mark) | (time.mark == mark) & (error > worst_ns))
+        mark, worst = np.where(worse, time.mark, mark), np.where(worse, at, worst)
+        worst_ns = np.where(worse, error, worst_ns)
+        kernels_ns += ns
+        error_ns += error
+        beyond_ns += np.where(time.mark == Coverage.EXTRAPOLATED, error, 0.0)
+    whole_ns = np.maximum(kernels_ns, 1e-9)
+    return StepCoverage(
+        kernels=np.maximum(mark, Coverage.VALIDATED),
+        worst=worst,
+        names=[operation.name for operation in operations],
+        covered=_covered(cost, sizes),
+        sigma=error_ns / whole_ns,
+        beyond=REACH * beyond_ns / whole_ns,
+    )
+
+
+def stacked(steps: Sequence[StepSizes]) -> StepSizes:
+    """Steps of plain numbers as arrays."""
+    return StepSizes(*np.array([astuple(step) for step in steps], dtype=np.float64).T)
+
+
+def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Coverage, str]:
+    """How far to trust steps that none of these (of plain numbers) falls short of, and the part that made it so."""
+    if not corners:
+        return Coverage.UNKNOWN, "no step was priced"
+    found = step_coverage(cost, stacked(corners))
+    if found.covered.all():
+        return Coverage.VALIDATED, f"measured steps cover it ({cost.correction.source})"
+    at = int(found.kernels.argmax())
+    worst, index = Coverage(int(found.kernels[at])), int(found.worst[at])
+    name = found.names[index] if index >= 0 else ""
+    return max(worst, Coverage.INTERPOLATED), f"{name} {worst.clause}"
+
+
+def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterval:
+    """The interval of such steps: what is known of all, wider where kernels lie beyond the measured ones."""
+    beyond = {False: 0.0, True: 0.0}  # how far decode rows alone are off, and steps with prompts
+    if corners:
+        sizes = stacked(corners)
+        for has_prompts, reach in zip(sizes.prefill_tokens > 0, step_coverage(cost, sizes).beyond, strict=True):
+            beyond[bool(has_prompts)] = max(beyond[bool(has_prompts)], float(reach))
+    decode, prompts = cost.known_interval
+    return StepInterval(widened(decode, beyond[False]), widened(prompts, beyond[True]))
+
+
+class Beyond(NamedTuple):
+    """How much of a run lies beyond what was measured: shares of its steps, and of the time that they took."""
+
+    steps: float
+    time: float
+
+    @classmethod
+    def of(cls, out: NDArray[np.bool_], took_ns: Floats) -> Beyond:
+        return cls(float(out.mean()) if out.size else 0.0, float(took_ns[out].sum() / max(took_ns.sum(), 1.0)))
+
+    def __str__(self) -> str:
+        return f"{shown_share(self.steps)} of the steps and {shown_share(self.time)} of their time"
+
+
+def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
+    """Of the steps that a recording kept; None if it kept none."""
+    found = recording.table("steps", ["start_ns", "end_ns", *AGGREGATES])
+    if not found.num_rows:
+        return None
+    out = [
+        step_coverage(cost, recorded_sizes(found.slice(at, _AT_ONCE))).mark for at in range(0, found.num_rows, _AT_ONCE)
+    ]
+    took = pc.subtract(found["end_ns"], found["start_ns"]).cast("float64").to_numpy()
+    return Beyond.of(np.concatenate(out) >= Coverage.EXTRAPOLATED, took)
+
+
+def shown_share(share: float) -> str:
+    """In percent, never as nothing what is something."""
+    return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:
+    """Whether steps of these amounts were among those that the correction was fitted to."""
+    domain = cost.correction.domain
+    amounts = {name: np.asarray(values) for name, values in domain_amounts(sizes).items()}
+    inside = [(values >= domain[name][0]) & (values <= domain[name][1]) for name, values in amounts.items() if domain]
+    return np.logical_and.reduce(inside) if inside else np.zeros(amounts["tokens"].shape, dtype=bool)

@@ -1,0 +1,67 @@
+"""The short traces a calibration is measured on.
+
+Real traffic through the real loop, not a synthetic grid: an engine's steps in situ differ by tens of percent from
+the same shapes timed alone. Closed loops at several concurrencies visit every batch size without knowing the
+engine's speed; lengths cover what the deployment admits. The seed is far from anything a user would validate with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serving.deployments.config import SchedulerConfig
+from serving.workload import Workload
+from traces.synth import parse_spec, synthesise
+
+_SEED = 7_919_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the engine is, roughly: one decode step and one prompt token, in ns."""
+
+    decode_step_ns: int
+    prompt_token_ns: int
+
+
+def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Workload]:
+    """Traces that together take about `seconds` at `pace`."""
+    most = config.max_num_seqs
+    longest = config.max_model_len
+    shapes = [
+        # name, concurrency, mean prompt, mean output
+        ("light", 1, longest / 16, longest / 32),
+        ("few", max(most // 4, 1), longest / 12, longest / 32),
+        ("busy", max(most // 2, 1), longest / 12, longest / 32),
+        ("full", most, longest / 16, longest / 40),
+        ("long", max(most // 4, 1), longest / 3, longest / 64),
+    ]
+    return [
+        _closed(f"calibrate-{name}", number, concurrency, prompt, output, config, pace, seconds / len(shapes))
+        for number, (name, concurrency, prompt, output) in enumerate(shapes)
+    ]
+
+
+def _closed(
+    name: str,
+    number: int,
+    concurrency: int,
+    prompt: float,
+    output: float,
+    config: SchedulerConfig,
+    pace: Pace,
+    seconds: float,
+) -> Workload:
+    prompt, output = max(prompt, 4.0), max(output, 4.0)
+    request_ns = prompt * pace.prompt_token_ns + output * pace.decode_step_ns / concurrency
+    room = config.max_model_len - 1
+    longest_output = max(min(int(4 * output), room // 2), 1)
+    spec = {
+        "name": name,
+        "seed": _SEED + number,
+        "requests": max(round(seconds * 1e9 / request_ns), concurrency + 1),
+        "arrivals": {"kind": "closed", "concurrency": concurrency},
+        "prompt": {"kind": "lognormal", "mean": prompt, "sigma": 0.8, "max": max(room - longest_output, 1)},
+        "output": {"kind": "lognormal", "mean": output, "sigma": 0.6, "max": longest_output},
+    }
+    return synthesise(parse_spec(spec, where=name))

@@ -1,0 +1,119 @@
+"""What drafting adds to a step: the passes of whatever proposes the tokens that the next step verifies.
+
+As in vLLM, drafting is the end of a step: a first pass over the step's own tokens, prompts included, which gives the
+first draft token of every row that sampled, and one more pass over those rows for each further token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.operations import Operation, StepSizes
+from serving.cost_model import CostModel
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
+from serving.speculative import SpeculativeConfig
+from serving.step_plan import StepPlan
+
+
+class DraftCost(Protocol):
+    """Time of the drafting that ends a step; `step` is what the step takes without it."""
+
+    def ps(self, plan: StepPlan, step: int) -> int:
+        """Picoseconds, of a plan."""
+        ...
+
+    def ns(self, sizes: StepSizes, step: Any) -> Any:
+        """Nanoseconds, of one step or many."""
+        ...
+
+    def operations(self, sizes: StepSizes) -> list[Operation]:
+        """What it computes, as far as that is known."""
+        ...
+
+
+class PassCost(CostModel, Protocol):
+    """What prices a pass of a draft model: a cost model of its operations."""
+
+    def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]: ...
+    def operations(self, sizes: StepSizes) -> list[Operation]: ...
+
+
+class StatedDraft:
+    """Passes of a stated cost.
+
+    `eagle` makes one for each draft token, and one where nothing samples; `ngram` one where something does.
+    """
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._sampling = config.num_speculative_tokens if config.method == "eagle" else 1
+        self._other = int(config.method == "eagle")
+        self._share = config.draft_step_share or 0.0
+        self._ns = 1000.0 * (config.draft_us or 0.0)
+
+    def ps(self, plan: StepPlan, step: int) -> int:
+        passes = self._sampling if plan.sampled_rows else self._other
+        return passes * round(self._share * step + 1000 * self._ns)
+
+    def ns(self, sizes: StepSizes, step: Any) -> Any:
+        passes = np.where(np.asarray(sizes.sampled_rows) > 0, self._sampling, self._other)
+        return passes * (self._share * step + self._ns)
+
+    def operations(self, sizes: StepSizes) -> list[Operation]:
+        return []
+
+
+class ModelDraft:
+    """A draft model, timed by the kernels that time the target. Its passes after the first are plain decode steps."""
+
+    def __init__(self, config: SpeculativeConfig, cost: PassCost) -> None:
+        self._cost = cost
+        self._again = config.num_speculative_tokens - 1
+
+    def ps(self, plan: StepPlan, step: int) -> int:
+        rows = plan.sampled_rows
+        ns = self._cost.step_ns(plan)
+        if rows and self._again:
+            context = round(_context(plan))
+            ns += sum(self._cost.decode_run_ns(rows, context, context * context // rows, self._again))
+        return 1000 * ns
+
+    def ns(self, sizes: StepSizes, step: Any) -> Any:
+        first = sum(self._cost.parts(sizes).values())
+        if not self._again:
+            return first
+        later = sum(self._cost.parts(self._later(sizes)).values())
+        return first + np.where(np.asarray(sizes.sampled_rows) > 0, self._again * later, 0.0)
+
+    def operations(self, sizes: StepSizes) -> list[Operation]:
+        passes = [("draft", 1, sizes), (f"draft, {self._again} more:", self._again, self._later(sizes))]
+        return [
+            replace(operation, name=f"{which} {operation.name}", count=count * operation.count)  # type: ignore[type-var]
+            for which, count, of in passes
+            if count
+            for operation in self._cost.operations(of)
+        ]
+
+    def _later(self, sizes: StepSizes) -> StepSizes:
+        """The pass in the middle of those after the first."""
+        rows = sizes.sampled_rows
+        return StepSizes(
+            decode_rows=rows, decode_context=_context(sizes) + rows * (self._again - 1) / 2, sampled_rows=rows
+        )
+
+
+def _context(step: StepPlan | StepSizes) -> Any:
+    """Tokens before the rows that sampled, summed; the prompts that end in this step are as long as its others."""
+    ending = np.maximum(step.sampled_rows - step.decode_rows, 0) / np.maximum(step.prefill_rows, 1)
+    return step.decode_context + step.decode_rows + (step.prefill_context + step.prefill_tokens) * ending
+
+
+def check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
+    """Raise UserError unless the two models speak of the same tokens."""
+    if draft.vocab_size != target.vocab_size:
+        remedy = f"has {draft.vocab_size} tokens and {target.name} {target.vocab_size}; take a model of its family"
+        raise UserError("scheduler.speculative.model", draft.name, remedy)

@@ -1,0 +1,113 @@
+"""Where the time of a step goes: every operation with its roofline, and what the correction makes of their sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from calibration.kernels.times import Coverage, bound_by, floor_ns
+from calibration.operations import Collective, StepSizes
+from calibration.provenance import Provenance
+from calibration.steps.correction import PROMPT_PARTS
+from calibration.steps.coverage import stacked, step_coverage
+from calibration.steps.interval import Factors, widened
+from calibration.steps.operation_cost import OperationCost
+
+
+@dataclass(frozen=True)
+class ExplainedOperation:
+    """One kind of kernel in the step; times and amounts are of all its occurrences, on one device.
+
+    utilisation     roofline time over expected time: how close to what the device can do
+    bound           `compute`, `memory` or `link`
+    """
+
+    name: str
+    count: int
+    flops: float
+    bytes: float
+    ns: float
+    utilisation: float
+    bound: str
+    sigma: float
+    mark: Coverage
+
+    @property
+    def provenance(self) -> Provenance:
+        """How far its time can be trusted."""
+        return Provenance(self.mark.name.lower(), f"{self.name} {self.mark.clause}")
+
+
+class ExplainedStage(NamedTuple):
+    """One pipeline stage's corrected time in the step."""
+
+    layers: int
+    ns: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A step, explained. `parts_ns` are corrected and sum to `step_ns`; operations are as kernels alone would take.
+
+    stages      of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
+    host_ns     CPU time before the step, hidden in an overlapped loop
+    beyond      reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
+    interval    factors of `step_ns` between which 9 of 10 runs lie
+    mark, why   how far to trust it, and the part that made it so
+    """
+
+    operations: list[ExplainedOperation]
+    parts_ns: dict[str, float]
+    stages: list[ExplainedStage]
+    step_ns: float
+    host_ns: float
+    beyond: float
+    interval: Factors
+    mark: Coverage
+    why: str
+
+
+def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
+    """Explain the step of `sizes` (plain numbers, not arrays)."""
+    alike = stacked([sizes])
+    operations = []
+    for operation in cost.operations(alike):
+        if not operation.size[0] > 0:
+            continue
+        estimate, count = cost.kernels.time(operation), operation.count
+        ns = float(np.asarray(estimate.ns).reshape(-1)[0])
+        operations.append(
+            ExplainedOperation(
+                name=operation.name,
+                count=count,
+                flops=count * float(np.asarray(operation.flops).reshape(-1)[0]),
+                bytes=count * float(np.asarray(operation.bytes).reshape(-1)[0]),
+                ns=count * ns,
+                utilisation=float(np.asarray(floor_ns(cost.kernels.gpu, operation)).reshape(-1)[0]) / ns,
+                bound="link" if isinstance(operation, Collective) else bound_by(cost.kernels.gpu, operation),
+                sigma=float(np.asarray(estimate.sigma).reshape(-1)[0]),
+                mark=Coverage(int(np.asarray(estimate.mark).reshape(-1)[0])),
+            )
+        )
+    parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
+    step_ns = sum(parts.values())
+    known = step_coverage(cost, alike)
+    beyond, worst = float(known.beyond[0]), int(known.worst[0])
+    of_prompts = sum(ns for name, ns in parts.items() if name in PROMPT_PARTS)
+    rows = int(sizes.decode_rows + sizes.prefill_rows)
+    return Explanation(
+        operations=operations,
+        parts_ns=parts,
+        stages=[
+            ExplainedStage(stage.model.num_layers, float(sum(ns[0] for ns in stage.parts(alike).values())))
+            for stage in cost.stages
+        ],
+        step_ns=step_ns,
+        host_ns=cost.host.step_ns + cost.host.row_ns * rows,
+        beyond=beyond,
+        interval=widened(cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), beyond),
+        mark=Coverage(int(known.kernels[0])),
+        why=known.names[worst] if worst >= 0 else "",
+    )

@@ -1,0 +1,166 @@
+"""Fitting a calibration to measured steps.
+
+Prices are non-negative least squares on relative errors (each step weighs 1 / its time, so a decode step counts as
+much as a long prefill), with outliers weighed down as Huber does: a step that the machine interrupted says
+nothing about the model. Every fifth stretch of steps is held out and only scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.stats import t as student
+
+from calibration.steps.features import CPU_FEATURES, REGIMES, SAMPLING, STEP_FEATURES, Floats, MeasuredSteps
+from calibration.steps.step_cost import Calibration, Residuals
+from serving.errors import UserError
+
+_STRETCH = 20  # steps in a row that are held out together: neighbours are alike
+_HELD_OUT = 5  # one stretch of so many
+_ROUNDS = 8
+_HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
+_LEAST_STEPS = 100
+_COVERAGE = 0.9
+_LEAST_PARTS = 5  # recordings to leave out in turn; fewer are cut into so many stretches
+
+
+def fit(
+    steps: MeasuredSteps,
+    *,
+    deployment: str,
+    hardware: Mapping[str, Any],
+    version: str,
+    created: str,
+    noise: Mapping[str, Any],
+) -> Calibration:
+    """A calibration from `steps`. Raises UserError when there are too few of them."""
+    if len(steps) < _LEAST_STEPS:
+        raise UserError("steps", len(steps), f"calibration needs at least {_LEAST_STEPS} measured steps; run longer")
+    held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
+    step_prices = _step_prices(steps, ~held_out)
+    timed = ~np.isnan(steps.cpu_ns)
+    cpu_prices = _prices(steps.cpu[timed & ~held_out], steps.cpu_ns[timed & ~held_out])
+    step_ps = {name: round(price * 1000) for name, price in zip(STEP_FEATURES, step_prices, strict=True)}
+    cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
+    predicted = steps.step @ step_prices
+    identity = blake2b(repr((step_ps, cpu_ps, deployment, created)).encode(), digest_size=6).hexdigest()
+    return Calibration(
+        id=identity,
+        deployment=deployment,
+        hardware=dict(hardware),
+        version=version,
+        created=created,
+        step_prices_ps=step_ps,
+        cpu_prices_ps=cpu_ps,
+        domain=_domain(steps, ~held_out),
+        residuals=residuals(steps.regime[held_out], steps.step_ns[held_out], predicted[held_out]),
+        interval=interval(steps),
+        noise=dict(noise),
+        fitted_steps=int((~held_out).sum()),
+    )
+
+
+def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
+    """Predicted step times in ns."""
+    prices = np.array([calibration.step_prices_ps[name] / 1000 for name in STEP_FEATURES])
+    predicted: Floats = steps.step @ prices
+    return predicted
+
+
+def interval(steps: MeasuredSteps) -> tuple[float, float]:
+    """Between which factors of the predicted time a whole run lies, 9 times out of 10.
+
+    Every recording in turn is predicted from the others: how far the total time of its steps is off is what one
+    more run will be off by, as Student's t has it for so few of them. Errors of single steps average out over a run,
+    this does not.
+    """
+    part = steps.recording
+    if part[-1] + 1 < _LEAST_PARTS:
+        part = np.arange(len(steps)) * _LEAST_PARTS // len(steps)
+    logs = []
+    for index in range(part[-1] + 1):
+        mine = part == index
+        predicted = steps.step[mine] @ _step_prices(steps, ~mine)
+        logs.append(np.log(steps.step_ns[mine].sum() / predicted.sum()))
+    count = len(logs)
+    reach = student.ppf((1 + _COVERAGE) / 2, count - 1) * np.std(logs, ddof=1) * np.sqrt(1 + 1 / count)
+    return float(np.exp(-reach)), float(np.exp(reach))
+
+
+def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) -> dict[str, Residuals]:
+    """Relative errors by regime; regimes without steps are left out."""
+    found = {}
+    for index, name in enumerate(REGIMES):
+        mine = regime == index
+        if not mine.any():
+            continue
+        error = 100 * (predicted[mine] - measured[mine]) / measured[mine]
+        absolute = np.abs(error)
+        found[name] = Residuals(
+            steps=int(mine.sum()),
+            median_error_pct=_percentile(absolute, 50),
+            p95_error_pct=_percentile(absolute, 95),
+            bias_pct=float(100 * (predicted[mine].sum() - measured[mine].sum()) / measured[mine].sum()),
+            quantiles_pct=tuple(_percentile(error, q) for q in (5, 25, 50, 75, 95)),
+        )
+    return found
+
+
+def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
+    """One row a step: regime, measured and predicted time, and what was in it."""
+    column = {name: steps.step[:, i] for i, name in enumerate(STEP_FEATURES)}
+    return pa.table(
+        {
+            "regime": [REGIMES[i] for i in steps.regime],
+            "measured_ns": steps.step_ns.astype(np.int64),
+            "predicted_ns": predicted.round().astype(np.int64),
+            "decode_rows": column["decode_rows_padded"].astype(np.int64),
+            "prefill_tokens": column["prefill_tokens"].astype(np.int64),
+            "decode_context": column["decode_context"].astype(np.int64),
+        }
+    )
+
+
+def _step_prices(steps: MeasuredSteps, used: NDArray[np.bool_]) -> Floats:
+    """Prices of STEP_FEATURES: sampling from its own times where there are any, the rest from the rest."""
+    if np.isnan(steps.sample_ns[used]).any():
+        return _prices(steps.step[used], steps.step_ns[used])
+    sampling = _prices(steps.step[used, SAMPLING], steps.sample_ns[used])
+    rest = _prices(np.delete(steps.step[used], SAMPLING, axis=1), steps.step_ns[used] - steps.sample_ns[used])
+    return np.insert(rest, SAMPLING.start, sampling)
+
+
+def _prices(features: Floats, times: Floats) -> Floats:
+    """Non-negative prices `[features]` in ns that minimise relative errors, robustly."""
+    scale = np.maximum(np.abs(features).max(axis=0), 1.0)
+    weights = np.ones_like(times)
+    prices = np.zeros(features.shape[1])
+    for _ in range(_ROUNDS):
+        w = weights / times
+        solution, _ = nnls(features / scale * w[:, None], times * w)
+        prices = solution / scale
+        error = (features @ prices - times) / times
+        spread = 1.4826 * np.median(np.abs(error - np.median(error))) + 1e-9
+        weights = np.sqrt(np.minimum(1.0, _HUBER * spread / np.maximum(np.abs(error), 1e-12)))
+    return prices
+
+
+def _domain(steps: MeasuredSteps, used: NDArray[np.bool_]) -> dict[str, dict[str, tuple[float, float]]]:
+    domain = {}
+    for index, name in enumerate(REGIMES):
+        mine = steps.step[used & (steps.regime == index)]
+        if len(mine):
+            low, high = mine.min(axis=0), mine.max(axis=0)
+            domain[name] = {f: (float(low[i]), float(high[i])) for i, f in enumerate(STEP_FEATURES)}
+    return domain
+
+
+def _percentile(values: Floats, rank: float) -> float:
+    """Nearest-rank percentile: always a value that occurred."""
+    return float(np.sort(values)[max(int(np.ceil(rank / 100 * len(values))) - 1, 0)])

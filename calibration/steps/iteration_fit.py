@@ -1,0 +1,123 @@
+"""A calibration from a per-iteration log: fit the correction, and say how well it predicts steps it has not seen.
+
+Neighbouring steps are alike, so what is held out is a stretch of time: fitted on the first and the last third of the
+log, scored on the middle one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import KernelTimes
+from calibration.steps.correction import Correction, fit_correction
+from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.features import REGIMES, regimes
+from calibration.steps.iteration_log import IterationLog
+from calibration.steps.operation_cost import HostTimes
+from calibration.steps.parts import step_parts
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec
+
+_STRETCHES = 5
+_REACH = 1.645  # standard deviations of a normal's 90 % interval
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """Absolute errors of held-out steps of one regime, in percent of the measured, and their signed mean by time."""
+
+    steps: int
+    median_pct: float
+    p95_pct: float
+    bias_pct: float
+
+
+class PricedLog:
+    """A log with the parts of every step, so that corrections can be fitted to some and scored on others."""
+
+    def __init__(self, log: IterationLog, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> None:
+        self.log = log
+        self.parts = step_parts(model, deployment, kernels, log.sizes)
+
+    def fit(self, chosen: NDArray[np.bool_], source: str) -> Correction:
+        """A correction from the steps where `chosen` is true."""
+        log = self.log.take(chosen)
+        parts = {name: ns[chosen] for name, ns in self.parts.items()}
+        return fit_correction(parts, log.sizes, log.measured_ns, source)
+
+    def predict(self, correction: Correction, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Predicted nanoseconds of the chosen steps."""
+        parts = {name: ns[chosen] for name, ns in self.parts.items()}
+        return np.sum(list(correction.apply(parts, self.log.take(chosen).sizes).values()), axis=0)
+
+    def score(self, correction: Correction, chosen: NDArray[np.bool_]) -> dict[str, StepErrors]:
+        """Errors by regime of the chosen steps; regimes without steps are left out."""
+        log = self.log.take(chosen)
+        predicted, regime = self.predict(correction, chosen), regimes(log.sizes)
+        found = {}
+        for index, name in enumerate(REGIMES):
+            mine = regime == index
+            if mine.any():
+                error = 100 * np.abs(predicted[mine] / log.measured_ns[mine] - 1)
+                total = log.measured_ns[mine].sum()
+                found[name] = StepErrors(
+                    steps=int(mine.sum()),
+                    median_pct=float(np.median(error)),
+                    p95_pct=float(np.percentile(error, 95)),
+                    bias_pct=float(100 * (predicted[mine].sum() / total - 1)),
+                )
+        return found
+
+
+def middle_third(log: IterationLog) -> NDArray[np.bool_]:
+    """Which steps are in the middle third of the log in time."""
+    return np.asarray(np.arange(len(log)) * 3 // len(log) == 1)
+
+
+def score_middle_third(priced: PricedLog) -> dict[str, StepErrors]:
+    """Fit on the first and the last third of the log in time, score the middle one."""
+    middle = middle_third(priced.log)
+    return priced.score(priced.fit(~middle, "first and last third"), middle)
+
+
+def calibrate_from_log(
+    log: IterationLog,
+    gpu: str,
+    model: ModelSpec,
+    deployment: Deployment,
+    kernels: KernelTimes,
+    source: str,
+    created: str,
+) -> ExternalCalibration:
+    """The calibration of the engine that wrote `log`. Raises UserError if the log is too short."""
+    priced = PricedLog(log, model, deployment, kernels)
+    residuals = {
+        name: {"steps": float(e.steps), "median_pct": e.median_pct, "p95_pct": e.p95_pct, "bias_pct": e.bias_pct}
+        for name, e in score_middle_third(priced).items()
+    }
+    everything = np.ones(len(log), dtype=np.bool_)
+    return ExternalCalibration(
+        gpu=gpu,
+        deployment=deployment.model_dump_json(),
+        correction=priced.fit(everything, source),
+        host=HostTimes(),  # a log's latency is from step to step: what the CPU does not hide is in it
+        interval=_interval(priced),
+        source=source,
+        created=created,
+        residuals=residuals,
+    )
+
+
+def _interval(priced: PricedLog) -> tuple[float, float]:
+    """How far the total time of a fifth of the log is off when it is predicted from the others."""
+    stretch = np.arange(len(priced.log)) * _STRETCHES // len(priced.log)
+    logs = []
+    for index in range(_STRETCHES):
+        mine = stretch == index
+        predicted = priced.predict(priced.fit(~mine, ""), mine)
+        logs.append(np.log(priced.log.measured_ns[mine].sum() / predicted.sum()))
+    reach = float(_REACH * np.sqrt(np.mean(np.square(logs)) * (1 + 1 / _STRETCHES)))
+    return float(np.exp(-reach)), float(np.exp(reach))

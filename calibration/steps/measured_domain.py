@@ -1,0 +1,44 @@
+"""Which steps lie outside what a calibration of our own engine measured, and how far: recorded ones, or priced ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.steps.features import REGIMES, STEP_FEATURES, Floats
+from calibration.steps.step_cost import Calibration
+
+
+def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each feature of each step was never measured so in its regime: `[steps, len(STEP_FEATURES)]`."""
+    out = np.ones(features.shape, dtype=bool)  # in a regime that was not measured, everything is
+    for index, name in enumerate(REGIMES):
+        ranges = calibration.domain.get(name)
+        if ranges is not None:
+            mine = regime == index
+            low, high = (np.array([ranges[feature][end] for feature in STEP_FEATURES]) for end in (0, 1))
+            out[mine] = (features[mine] < low) | (features[mine] > high)
+    return out
+
+
+def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
+    """What puts most of the steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside."""
+    outside = np.flatnonzero(out.any(axis=1))
+    if not len(outside):
+        return ""
+    meanings = list(STEP_FEATURES.values())
+    found = [f"{meanings[out[at].argmax()]}, in {REGIMES[regime[at]]} steps" for at in outside]
+    return max(sorted(set(found)), key=found.count)
+
+
+def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[str, Floats]) -> Floats:
+    """How many times beyond the nearest measured value the farthest of `amounts` (arrays of one shape) is; 1 inside."""
+    factors = [np.ones(np.broadcast_shapes(*(np.shape(values) for values in amounts.values())))]
+    for name, values in amounts.items():
+        low, high = ranges[name]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors += [np.where(values > high, values / high, 1.0), np.where(values < low, low / values, 1.0)]
+    farthest: Floats = np.maximum.reduce(np.broadcast_arrays(*factors))
+    return farthest

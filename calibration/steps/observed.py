@@ -1,0 +1,272 @@
+"""What was asked of a cost model, and so how far a result can be trusted.
+
+An observed cost model prices exactly as the one behind it, and notes what each plan held. It is judged later, in
+blocks and as arrays, by the rules that recordings are judged by. It never changes a price.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import Coverage
+from calibration.operations import StepSizes, own_pairs
+from calibration.steps.coverage import interval_of, provenance_of, stacked, step_coverage
+from calibration.steps.features import REGIMES, STEP_FEATURES, feature_rows, regimes
+from calibration.steps.interval import StepInterval
+from calibration.steps.measured_domain import beyond
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.pipeline_cost import PipelineCost
+from calibration.steps.step_cost import StepCost
+from serving.cost_model import CostModel
+from serving.own_cost import OwnCost
+from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
+
+_BLOCK = 4096 * len(AGGREGATES)
+_NEGLIGIBLE = 0.01  # share of steps outside the domain that does not change how far to trust a run
+
+
+@runtime_checkable
+class JudgedCost(CostModel, Protocol):
+    """A cost model that knows how sure it is of the steps that it has priced."""
+
+    def ends(self) -> tuple[JudgedCost, JudgedCost]:
+        """The same at the fast and the slow end of its 90 % interval, for steps like those priced so far."""
+        ...
+
+    def provenance(self) -> tuple[Coverage, str]:
+        """How far to trust the steps priced so far, and why."""
+        ...
+
+
+class _Observed:
+    """What every observer does: it prices by `pure`, and notes aggregates until there is a block of them."""
+
+    def __init__(self, pure: Any) -> None:
+        self.pure = pure
+        self._noted = array("q")  # AGGREGATES, step after step
+        self._leaps: dict[int, int] = {}  # where a row stands for several decode steps: how many
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        found: int = self.pure.cpu_ns(plan)
+        return found
+
+    def step_ns(self, plan: StepPlan) -> int:
+        self._note(plan)
+        found: int = self.pure.step_ns(plan)
+        return found
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        if steps > 1:
+            self._leaps[len(self._noted) // len(AGGREGATES)] = steps
+        self._noted.extend((0, 0, 0, 0, rows, context, rows, 0))
+        if len(self._noted) >= _BLOCK:
+            self._settle()
+        found: Iterable[int] = self.pure.decode_run_ns(rows, context, squares, steps)
+        return found
+
+    def _note(self, plan: StepPlan) -> None:
+        self._noted.extend(aggregates_of(plan))
+        if len(self._noted) >= _BLOCK:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count what was noted."""
+        if not self._noted:
+            return
+        rows = np.array(self._noted, dtype=np.float64).reshape(-1, len(AGGREGATES))
+        steps = np.ones(len(rows))
+        steps[list(self._leaps)] = list(self._leaps.values())
+        del self._noted[:]
+        self._leaps.clear()
+        self._count(StepSizes(**dict(zip(AGGREGATES, rows.T, strict=True))), steps)
+
+    def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
+        """`sizes` were priced; where there are several `steps`, all rows of each grew by a token after the one before.
+
+        Those are pure decode steps.
+        """
+        raise NotImplementedError
+
+
+class ObservedOperations(_Observed):
+    """Of kernels: the longest context of each number of decode rows, and prompts to a factor of two."""
+
+    pure: OperationCost
+
+    def __init__(self, pure: OperationCost) -> None:
+        super().__init__(pure)
+        self._longest: dict[int, float] = {}  # context, by decode rows
+        self._prompts: dict[tuple[int, int, int], None] = {}  # exponents of prompts, tokens of each, and past of each
+
+    def ends(self) -> tuple[ObservedOperations, ObservedOperations]:
+        (fast, slow), (fast_prompts, slow_prompts) = self.interval
+        kind = type(self)
+        return kind(self.pure.scaled(fast, fast_prompts)), kind(self.pure.scaled(slow, slow_prompts))
+
+    @property
+    def interval(self) -> StepInterval:
+        """Wider than the known one where kernels lie beyond the measured ones."""
+        self._settle()
+        return interval_of(self.pure, self._corners())
+
+    def provenance(self) -> tuple[Coverage, str]:
+        """As far as the worst known step, and the part that made it so."""
+        self._settle()
+        steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
+        steps += [self._prompt_step(*kind) for kind in self._kinds()]
+        if not steps:
+            return provenance_of(self.pure, [])
+        return provenance_of(self.pure, [steps[int(step_coverage(self.pure, stacked(steps)).mark.argmax())]])
+
+    def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
+        last = sizes.decode_context + sizes.decode_rows * (steps - 1)
+        for rows in _as_they_came(sizes.decode_rows[sizes.decode_rows > 0]):
+            longest = float(last[sizes.decode_rows == rows].max())
+            self._longest[int(rows)] = max(self._longest.get(int(rows), 0.0), longest)
+        with_prompts = sizes.prefill_tokens > 0
+        rows, tokens, past, pairs = (
+            getattr(sizes, f"prefill_{name}")[with_prompts] for name in ("rows", "tokens", "context", "pairs")
+        )
+        own = own_pairs(rows, tokens, past, pairs)
+        length = 2.0 * own / tokens - 1.0
+        kinds = (tokens / length, length, 1.0 + np.maximum(pairs - own, 0.0) / tokens)
+        exponents = np.stack([np.frexp(kind)[1] - 1 for kind in kinds], axis=1).astype(np.int64)
+        self._prompts.update(dict.fromkeys(map(tuple, exponents.tolist())))
+
+    def _kinds(self) -> list[tuple[float, float, float]]:
+        """Prompts of a step, tokens of each, and tokens behind each."""
+        return [(2.0**i, 2.0**j, 2.0**k - 1.0) for i, j, k in self._prompts]
+
+    def _corners(self) -> list[StepSizes]:
+        """What no step went beyond: most decode rows at the longest of any, most and longest prompts on most past."""
+        found = []
+        if self._longest:
+            longest = max(longest / rows for rows, longest in self._longest.items())
+            found.append(self._decode_step(max(self._longest), longest))
+        if kinds := self._kinds():
+            found.append(self._prompt_step(*map(max, zip(*kinds, strict=True))))
+        return found
+
+    def _decode_step(self, rows: int, each: float) -> StepSizes:
+        speculative = self.pure.deployment.scheduler.speculative
+        drafts = speculative.num_speculative_tokens if speculative else 0
+        return StepSizes(decode_rows=rows, decode_context=rows * each, sampled_rows=rows, draft_tokens=rows * drafts)
+
+    def _prompt_step(self, prompts: float, length: float, past: float) -> StepSizes:
+        length = min(length, self.pure.deployment.scheduler.max_num_batched_tokens / prompts)
+        tokens = prompts * length
+        return StepSizes(
+            prefill_rows=prompts,
+            prefill_tokens=tokens,
+            prefill_context=prompts * past,
+            prefill_pairs=tokens * past + tokens * (length + 1) / 2,
+            sampled_rows=prompts,
+        )
+
+
+class ObservedPipeline(ObservedOperations):
+    """The same of an engine with pipeline stages."""
+
+    pure: PipelineCost
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        self._note(plan)
+        return self.pure.stages_ns(plan)
+
+    def transfer_ns(self, plan: StepPlan) -> int:
+        return self.pure.transfer_ns(plan)
+
+
+class ObservedPrices(_Observed):
+    """Of a calibration of our own engine: how many steps lie outside what it measured, and what puts them there."""
+
+    pure: StepCost
+
+    def __init__(self, pure: StepCost) -> None:
+        super().__init__(pure)
+        self._steps = 0
+        self._outside = np.zeros((len(REGIMES), len(STEP_FEATURES)), dtype=np.int64)  # by the first feature that is
+
+    def ends(self) -> tuple[ObservedPrices, ObservedPrices]:
+        fast, slow = self.pure.calibration.interval
+        return ObservedPrices(self.pure.scaled(fast)), ObservedPrices(self.pure.scaled(slow))
+
+    @property
+    def extrapolated_share(self) -> float:
+        """Of the steps priced, those outside the measured domain."""
+        self._settle()
+        return int(self._outside.sum()) / max(self._steps, 1)
+
+    def provenance(self) -> tuple[Coverage, str]:
+        share, known = self.extrapolated_share, self.pure.calibration
+        if share <= _NEGLIGIBLE:
+            return Coverage.VALIDATED, f"held-out steps of calibration {known.id} cover it"
+        counts = {
+            f"{name} of {regime} steps" if regime in known.domain else f"{regime} steps": -int(self._outside[i, j])
+            for i, regime in enumerate(REGIMES)
+            for j, name in enumerate(STEP_FEATURES)
+            if self._outside[i, j]
+        }
+        most = min(counts, key=lambda name: (counts[name], name))
+        outside = f"{100 * share:.1f} % of the steps lie outside what calibration {known.id} measured, most by {most}"
+        return Coverage.EXTRAPOLATED, outside
+
+    def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
+        self._steps += int(steps.sum())
+        last = StepSizes(**{**vars(sizes), "decode_context": sizes.decode_context + sizes.decode_rows * (steps - 1)})
+        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # and so what lies between them
+        rest, counts = np.flatnonzero(~inside), steps[~inside].astype(np.int64)
+        each = StepSizes(
+            **{name: np.repeat(np.broadcast_to(v, steps.shape)[rest], counts) for name, v in vars(sizes).items()}
+        )
+        after = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        each = StepSizes(**{**vars(each), "decode_context": each.decode_context + each.decode_rows * after})
+        out = self._beyond(each)
+        found = out.any(axis=1)
+        np.add.at(self._outside, (regimes(each)[found], out[found].argmax(axis=1)), 1)
+
+    def _beyond(self, sizes: StepSizes) -> NDArray[np.bool_]:
+        return beyond(self.pure.calibration, feature_rows(sizes), regimes(sizes))
+
+
+class ObservedOwn(_Observed):
+    """Of a cost model of one's own, of which nothing is known but what it says."""
+
+    pure: OwnCost
+
+    def ends(self) -> tuple[ObservedOwn, ObservedOwn]:
+        fast, slow = self.pure.interval or (1.0, 1.0)
+        return ObservedOwn(self.pure.scaled(fast)), ObservedOwn(self.pure.scaled(slow))
+
+    def provenance(self) -> tuple[Coverage, str]:
+        said = "says how far off it may be" if self.pure.interval else "does not say how far off it may be"
+        return Coverage.UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}"
+
+    def _note(self, plan: StepPlan) -> None:
+        """Whatever was asked, nothing else is known."""
+
+
+def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | ObservedPrices | ObservedOwn:
+    """`cost` with nothing asked of it yet."""
+    if isinstance(cost, PipelineCost):
+        return ObservedPipeline(cost)
+    if isinstance(cost, OperationCost):
+        return ObservedOperations(cost)
+    return ObservedPrices(cost) if isinstance(cost, StepCost) else ObservedOwn(cost)
+
+
+def pure(cost: CostModel) -> CostModel:
+    """What prices behind an observed cost model, or `cost` itself."""
+    found: CostModel = cost.pure if isinstance(cost, _Observed) else cost
+    return found
+
+
+def _as_they_came(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each value once, in the order of the first."""
+    different, first = np.unique(values, return_index=True)
+    return different[np.argsort(first)]

@@ -1,0 +1,299 @@
+"""The cost model made of operations, fast enough for the simulator.
+
+What depends on the number of tokens (GEMMs, experts, norms, collectives) and on sampled rows is tabulated once, in
+numpy. Decode attention is piecewise linear in the context for each number of rows, prompt attention is
+interpolated over a grid of prompts, lengths and pasts: tables are sampled from the same corrected parts that
+`explain` shows. All sums are integers, in picoseconds, so that a leap over decode steps costs what stepping does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, log2, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import KernelTimes
+from calibration.operations import Operation, StepSizes, step_operations
+from calibration.steps.correction import Correction
+from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft, check_vocabulary
+from calibration.steps.interval import SURE, StepInterval
+from calibration.steps.parts import step_parts
+from serving.cost_model import decode_plans
+from serving.deployments.config import Deployment
+from serving.deployments.decode_buckets import padded
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
+from serving.step_plan import StepPlan
+
+_GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padded to their bucket
+_DECODE_PARTS = ("decode attention",)
+_PROMPT_PARTS = ("prompt attention", "past attention")
+_ADDED = "host and launch"
+_AT_ONCE = 64  # numbers of rows whose curves are made together
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """CPU time of an engine between two steps; an overlapped loop hides it behind the step that runs.
+
+    step_ns     every step: scheduling, making tensors, sampling on the host, sending tokens out
+    row_ns      every request in the step
+    """
+
+    step_ns: float = 0.0
+    row_ns: float = 0.0
+
+
+class OperationCost:
+    """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
+
+    known_interval  how far off all steps of 9 of 10 runs are, where kernels were measured
+    stages      what prices each stage of a pipeline, in order; empty without one
+    """
+
+    stages: Sequence[OperationCost] = ()
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        deployment: Deployment,
+        kernels: KernelTimes,
+        correction: Correction | None = None,
+        host: HostTimes | None = None,
+        interval: StepInterval = SURE,
+    ) -> None:
+        self.model, self.deployment, self.kernels = model, deployment, kernels
+        self.correction = correction or Correction()
+        self.host = host or HostTimes()
+        self.known_interval = interval
+        scheduler = deployment.scheduler
+        self._most_rows = padded(scheduler.max_num_seqs)
+        self._most_tokens = max(scheduler.max_num_batched_tokens, self._most_rows)
+        self._longest = scheduler.max_model_len
+        speculative = scheduler.speculative
+        self._drafts = speculative.num_speculative_tokens if speculative else 0  # of a decode row in a step
+        self._drafting = self._draft_cost()
+        self._most_logits = self._most_rows * (1 + self._drafts)
+        self._dense_ps = self._tabulate_dense()
+        self._sampled_ps = self._tabulate_sampled()
+        self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
+        self._curves: dict[int, _DecodeRows] = {}
+        self._prompts = _PromptGrid(self)
+
+    def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
+        """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
+        found = self.own_parts(sizes)
+        if self._drafting:
+            found["drafting"] = self._drafting.ns(sizes, sum(found.values()))
+        return found
+
+    def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
+        """The same without the drafting that ends the step."""
+        raw = step_parts(self.model, self.deployment, self.kernels, sizes)
+        return self.correction.apply(raw, sizes)
+
+    def operations(self, sizes: StepSizes) -> list[Operation]:
+        """What a step of `sizes` computes on one device, with the drafting that ends it."""
+        own = step_operations(self.model, self.deployment, sizes)
+        return own + self._drafting.operations(sizes) if self._drafting else own
+
+    def _draft_cost(self) -> DraftCost | None:
+        speculative = self.deployment.scheduler.speculative
+        if speculative is None:
+            return None
+        if speculative.model is None:
+            return StatedDraft(speculative)
+        draft = find_model(speculative.model)
+        check_vocabulary(self.model, draft)
+        alone = self.deployment.scheduler.model_copy(update={"speculative": None})
+        own = {"model": speculative.model, "scheduler": alone}
+        if not draft.num_experts:
+            own["expert_imbalance"] = 1.0
+        deployment = self.deployment.model_copy(update=own)
+        return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
+
+    def scaled(self, decode: float, prompts: float) -> OperationCost:
+        """The same, with what decode steps take and what prompts add so many times as long."""
+        host = HostTimes(self.host.step_ns * decode, self.host.row_ns * decode)
+        return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(decode, prompts), host)
+
+    # CostModel
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return self._cpu_ns(plan.decode_rows + plan.prefill_rows)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        rows, tokens = plan.decode_rows, plan.prefill_tokens
+        logits = plan.sampled_rows + plan.draft_tokens if self._drafting else plan.sampled_rows
+        total = self._by_size(rows + tokens + plan.draft_tokens, logits)
+        if rows:
+            total += self._rows(rows).ps(plan.decode_context, plan.decode_squares)
+        if tokens:
+            prompts = plan.prefill_rows
+            total += self._prompts.ps(prompts, tokens, plan.prefill_context, plan.prefill_pairs)
+            total += prompts * self._added["prompt"]
+            if not rows:
+                total += self._added["prompts only"] + tokens * self._added["prompts only, token"]
+        if self._drafting:
+            total += self._drafting.ps(plan, total)
+        return total // 1000
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        if self._drafting:
+            return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
+        fixed = self._by_size(rows, rows)
+        cpu = self._cpu_ns(rows)
+        return [cpu + (fixed + ps) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
+
+    # Tables
+
+    def _cpu_ns(self, rows: int) -> int:
+        return round(self.host.step_ns + self.host.row_ns * rows)
+
+    def _by_size(self, tokens: int, sampled: int) -> int:
+        """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
+        dense = self._dense_ps[min(tokens, self._most_tokens)]
+        return dense + self._sampled_ps[min(sampled, self._most_logits)] + self._added["step"]
+
+    def _tabulate_dense(self) -> list[int]:
+        tokens = np.arange(self._most_tokens + 1)
+        buckets = np.array([padded(int(n)) for n in tokens[: _GRAPH_TOKENS + 1]])
+        run = tokens.copy()
+        if not self.deployment.enforce_eager:
+            run[: len(buckets)] = np.minimum(buckets[: len(run)], max(self._most_tokens, 1))
+        # Rows without context and prompts: attention is left out below, it has tables of its own.
+        corrected = self._token_parts(StepSizes(prefill_tokens=run.astype(np.float64)))
+        return [round(1000 * ns) for ns in corrected.tolist()]
+
+    def _token_parts(self, sizes: StepSizes) -> NDArray[np.float64]:
+        left_out = (*_DECODE_PARTS, *_PROMPT_PARTS, "imbalance", _ADDED)
+        found = self.own_parts(sizes)
+        return sum((ns for name, ns in found.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
+
+    def _tabulate_sampled(self) -> list[int]:
+        rows = np.arange(self._most_logits + 1, dtype=np.float64)
+        with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
+        return [round(1000 * ns) for ns in with_head.tolist()]
+
+    def _rows(self, rows: int) -> _DecodeRows:
+        if rows not in self._curves:
+            first = (rows - 1) // _AT_ONCE * _AT_ONCE + 1
+            self._make_rows(range(first, first + _AT_ONCE))
+        return self._curves[rows]
+
+    def _make_rows(self, many: range) -> None:
+        """Curves of several numbers of rows in one go, which is what numpy is fast at.
+
+        A row is priced with a whole draft to verify: its KV, which is what takes the time, is read once in any case.
+        """
+        lengths = np.unique(np.round(np.geomspace(1, max(self._longest, 2), 48)).astype(np.int64))
+        rows = np.array(many)[:, None]
+        contexts = np.concatenate((np.zeros_like(rows), lengths[None, :] * rows), axis=1)
+        sizes = StepSizes(
+            decode_rows=np.broadcast_to(rows, contexts.shape).astype(np.float64),
+            decode_context=contexts.astype(np.float64),
+            decode_spread=np.ones(contexts.shape),
+            draft_tokens=np.broadcast_to(rows * self._drafts, contexts.shape).astype(np.float64),
+        )
+        parts = self.own_parts(sizes)
+        attention = np.maximum.accumulate(parts["decode attention"], axis=1)
+        for at, count in enumerate(many):
+            values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
+            per_spread = 1000.0 * float(parts["imbalance"][at, 0])
+            self._curves[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
+
+
+class _DecodeRows:
+    """Picoseconds of attention of so many decode rows: piecewise linear in their context."""
+
+    def __init__(self, rows: int, contexts: list[int], values: list[int], per_spread: float) -> None:
+        slopes = [(b - a) // (d - c) for (a, b), (c, d) in zip(pairwise(values), pairwise(contexts), strict=True)]
+        self.rows = rows
+        self._contexts = contexts
+        self._slopes = slopes
+        self._bases = [value - slope * at for value, slope, at in zip(values, slopes, contexts, strict=False)]
+        self._per_spread = per_spread
+
+    def ps(self, context: int, squares: int) -> int:
+        segment = min(bisect_right(self._contexts, context), len(self._slopes)) - 1
+        return self._bases[segment] + self._slopes[segment] * context + self._imbalance(context, squares)
+
+    def run_ps(self, context: int, squares: int, steps: int) -> list[int]:
+        """The same for `steps` steps in a row, every row one token longer each time."""
+        rows, last = self.rows, len(self._slopes) - 1
+        fixed = self._imbalance(context, squares)
+        end = context + rows * steps
+        times: list[int] = []
+        while context < end:
+            segment = min(bisect_right(self._contexts, context) - 1, last)
+            stop = end
+            if segment < last:  # the first context of this run in the next segment
+                stop = min(end, context - (context - self._contexts[segment + 1]) // rows * rows)
+            base, slope = fixed + self._bases[segment], self._slopes[segment]
+            times += [base + slope * at for at in range(context, stop, rows)]
+            context = stop
+        return times
+
+    def _imbalance(self, context: int, squares: int) -> int:
+        """From the variance, which stays while every row grows by one token."""
+        return round(sqrt(max(self.rows * squares - context * context, 0)) / self.rows * self._per_spread)
+
+
+class _PromptGrid:
+    """Picoseconds of prompt attention, interpolated in logarithms over prompts, their length and their past.
+
+    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the
+    same pairs with their past.
+    """
+
+    def __init__(self, cost: OperationCost) -> None:
+        self._cost = cost
+        self._corners: dict[tuple[int, int, int], float] = {}
+        self._cells: dict[tuple[float, float, float], tuple[float, ...]] = {}
+
+    def ps(self, rows: int, tokens: int, past: int, pairs: int) -> int:
+        own = min(max(pairs - tokens * past / rows, tokens * (tokens / rows + 1) / 2), tokens * (tokens + 1) / 2)
+        length = 2.0 * own / tokens - 1.0
+        i, u = divmod(log2(tokens / length), 1.0)
+        j, v = divmod(log2(length), 1.0)
+        k, w = divmod(log2(1.0 + (pairs - own) / tokens), 1.0) if pairs > own else (0.0, 0.0)
+        cell = self._cells.get((i, j, k)) or self._cell(i, j, k)
+        a, au, av, auv, b, bu, bv, buv = cell
+        return round(exp(a + u * au + v * (av + u * auv) + w * (b + u * bu + v * (bv + u * buv))))
+
+    def _cell(self, i: float, j: float, k: float) -> tuple[float, ...]:
+        """Coefficients of the trilinear form between eight corners, in the distances from the lowest."""
+        near, far = (self._face(int(i), int(j), int(k) + step) for step in (0, 1))
+        cell = self._cells[i, j, k] = (*near, *(f - n for n, f in zip(near, far, strict=True)))
+        return cell
+
+    def _face(self, i: int, j: int, k: int) -> tuple[float, float, float, float]:
+        low, up, right, both = (self._at(i + di, j + dj, k) for di, dj in ((0, 0), (1, 0), (0, 1), (1, 1)))
+        return low, up - low, right - low, both - up - right + low
+
+    def _at(self, i: int, j: int, k: int) -> float:
+        """Logarithm of the picoseconds at a corner: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
+        if (i, j, k) not in self._corners:
+            scheduler = self._cost.deployment.scheduler
+            most, longest = scheduler.max_num_batched_tokens.bit_length(), scheduler.max_model_len.bit_length()
+            self._tabulate(range(max(i, 3) + 1), range(max(j, most) + 1), range(max(k, longest) + 1))
+        return self._corners[i, j, k]
+
+    def _tabulate(self, prompts: range, lengths: range, pasts: range) -> None:
+        corners = [(i, j, k) for i in prompts for j in lengths for k in pasts]
+        exponents = np.array(corners, dtype=np.float64)
+        rows, n, behind = 2.0 ** exponents[:, 0], 2.0 ** exponents[:, 1], 2.0 ** exponents[:, 2] - 1.0
+        sizes = StepSizes(
+            prefill_rows=rows,
+            prefill_tokens=rows * n,
+            prefill_context=rows * behind,
+            prefill_pairs=rows * (n * behind + n * (n + 1) / 2),
+        )
+        found = self._cost.own_parts(sizes)
+        ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS], axis=0)
+        self._corners.update(zip(corners, np.log(ps).tolist(), strict=True))

@@ -1,0 +1,119 @@
+"""What the time of a step is made of: named parts, each the sum of like operations.
+
+Parts are what a correction scales. GEMMs are split at the time they would take for one token, experts at that for as
+many tokens as it takes to reach nearly all of them: up to there weights are read, beyond it tensor cores work, and
+engines miss the two by different factors (a long prompt runs at the clock that the power limit leaves, a decode step
+does not). Attention of prompts is split into what they see of themselves and what of their past. `imbalance` is what
+uneven decode rows add; see `imbalance_ns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import Estimate, KernelTimes
+from calibration.operations import (
+    Collective,
+    DecodeAttention,
+    Elementwise,
+    Experts,
+    Gemm,
+    Operation,
+    PrefillAttention,
+    StepSizes,
+    heads_per_device,
+    own_pairs,
+    step_operations,
+)
+from serving.deployments.config import Deployment
+from serving.deployments.decode_buckets import DECODE_BUCKETS
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.model_spec import ModelSpec
+
+PARTS = {
+    "weights": "GEMMs as long as they only read weights",
+    "compute": "GEMMs beyond that",
+    "decode attention": "attention of decode rows",
+    "imbalance": "waiting for the longest decode row",
+    "prompt attention": "attention of prompt tokens to their own chunk",
+    "past attention": "attention of prompt tokens to what was computed before",
+    "experts": "routed experts as long as they only read weights",
+    "expert compute": "routed experts beyond that",
+    "elementwise": "norms, rotary embedding, activation, sampling",
+    "collectives": "communication between devices",
+}
+_BUCKETS = np.array((0, *DECODE_BUCKETS))
+_SATURATED = 2.0  # choices for every expert: all but exp(-2) of them have a token
+_WAVE_SHARE = 0.5  # up to half a wave of thread blocks, attention splits rows and balances by itself
+_WAVES_MORE = 1.5  # beyond two waves more, further rows fill the gaps
+
+
+def step_parts(
+    model: ModelSpec, deployment: Deployment, kernels: KernelTimes, sizes: StepSizes
+) -> dict[str, NDArray[np.float64]]:
+    """Nanoseconds of every part that the step has, uncorrected; shapes are those of `sizes`."""
+    parts: dict[str, Any] = {}
+    for name, estimate in parts_of(step_operations(model, deployment, sizes), kernels):
+        parts[name] = parts.get(name, 0.0) + estimate.ns
+    parts["imbalance"] = imbalance_ns(model, deployment, kernels.gpu, sizes)
+    return {name: np.asarray(ns, dtype=np.float64) for name, ns in parts.items()}
+
+
+def parts_of(operations: list[Operation], kernels: KernelTimes) -> Iterator[tuple[str, Estimate]]:
+    """Every operation's time in a step, all its occurrences, under the part it belongs to."""
+    for operation in operations:
+        whole = kernels.time(operation)
+        for name, ns in _split(operation, whole.ns, kernels):
+            occurring = np.where(np.asarray(operation.size) > 0, ns, 0.0)
+            yield name, whole._replace(ns=operation.count * occurring)
+
+
+def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[str, Any]]:
+    """The parts that one occurrence of `operation`, of `ns` nanoseconds, belongs to."""
+    if isinstance(operation, Gemm):
+        weights = np.minimum(ns, kernels.time(replace(operation, m=1)).ns)
+        return [("weights", weights), ("compute", ns - weights)]
+    if isinstance(operation, Experts):
+        full = _SATURATED * operation.experts / operation.topk  # tokens at which nearly every expert is read
+        weights = np.minimum(ns, kernels.time(replace(operation, tokens=full)).ns)
+        return [("experts", weights), ("expert compute", ns - weights)]
+    if isinstance(operation, PrefillAttention):
+        alone = np.minimum(ns, kernels.time(_without_past(operation)).ns)
+        return [("prompt attention", alone), ("past attention", ns - alone)]
+    return [(_KINDS[type(operation)], ns)]
+
+
+_KINDS = {
+    DecodeAttention: "decode attention",
+    Elementwise: "elementwise",
+    Collective: "collectives",
+}
+
+
+def _without_past(operation: PrefillAttention) -> PrefillAttention:
+    own = own_pairs(operation.rows, operation.tokens, operation.past, operation.pairs)
+    return replace(operation, past=0.0 * np.asarray(operation.past), pairs=np.minimum(own, operation.pairs))
+
+
+def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: StepSizes) -> Any:
+    """What decode rows of unequal length may cost over equal ones: the unit of the part `imbalance`.
+
+    A thread block walks one row's KV of one head, at its share of the bandwidth. While blocks are few, kernels
+    split rows and the work evens out; when they fill the device, a row that is one standard deviation longer keeps
+    its block busy for that much longer after the others.
+    """
+    _, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
+    head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * (model.num_layers - model.sliding_layers)
+    ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s
+    rows = np.asarray(sizes.decode_rows)
+    if not deployment.enforce_eager:  # a graph launches the blocks of its bucket
+        rows = np.where(rows <= _BUCKETS[-1], _BUCKETS[np.searchsorted(_BUCKETS, np.minimum(rows, _BUCKETS[-1]))], rows)
+    waves = rows * kv_heads / gpu.sm_count
+    return sizes.decode_spread * ns_per_token * np.clip(waves - _WAVE_SHARE, 0.0, _WAVES_MORE)

@@ -1,0 +1,145 @@
+"""A calibrated cost model: named prices, where they were measured, and how far off they are.
+
+A step's time is a sum of non-negative prices per feature (launch, padded rows, KV read, prompt tokens, attention
+pairs, sampling) and the CPU time between steps is another. Sums are integers, in picoseconds, so that a run of decode
+steps costs the same whether taken one by one or in a leap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, cpu_features, step_features
+from serving.deployments.decode_buckets import padded
+from serving.errors import UserError, reason
+from serving.step_plan import StepPlan
+from serving.whole_file import whole_file
+
+_FORMAT = 2
+_CONTEXT = list(STEP_FEATURES).index("decode_context")
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """How measured steps differ from predicted ones, in percent of the measured: held-out steps of one regime.
+
+    `quantiles_pct` are signed errors (predicted - measured) / measured at 5, 25, 50, 75 and 95 %.
+    """
+
+    steps: int
+    median_error_pct: float
+    p95_error_pct: float
+    bias_pct: float
+    quantiles_pct: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was learnt from an engine, and on what.
+
+    step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds
+    domain                          smallest and largest measured value of each step feature, by regime
+    residuals                       held-out error by regime
+    interval                        factors of the predicted time between which 9 of 10 runs lie
+    noise                           the canary's times and what else speaks about the machine's calm
+    """
+
+    id: str
+    deployment: str
+    hardware: Mapping[str, Any]
+    version: str
+    created: str
+    step_prices_ps: Mapping[str, int]
+    cpu_prices_ps: Mapping[str, int]
+    domain: Mapping[str, Mapping[str, tuple[float, float]]]
+    residuals: Mapping[str, Residuals]
+    noise: Mapping[str, Any]
+    fitted_steps: int
+    interval: tuple[float, float] = (1.0, 1.0)
+    format: int = field(default=_FORMAT)
+
+    def save(self, directory: Path) -> None:
+        """Write `calibration.json` into `directory`, whole or not at all."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with whole_file(directory / "calibration.json") as file:
+                file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError("out", str(directory), f"cannot be written: {reason(error)}") from None
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Calibration:
+        """Read it back. Raises UserError when there is none or it is of another make."""
+        path = Path(directory) / "calibration.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            raise UserError("calibration", str(directory), "has no calibration.json; make one with calibrate") from None
+        except ValueError as error:
+            raise UserError("calibration", str(path), f"is not JSON: {error}") from None
+        try:
+            if data.get("format") != _FORMAT:
+                raise UserError(
+                    "calibration", str(path), f"has format {data.get('format')}, not {_FORMAT}; calibrate again"
+                )
+            data["residuals"] = {
+                name: Residuals(**{**r, "quantiles_pct": tuple(r["quantiles_pct"])})
+                for name, r in data["residuals"].items()
+            }
+            data["interval"] = tuple(map(float, data["interval"]))
+            calibration = cls(**data)
+            missing = [f for f in STEP_FEATURES if f not in calibration.step_prices_ps]
+            missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
+        prices = {**calibration.step_prices_ps, **calibration.cpu_prices_ps}
+        wrong = [name for name, price in prices.items() if type(price) is not int or not 0 <= price < 10**18]
+        if wrong:
+            raise UserError("calibration", str(path), f"has an impossible price for {wrong[0]}; calibrate again")
+        if len(calibration.interval) != 2 or not 0 < calibration.interval[0] <= 1 <= calibration.interval[1] < 1e3:
+            raise UserError(
+                "calibration", str(path), f"has an impossible interval {calibration.interval}; calibrate again"
+            )
+        if missing:
+            raise UserError("calibration", str(path), f"has no price for {', '.join(missing)}; calibrate again")
+        return calibration
+
+
+class StepCost:
+    """The cost model of a calibration. Steps outside the measured domain are priced all the same."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._step = tuple(int(calibration.step_prices_ps[name]) for name in STEP_FEATURES)
+        self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
+
+    def scaled(self, factor: float) -> StepCost:
+        """The same, with every price `factor` times as high."""
+        return StepCost(
+            replace(
+                self.calibration,
+                step_prices_ps={name: round(p * factor) for name, p in self.calibration.step_prices_ps.items()},
+                cpu_prices_ps={name: round(p * factor) for name, p in self.calibration.cpu_prices_ps.items()},
+            )
+        )
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return _dot(self._cpu, cpu_features(plan)) // 1000
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return _dot(self._step, step_features(plan, padded(plan.decode_rows))) // 1000
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        first = StepPlan.of(decode_rows=rows, decode_context=context, sampled_rows=rows)
+        price_ps = _dot(self._step, step_features(first, padded(rows)))
+        growth_ps = self._step[_CONTEXT] * rows
+        cpu_ns = self.cpu_ns(first)
+        return [cpu_ns + (price_ps + growth_ps * step) // 1000 for step in range(steps)]
+
+
+def _dot(prices: tuple[int, ...], amounts: tuple[int, ...]) -> int:
+    return sum(price * amount for price, amount in zip(prices, amounts, strict=True))

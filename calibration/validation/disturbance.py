@@ -1,0 +1,94 @@
+"""Whether the machine was calm while the real engine was recorded.
+
+Two signs: the canary, a fixed reference step timed before and after every run, took as long each time; and few steps
+took much longer than a calibration of this engine predicts. Errors of a disturbed run are partly the machine's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from calibration.steps.features import MeasuredSteps
+from calibration.steps.fit import predict
+from calibration.steps.step_cost import Calibration
+from calibration.validation.decision_replay import recorded_deployment
+from serving.canary import CALM_DRIFT, canary_rows
+from serving.deployments.config import Deployment, parse
+from traces.recording import Recording
+from traces.recording_notes import notes_of
+
+_SLOW = 1.25  # a step that took so much longer than predicted was held up by something
+_SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
+
+
+Side = tuple[Sequence[Recording], Calibration | None]
+
+
+class Disturbance(NamedTuple):
+    """Whether runs were disturbed, and what speaks for it or against it; empty where nothing was looked at."""
+
+    disturbed: bool
+    told: str
+
+
+def disturbance(sides: Sequence[Side]) -> Disturbance:
+    """Of recordings of the real engine that were made together, each side with its calibration if there is one."""
+    drift, canary = _canary_drift(sides)
+    held_up, steps = _held_up(sides)
+    return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, steps))))
+
+
+def calibrated_deployment(calibration: Calibration) -> Deployment:
+    """What was calibrated."""
+    return parse(Deployment, json.loads(calibration.deployment), where="calibration.deployment")
+
+
+def _canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
+    """By how much canaries of the same engine are apart, at most."""
+    times_ns: dict[str, list[int]] = defaultdict(list)
+    for engine, ns in _canaries(sides):
+        times_ns[engine].append(ns)
+    compared = [(max(times) / min(times) - 1, times) for times in times_ns.values() if len(times) > 1]
+    if not compared:
+        return 0.0, ""
+    drift, times = max(compared)
+    return (
+        drift,
+        f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)",
+    )
+
+
+def _canaries(sides: Sequence[Side]) -> Iterator[tuple[str, int]]:
+    """Every canary, and what decides how long it takes on a calm machine."""
+    for runs, calibration in sides:
+        if calibration is not None:
+            for ns in calibration.noise.get("canary_ns", []):
+                yield _engine(calibrated_deployment(calibration)), int(ns)
+        for run in runs:
+            for name in ("canary_before_ns", "canary_after_ns"):
+                if name in notes_of(run.run):
+                    yield _engine(recorded_deployment(run)), int(notes_of(run.run)[name])
+
+
+def _engine(deployment: Deployment) -> str:
+    return f"{deployment.timing().model_dump_json()} {canary_rows(deployment.scheduler.max_num_seqs)}"
+
+
+def _held_up(sides: Sequence[Side]) -> tuple[float, str]:
+    """The share of the steps that took too long, of those that a calibration predicts."""
+    slow = total = 0
+    for runs, calibration in sides:
+        if calibration is None:
+            continue
+        engine = calibrated_deployment(calibration).timing()
+        tables = [run.steps for run in runs if recorded_deployment(run).timing() == engine and run.steps.num_rows]
+        if tables:
+            steps = MeasuredSteps(tables)
+            slow += int((steps.step_ns > _SLOW * predict(calibration, steps)).sum())
+            total += len(steps)
+    if not total:
+        return 0.0, ""
+    return slow / total, f"{100 * slow / total:.1f} % of the real steps took over {_SLOW:g} times as long as predicted"

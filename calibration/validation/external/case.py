@@ -1,0 +1,121 @@
+"""A case file: which engine ran, where its measurement lies, and how close a prediction should come.
+
+A new measured run of a known format needs a case file and nothing else. Settings of the engine have the names of a
+deployment file; what vLLM would have taken by default at that version is written out, since the files do not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.deployments.config import Deployment, parse
+from serving.errors import UserError
+from serving.yaml_file import read_yaml
+from traces.measured.formats import measured_format
+from traces.measured.run import MeasuredFormat, MeasuredRun
+
+Column = Literal["blind", "anchored"]
+
+
+class Target(BaseModel):
+    """A bound on the error of one figure, in percent of the measured.
+
+    over    `each`: every run alone must keep it; `median`: the median of the absolute errors over the runs must
+    runs    names of the runs it is about; empty is every run that is scored
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    figure: str
+    within_pct: float = Field(ge=0)
+    column: Column = "blind"
+    over: Literal["each", "median"] = "each"
+    runs: tuple[str, ...] = ()
+
+
+class Anchor(BaseModel):
+    """The run that the *anchored* column is fitted on, and which of its figures each parameter reproduces.
+
+    decode      factor on the time of decode steps, from this figure
+    prefill     factor on what prompts add to a step
+    overhead    milliseconds outside the engine (HTTP, tokeniser, client) on each request
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    decode: str | None = None
+    prefill: str | None = None
+    overhead: str | None = None
+
+
+class Case(BaseModel):
+    """One measured run, or several of one deployment. See docs/external.md for an example."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    title: str
+    source: str = Field(description="who measured and published it, with its licence")
+    engine: str = Field(description="the engine and its version, for the reader")
+    gpu: str = Field(description="name in the catalogue of GPUs")
+    deployment: dict[str, Any] = Field(description="a deployment; without scheduler.num_blocks it is estimated")
+    replicas: int = Field(1, ge=1, le=1000, description="engines behind one router, all of this deployment")
+    router: str = Field("round-robin", description="how requests are spread over them")
+    measured: dict[str, Any] = Field(description="`format` and what that format needs")
+    shown: tuple[str, ...] = Field(description="figures reported, in order")
+    targets: tuple[Target, ...] = ()
+    anchor: Anchor | None = None
+    notes: str = ""
+
+    @property
+    def is_of_steps(self) -> bool:
+        """Whether the measurement is a log of iterations rather than of requests: see `external.steps`."""
+        return self.measured.get("format") == "iteration-log"
+
+    @property
+    def format(self) -> MeasuredFormat:
+        return measured_format(self.measured, f"{self.name}.measured")
+
+    def deployment_of(self, run: MeasuredRun) -> tuple[Deployment, bool]:
+        """The deployment of a run, and whether its number of KV blocks is stated rather than still to be estimated.
+
+        What the measurement states overrides the case file.
+        """
+        merged = _merged({"device": "cuda", **self.deployment}, run.settings)
+        deployment = parse(Deployment, merged, where=f"{self.name}.deployment")
+        return deployment, "num_blocks" in deployment.scheduler.model_fields_set
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def load_case(path: Path) -> Case:
+    """A case file. Raises UserError that names the file and the field."""
+    case = parse(Case, read_yaml(path, "case"), where=path.name)
+    if not case.is_of_steps:
+        _ = case.format  # refuses unknown formats and fields before anything runs
+    return case
+
+
+def load_cases(folder: Path | None = None) -> list[Case]:
+    """The case files of `folder`, or the bundled ones, in the order of their file names."""
+    where = Path(str(files("calibration.validation.external.cases"))) if folder is None else folder
+    paths = sorted(where.glob("*.yaml"))
+    if not paths:
+        raise UserError("cases", str(where), "has no case files (*.yaml)")
+    cases = [load_case(path) for path in paths]
+    for case, path in zip(cases, paths, strict=True):
+        if [c.name for c in cases].count(case.name) > 1:
+            raise UserError(f"{path.name}.name", case.name, "is the name of another case, too")
+    return cases

@@ -1,0 +1,226 @@
+"""Simulating the measured runs of a case, and setting the figures side by side.
+
+*Blind* is the predictor alone. *Anchored* has its correction fitted on the case's anchor run, which is then left out
+of every score. The interval is what the figures do at the ends of the predictor's 90 % interval of step times, so that
+near saturation it opens as wide as it should. A client's time is in it where the latencies are a client's, both
+workloads are where two are possible, and a rate is known to one request of those counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from calibration.kernels.times import Coverage
+from calibration.validation.bands import run_metrics
+from calibration.validation.external.case import Case, Target
+from calibration.validation.external.correction import Corrected, Correction, fit_correction
+from calibration.validation.external.predictor import Prediction, Predictor
+from serving.cost_model import CostModel
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from sim.router import find_router
+from traces.measured.run import RATES, MeasuredRun, figures
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of one run. `anchored` and `floor_pct` are None where there is none."""
+
+    run: str
+    figure: str
+    measured: float
+    blind: float
+    low: float
+    high: float
+    anchored: float | None
+    floor_pct: float | None
+
+    @property
+    def covered(self) -> bool:
+        """Whether the measured figure lies in the interval."""
+        return self.low <= self.measured <= self.high
+
+    def error_pct(self, column: str = "blind") -> float | None:
+        """Predicted against measured, in percent of the measured; a wrong zero is 100 % off."""
+        predicted = self.blind if column == "blind" else self.anchored
+        if predicted is None:
+            return None
+        if self.measured == 0:
+            return 0.0 if predicted == 0 else 100.0
+        return 100 * (predicted - self.measured) / self.measured
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a target: the worst or the median absolute error in percent, and of which run it is."""
+
+    target: Target
+    error_pct: float
+    run: str
+
+    @property
+    def met(self) -> bool:
+        return self.error_pct <= self.target.within_pct
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case, scored."""
+
+    case: Case
+    rows: Sequence[Row]
+    verdicts: Sequence[Verdict]
+    runs: Sequence[MeasuredRun]
+    correction: Correction | None
+    provenance: tuple[Coverage, str]
+
+    def median_error_pct(self, figure: str, runs: Sequence[str], column: str = "blind") -> float | None:
+        """The median absolute error of a figure over some runs."""
+        names = set(runs)
+        found = [row.error_pct(column) for row in self.rows if row.figure == figure and row.run in names]
+        errors = [abs(error) for error in found if error is not None]
+        return median(errors) if errors else None
+
+
+def score(case: Case, data: Path, predictor: Predictor) -> Outcome:
+    """Simulate the runs of `case`, whose files lie under `data`. Raises UserError for whatever a file gets wrong."""
+    ready = [_ready(case, run, predictor) for run in case.format.read(data)]
+    correction = _fit(case, ready)
+    rows = []
+    for each in ready:
+        is_anchor = case.anchor is not None and each.run.name == case.anchor.run
+        rows += _rows(case.shown, each, None if is_anchor else correction)
+    runs = [each.run for each in ready]
+    scored = [run.name for run in runs if case.anchor is None or run.name != case.anchor.run]
+    verdicts = [_judge(case, target, rows, scored) for target in case.targets]
+    provenance = max((each.prediction.cost.provenance() for each in ready), key=lambda found: found[0])
+    return Outcome(case, rows, verdicts, runs, correction, provenance)
+
+
+def simulated_figures(
+    run: MeasuredRun,
+    deployment: Deployment,
+    cost: CostModel,
+    overhead_ms: float = 0.0,
+    replicas: int = 1,
+    router: str = "round-robin",
+) -> dict[str, float]:
+    """The figures of `run` as simulated; `overhead_ms` outside the engine precedes each request's queueing.
+
+    Raises UserError when the engine would turn requests away that the measured one served.
+    """
+    metrics = run_metrics(run.workload, deployment, cost, replicas, lambda: find_router(router))
+    rejected = metrics.statuses().get("rejected", 0)
+    if rejected:
+        remedy = f"turns {rejected} of its requests away; check max_model_len and num_blocks"
+        raise UserError(f"deployment of {run.name}", f"max_model_len {deployment.scheduler.max_model_len}", remedy)
+    found = figures(metrics, run.offered_per_s)
+    if overhead_ms:
+        stretch = 1 + overhead_ms / 1e3 / found["makespan_s"]
+        for name in found:
+            if name.startswith(("ttft_ms.", "e2e_ms.")):
+                found[name] += overhead_ms
+            elif name == "makespan_s":
+                found[name] *= stretch
+            elif name in RATES:
+                found[name] /= stretch
+    return found
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A run with all that it takes to simulate it."""
+
+    run: MeasuredRun
+    deployment: Deployment
+    prediction: Prediction
+    replicas: int
+    router: str
+
+    def simulated(self, correction: Correction | None = None) -> dict[str, float]:
+        """The figures as predicted, with or without a correction."""
+        cost: CostModel = self.prediction.cost
+        if correction is None:
+            return simulated_figures(self.run, self.deployment, cost, 0.0, self.replicas, self.router)
+        corrected = Corrected(cost, correction)
+        return simulated_figures(
+            self.run, self.deployment, corrected, correction.overhead_ms, self.replicas, self.router
+        )
+
+    def at_ends(self) -> list[dict[str, float]]:
+        """The figures at both ends of the interval, of every workload that the run may have been.
+
+        The interval is that of the steps which the run asks for, so it is simulated at the centre before.
+        """
+        fast, slow = self.prediction.cost.ends()
+        outside_ms = self.prediction.client_ms if self.run.by_client else 0.0
+        runs = [self.run]
+        if self.run.or_workload is not None:
+            runs.append(replace(self.run, workload=self.run.or_workload))
+        return [
+            simulated_figures(run, self.deployment, cost, ms, self.replicas, self.router)
+            for run in runs
+            for cost, ms in ((fast, 0.0), (slow, outside_ms))
+        ]
+
+
+def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
+    deployment, has_blocks = case.deployment_of(run)
+    prediction = predictor(case, run.gpu or case.gpu, deployment)
+    if not has_blocks:
+        scheduler = deployment.scheduler.model_copy(update={"num_blocks": prediction.num_blocks})
+        deployment = deployment.model_copy(update={"scheduler": scheduler})
+    return _Ready(run, deployment, prediction, case.replicas, case.router)
+
+
+def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
+    if case.anchor is None:
+        return None
+    for each in ready:
+        if each.run.name == case.anchor.run:
+            return fit_correction(case.anchor, each.run.figures, each.simulated)
+    names = ", ".join(each.run.name for each in ready)
+    raise UserError(f"{case.name}.anchor.run", case.anchor.run, f"is none of {names}")
+
+
+def _rows(shown: Sequence[str], ready: _Ready, correction: Correction | None) -> list[Row]:
+    measured, floors = ready.run.figures, ready.run.floor_pct
+    blind = ready.simulated()
+    around = [blind, *ready.at_ends()]
+    one_request = 1 / sum(1 for _ in ready.run.workload.requests)
+    anchored = {} if correction is None else ready.simulated(correction)
+    return [
+        Row(
+            run=ready.run.name,
+            figure=figure,
+            measured=measured[figure],
+            blind=blind[figure],
+            low=min(found[figure] for found in around) * (1 - one_request * (figure in RATES)),
+            high=max(found[figure] for found in around) * (1 + one_request * (figure in RATES)),
+            anchored=anchored.get(figure),
+            floor_pct=floors.get(figure),
+        )
+        for figure in shown
+        if figure in measured and figure in blind
+    ]
+
+
+def _judge(case: Case, target: Target, rows: Sequence[Row], scored: Sequence[str]) -> Verdict:
+    """What became of one target. Raises UserError when it is about nothing that was measured."""
+    wanted = target.runs or scored
+    errors = {}
+    for row in rows:
+        if row.figure == target.figure and row.run in wanted:
+            error = row.error_pct(target.column)
+            if error is not None:
+                errors[row.run] = abs(error)
+    if not errors or set(target.runs) - errors.keys():
+        missing = ", ".join(sorted(set(target.runs) - errors.keys())) or "every run"
+        raise UserError(f"{case.name}.targets", target.figure, f"has no {target.column} figure for {missing}")
+    if target.over == "median":
+        return Verdict(target, median(errors.values()), f"median of {len(errors)}")
+    worst = max(errors, key=lambda run: errors[run])
+    return Verdict(target, errors[worst], worst)

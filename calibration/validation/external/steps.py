@@ -1,0 +1,92 @@
+"""Rung 4, step by step: another engine's iterations, predicted from kernels and from iterations before and after.
+
+*Blind* knows nothing of this engine. *Anchored* has its correction fitted on the first and the last third of the log in
+time; both are scored on the middle third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from calibration.operations import StepSizes
+from calibration.steps.coverage import interval_of, provenance_of
+from calibration.steps.features import REGIMES, regimes
+from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
+from calibration.steps.iteration_log import read_iteration_log
+from calibration.steps.predict import blind, kernels
+from calibration.validation.external.case import Case, Target
+from calibration.validation.external.scoring import Outcome, Row, Verdict
+from calibration.validation.external.teaching import source_of
+from serving.deployments.config import Deployment, parse
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+
+_STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
+    "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,
+    "p95_ms": lambda ns: float(np.percentile(ns, 95)) / 1e6,
+    "total_s": lambda ns: float(ns.sum()) / 1e9,
+}
+
+
+class StepLog(BaseModel):
+    """What a case file says of a per-iteration log."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["iteration-log"]
+    file: str
+
+
+def score_steps(case: Case, data: Path) -> Outcome:
+    """Score a log under `data`. Raises UserError when it cannot be read, or a target is about no regime in it."""
+    deployment = parse(Deployment, {"device": "cuda", **case.deployment}, where=f"{case.name}.deployment")
+    log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
+    priced = PricedLog(log, find_model(deployment.model), deployment, kernels(case.gpu))
+    middle = middle_third(log)
+    known = blind(source_of(case, deployment))
+    taught = priced.fit(~middle, f"{case.name}, first and last third")
+    columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
+    errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}
+    found = log.take(middle)
+    cost, corners = known.cost(find_model(deployment.model), deployment, kernels(case.gpu)), _corners(log.sizes)
+    for end, decode, prompts in zip(("fast", "slow"), *interval_of(cost, corners), strict=True):
+        columns[end] = priced.predict(known.correction.scaled(decode, prompts), middle)
+    rows = list(_rows(found.measured_ns, columns, regimes(found.sizes)))
+    verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
+    return Outcome(case, rows, verdicts, [], None, provenance_of(cost, corners))
+
+
+def _rows(
+    measured: NDArray[np.float64], columns: dict[str, NDArray[np.float64]], regime: NDArray[np.int64]
+) -> Iterator[Row]:
+    """Percentiles of the step times of every regime, and their sum, in each column."""
+    for index, name in enumerate(REGIMES):
+        mine = regime == index
+        if not mine.any():
+            continue
+        for figure, statistic in _STATISTICS.items():
+            found = {column: statistic(ns[mine]) for column, ns in columns.items()}
+            run = f"{name} steps ({mine.sum()})"
+            low, high = found["fast"], found["slow"]
+            yield Row(run, figure, statistic(measured[mine]), found["blind"], low, high, found["anchored"], None)
+
+
+def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict:
+    regime, _, statistic = target.figure.partition(".")
+    if regime not in errors or statistic not in ("median", "p95"):
+        raise UserError(f"{case.name}.targets", target.figure, f"is not median or p95 of {', '.join(errors)}")
+    found = errors[regime]
+    return Verdict(target, found.median_pct if statistic == "median" else found.p95_pct, f"{found.steps} steps")
+
+
+def _corners(sizes: StepSizes) -> list[StepSizes]:
+    """The step of the most decode context, and that of the most query-key pairs."""
+    arrays = {name: np.asarray(value) for name, value in vars(sizes).items()}
+    tops = (int(np.argmax(arrays[name])) for name in ("decode_context", "prefill_pairs"))
+    return [StepSizes(**{name: float(values[top]) for name, values in arrays.items()}) for top in tops]

@@ -1,0 +1,278 @@
+"""A validation report, as `tokentwin validate` writes it: `report.json` and `step_residuals.parquet`.
+
+Whatever shows or exports a report reads it here, so that it never meets one that it cannot show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serving.deployments.config import parse
+from serving.document import Document, Number, Part, fact
+from serving.errors import UserError
+from traces.document_table import table_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+REPORT = "report.json"
+RESIDUALS = "step_residuals.parquet"
+_RESIDUAL_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+_MOST_NOISE_PCT = 50.0  # real runs that differ by more say nothing of a simulated one
+
+
+class Replay(Part):
+    """Rung 1: what the simulator, given the recorded times, decided identically."""
+
+    steps: int = fact("recorded")
+    identical: int = fact("of those")
+    requests: int = fact("recorded", default=0)
+    identical_requests: int | None = fact("of those", default=None)
+    first_difference: str | None = fact("which step or request differs first", default=None)
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything was decided alike."""
+        return self.first_difference is None
+
+
+class Regime(Part):
+    """Rung 2: the cost model's error on held-out steps of one regime."""
+
+    steps: int = fact("held out")
+    median_error_pct: Number = fact("median absolute error", "%", default=None)
+    p95_error_pct: Number = fact("95th percentile of the absolute error", "%", default=None)
+    bias_pct: Number = fact("mean signed error", "%", default=None)
+    quantiles_pct: tuple[Number, ...] = fact("signed errors at 5, 25, 50, 75 and 95 %", "%", default=())
+
+
+class StepRung(Part):
+    """Rung 2, by regime."""
+
+    regimes: dict[str, Regime] = fact("by name", default={})
+
+
+class RunFigures(Part):
+    """One statistic of one metric: simulated, real, and what it is held against."""
+
+    metric: str = fact("a metric of the glossary")
+    stat: str = fact("its statistic; `value` where it has but one")
+    real: Number = fact("on the real engine, mean of the repeats", "the metric's", default=None)
+    simulated: Number = fact("in the simulator", "the metric's", default=None)
+    error_pct: Number = fact("simulated against real", "%", default=None)
+    floor_pct: Number = fact("by how much repeats of the real run differ", "%", default=None)
+    low: Number = fact("lower end of the simulated 90 % band", "the metric's", default=None)
+    high: Number = fact("upper end", "the metric's", default=None)
+
+
+class RunRow(RunFigures):
+    """Rung 3: simulated against real, with the band of rung 5."""
+
+    @property
+    def noisy(self) -> bool:
+        """Whether repeats of the real run differ by so much that nothing can be held against them."""
+        return self.floor_pct is not None and abs(self.floor_pct) > _MOST_NOISE_PCT
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the band holds the real number; None when unknown, or noisy."""
+        if self.real is None or self.low is None or self.high is None or self.noisy:
+            return None
+        return self.low <= self.real <= self.high
+
+    @property
+    def within_floor(self) -> bool | None:
+        """Whether the error is no larger than repeating the real run makes it; None when unknown, or noisy."""
+        if self.error_pct is None or self.floor_pct is None or self.noisy:
+            return None
+        return abs(self.error_pct) <= abs(self.floor_pct)
+
+
+class RunRung(Part):
+    """Rungs 3 and 5."""
+
+    rows: tuple[RunRow, ...] = fact("by metric and statistic", default=())
+    covered: Number = fact("share of the real numbers that lie in their band", "fraction", default=None)
+
+
+class Rungs(Part):
+    """What was climbed. A rung that was not is null."""
+
+    replay: Replay | None = fact("rung 1, decisions", default=None)
+    step: StepRung | None = fact("rung 2, step times", default=None)
+    run: RunRung | None = fact("rungs 3 and 5, the run", default=None)
+
+
+class Recordings(Part):
+    """Where the runs lie, as seen from the report."""
+
+    real: tuple[str, ...] = fact("of the real engine", default=())
+    simulated: str | None = fact("the simulated run", default=None)
+
+
+class ValidationReport(Document):
+    """The answer to a validation."""
+
+    what: ClassVar[str] = "a validation report"
+    where: ClassVar[str] = REPORT
+
+    verdict: str = fact("in a sentence")
+    created: str = fact("when, as ISO 8601", default="")
+    disturbed: bool = fact("whether the machine was disturbed while the real runs were recorded", default=False)
+    disturbance: str = fact("what is known of that, in words", default="")
+    hardware: dict[str, Any] = fact("the machine of the real runs", default={})
+    workload: str = fact("name of what was offered", default="")
+    calibration: str = fact("id of what timed the steps", default="")
+    extrapolated_share: Number = fact("of the simulated steps, outside what was measured", "fraction", default=None)
+    rungs: Rungs = fact("the ladder", default=Rungs())
+    recordings: Recordings = fact("where the runs lie", default=Recordings())
+    set_aside: str = fact("which recordings were made and are not used, in a clause", default="")
+
+    @property
+    def rows(self) -> tuple[RunRow, ...]:
+        """Those of rung 3."""
+        return self.rungs.run.rows if self.rungs.run else ()
+
+    def worst_error_pct(self) -> float:
+        """The largest error of the run in absolute value; 0 without any."""
+        return max((abs(row.error_pct) for row in self.rows if row.error_pct is not None), default=0.0)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("rows",) if self.rows else ()
+
+    def table(self, name: str) -> pa.Table:
+        """`rows`: rung 3, with the bands of rung 5."""
+        rows = self.rows
+        return table_of(_Row, ({**dict(r), "covered": r.covered, "within_floor": r.within_floor} for r in rows))
+
+    def report(self) -> Iterator[RenderableType]:
+        """As `tokentwin validate` prints it."""
+        return _ladder(self)
+
+
+class _Row(RunFigures):
+    """A row of the table `rows`."""
+
+    covered: bool | None = fact("whether the band holds the real number")
+    within_floor: bool | None = fact("whether the error is no larger than the floor")
+
+
+def load_report(directory: Path) -> ValidationReport:
+    """The report in `directory`. Raises UserError, one line, when it is missing or damaged."""
+    name = f"{directory.name}/{REPORT}"
+    try:
+        data = json.loads((directory / REPORT).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("report", name, f"cannot be read ({error}); run tokentwin validate again") from None
+    except ValueError as error:
+        raise UserError("report", name, f"is not JSON ({error}); run tokentwin validate again") from None
+    return parse(ValidationReport, data, where=name)
+
+
+def load_residuals(directory: Path, whole: bool = False) -> pa.Table | None:
+    """Regime, measured and predicted time of each held-out step, or the `whole` of what is known of it.
+
+    None when the report has none.
+    """
+    path = directory / RESIDUALS
+    if not path.is_file():
+        return None
+    try:
+        return pq.read_table(path, columns=None if whole else _RESIDUAL_COLUMNS)
+    except (pa.ArrowException, OSError) as error:
+        name = f"{directory.name}/{RESIDUALS}"
+        raise UserError("report", name, f"is damaged ({error}); run tokentwin validate again") from None
+
+
+def resolve(directory: Path, recording: str) -> Path:
+    """Where a recording that the report names lies: beside the report, or from where it was started."""
+    beside = directory / recording
+    return beside if beside.exists() else Path(recording)
+
+
+def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
+    """Rung by rung, those that were climbed."""
+    from rich.text import Text
+
+    replay, steps, run = report.rungs.replay, report.rungs.step, report.rungs.run
+    if replay is not None:
+        yield from map(Text, _decisions(replay))
+    if steps is not None:
+        yield _steps(steps.regimes)
+    if run is not None:
+        each = replay.requests // max(len(report.recordings.real), 1) if replay is not None else 0
+        yield Text(f"\nrung 3, the run{f' of {each} requests' if each else ''}", style="italic")
+        yield _run(run.rows)
+        if run.covered is not None:
+            yield Text(f"\nrung 5, bands: {100 * run.covered:.0f} % of the real numbers lie in their 90 % band")
+    if report.extrapolated_share:
+        yield Text(f"extrapolated: {100 * report.extrapolated_share:.1f} % of the simulated steps were not measured")
+    if report.set_aside:
+        yield Text(report.set_aside)
+    if report.disturbed:
+        yield Text.assemble(("DISTURBED", "bold yellow"), f": {report.disturbance}; take these errors with care")
+    elif report.disturbance:
+        yield Text(f"undisturbed: {report.disturbance}")
+    yield Text(report.verdict, style="bold")
+
+
+def _decisions(replay: Replay) -> Iterator[str]:
+    requests = ""
+    if replay.identical_requests is not None:
+        requests = f", requests {replay.identical_requests}/{replay.requests}"
+    yield f"rung 1, decisions: steps {replay.identical}/{replay.steps}{requests} identical"
+    if replay.first_difference:
+        yield f"  first difference: {replay.first_difference}"
+
+
+def _steps(regimes: dict[str, Regime]) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        "regime", "steps", "median error", "p95 error", "bias", title="rung 2, step time", title_justify="left"
+    )
+    for name, r in regimes.items():
+        errors = (_number(r.median_error_pct, ".1f"), _number(r.p95_error_pct, ".1f"), _number(r.bias_pct, "+.1f"))
+        table.add_row(name, str(r.steps), *(f"{error} %" for error in errors))
+    return table
+
+
+def _run(rows: tuple[RunRow, ...]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("metric", no_wrap=True)
+    table.add_column("stat", no_wrap=True)
+    for heading in ("real", "simulated", "error %", "floor %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("90 % band", justify="right")
+    for row in rows:
+        band = "-" if row.low is None or row.high is None else f"{_shown(row.low)}–{_shown(row.high)}"
+        table.add_row(
+            row.metric,
+            row.stat,
+            _shown(row.real),
+            _shown(row.simulated),
+            _number(row.error_pct, "+.1f"),
+            _number(row.floor_pct, ".1f"),
+            f"[yellow]{band}[/]" if row.covered is False else band,
+        )
+    return table
+
+
+def _number(value: float | None, style: str) -> str:
+    return "-" if value is None else format(value, style)
+
+
+def _shown(value: float | None) -> str:
+    """At most two digits after the point, and none from 1,000 on."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"

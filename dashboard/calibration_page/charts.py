@@ -1,0 +1,259 @@
+"""Figures of the Calibration page: kernel times, what part of the roofline they reach, and where nothing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operation_at
+from calibration.kernels.structure import structure_of
+from calibration.kernels.surfaces import KernelFit
+from calibration.kernels.times import Coverage, floor_ns
+from dashboard.log_axis import log_axis
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, tint
+from dashboard.series import thin
+from dashboard.sweeps_page.charts import SERIES
+from serving.deployments.gpu_spec import GpuSpec
+
+Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
+
+_REGIMES = dict(zip(("decode", "prefill", "mixed"), SERIES, strict=False))
+_DENSE = 220
+_BAND = 1.645  # standard deviations between which nine of ten lie
+_CELLS = 28
+_VAGUE = 50.0  # percent; one scale for all kernels, so that they can be compared
+
+
+def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Figure:
+    """Measured and fitted time of one shape over its last size, in a 90 % band, with the roofline below.
+
+    `at` is the knot of the first size where there are two.
+    """
+    knots, measured = dots(gpu, key, fit, number, at)
+    shape = np.exp2(fit.surface.shapes[number]).tolist()
+    x, sizes = _over(fit, at)
+    found = estimate_at(gpu, key, fit, shape, sizes)
+    operation = operation_at(key, shape, sizes)
+    floor = np.broadcast_to(floor_ns(gpu, operation), x.shape)
+    alone = structure_of(operation).ns(gpu, operation, fit.efficiency)
+    figure = go.Figure()
+    spread = np.exp(_BAND * found.sigma)
+    figure.add_scatter(
+        x=[*x, *x[::-1]], y=[*(found.ns * spread / 1e3), *(found.ns / spread / 1e3)[::-1]],
+        fill="toself", mode="none", fillcolor=tint(SIMULATED, 0.14), name="9 of 10", hoverinfo="skip",
+    )  # fmt: skip
+    lines = (
+        (floor, "roofline", {"color": NEUTRAL, "dash": "dash", "width": 1.5}),
+        (alone, "structure alone", {"color": pale(SIMULATED), "width": 1.5}),
+        (found.ns, "fit", {"color": SIMULATED, "width": 2}),
+    )
+    for ns, name, line in lines:
+        figure.add_scatter(
+            x=x,
+            y=ns / 1e3,
+            mode="lines",
+            line=line,
+            name=name,
+            hovertemplate=f"{name}: %{{y:,.4~g}} µs<extra></extra>",
+            visible="legendonly" if name == "structure alone" else True,
+        )
+    figure.add_scatter(
+        x=knots,
+        y=measured / 1e3,
+        mode="markers",
+        marker={"color": REAL, "size": 7},
+        name="measured",
+        hovertemplate="measured: %{y:,.4~g} µs<extra></extra>",
+    )
+    figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
+    figure.update_yaxes(type="log", title_text="time (µs)", dtick=1)
+    figure.update_layout(hovermode="x unified")
+    return finish(figure, 400)
+
+
+def dots(
+    gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The sizes along the last axis that were tabled, and the nanoseconds measured there, NaN where not."""
+    knots, measured = measured_at(gpu, key, fit, number)
+    return (knots[-1][at], measured[at]) if len(knots) == 2 else (knots[-1], measured)
+
+
+def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Coverage]:
+    """How each GPU's times of the shape were come by, at the sizes that were measured on it: the worst of them."""
+    found = {}
+    for name, (gpu, fit) in fits.items():
+        last = np.exp2(fit.surface.knots[-1])
+        sizes = (last,) if len(fit.surface.knots) == 1 else (np.full_like(last, _knot(fit, at)), last)
+        found[name] = Coverage(int(np.max(estimate_at(gpu, key, fit, shape, sizes).mark)))
+    return found
+
+
+def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Figure:
+    """What share of its own roofline each GPU reaches over the last size; dotted where that is extrapolated."""
+    figure = go.Figure()
+    for (name, (gpu, fit)), colour in zip(fits.items(), SERIES, strict=False):
+        x, sizes = _over(fit, at)
+        found = estimate_at(gpu, key, fit, shape, sizes)
+        share = 100 * np.broadcast_to(floor_ns(gpu, operation_at(key, shape, sizes)), x.shape) / found.ns
+        known = found.mark < Coverage.EXTRAPOLATED
+        for inside, dash in ((known, "solid"), (~known, "dot")):
+            figure.add_scatter(
+                x=x,
+                y=np.where(inside, share, np.nan),
+                mode="lines",
+                line={"color": colour, "width": 2, "dash": dash},
+                name=name,
+                legendgroup=name,
+                showlegend=dash == "solid" or not known.any(),
+                customdata=found.ns / 1e3,
+                hovertemplate=f"{name}: %{{y:.1f}} % (%{{customdata:,.4~g}} µs)<extra></extra>",
+            )
+    if not figure.data:
+        return empty("No GPU has this kernel", 400)
+    figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
+    figure.update_yaxes(title_text="share of the roofline (%)", rangemode="tozero")
+    figure.update_layout(hovermode="x unified")
+    return finish(figure, 400)
+
+
+class Known(NamedTuple):
+    """How well times are known over two dimensions: cells at every x and y, and where was measured.
+
+    sigma, mark     `[len(y), len(x)]`, as an `Estimate` has them
+    dots            x and y of what was measured
+    """
+
+    names: Sequence[str]
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    sigma: NDArray[np.float64]
+    mark: NDArray[np.int64]
+    dots: Sequence[NDArray[np.float64]]
+
+
+def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known:
+    """Over the two dimensions that matter most.
+
+    Sizes against sizes where a step brings two of them, otherwise the first two of a shape, or shape against size.
+    """
+    surface, kind = fit.surface, kind_of(key)
+    shape = np.exp2(surface.shapes[number])
+    if len(kind.sizes) == 2:
+        names: Sequence[str] = kind.sizes
+        axes = [_cells(knots) for knots in surface.knots]
+        x, y = np.meshgrid(*axes)
+        found = estimate_at(gpu, key, fit, shape.tolist(), (x, y))
+        dots = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
+        sigma, mark = found.sigma, found.mark
+    else:
+        size = _knot(fit, at)
+        across = len(kind.shape) > 1
+        names = kind.shape[:2] if across else (kind.sizes[0], kind.shape[0])
+        axes = [_cells(surface.shapes[:, feature]) for feature in (0, 1)] if across else _line(fit)
+        cells = [(np.concatenate((cell, shape[2:])), size) if across else (cell[1:], cell[0]) for cell in _pairs(axes)]
+        each = [estimate_at(gpu, key, fit, at_shape.tolist(), (at_size,)) for at_shape, at_size in cells]
+        form = (len(axes[1]), len(axes[0]))
+        sigma = np.array([float(found.sigma) for found in each]).reshape(form)
+        mark = np.array([int(found.mark) for found in each]).reshape(form)
+        dots = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
+    x, y = axes
+    return Known(names, x, y, sigma, mark, dots)
+
+
+def domain(found: Known) -> go.Figure:
+    """How well times are known; grey where they are extrapolated."""
+    names, x_axis, y_axis, dots = found.names, found.x, found.y, found.dots
+    figure = go.Figure()
+    percent = 100 * (np.exp(_BAND * found.sigma) - 1)
+    outside = found.mark >= Coverage.EXTRAPOLATED
+    where = f"{names[0]} %{{x:,.4~g}}, {names[1]} %{{y:,.4~g}}"
+    figure.add_heatmap(
+        x=x_axis,
+        y=y_axis,
+        z=np.where(outside, 1.0, np.nan),
+        colorscale=[[0, NEUTRAL], [1, NEUTRAL]],
+        opacity=0.45,
+        showscale=False,
+        customdata=percent,
+        hovertemplate=f"{where}<br>extrapolated, ± %{{customdata:.0f}} %<extra></extra>",
+    )
+    figure.add_heatmap(
+        x=x_axis,
+        y=y_axis,
+        z=np.where(outside, np.nan, percent),
+        colorscale=[[0, SIMULATED], [1, tint(SIMULATED, 0.12)]],
+        zmin=0,
+        zmax=_VAGUE,
+        colorbar={"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
+        hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
+    )
+    figure.add_scatter(
+        x=dots[0],
+        y=dots[1],
+        mode="markers",
+        marker={"color": REAL, "size": 4},
+        name="measured",
+        hoverinfo="skip",
+    )
+    figure.update_xaxes(type="log", title_text=names[0], dtick=1, showgrid=False)
+    figure.update_yaxes(type="log", title_text=names[1], dtick=1, showgrid=False)
+    if len(y_axis) < _CELLS:
+        figure.update_yaxes(tickvals=y_axis)
+    return finish(figure, 420, legend=False)
+
+
+def steps(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
+    """Predicted against measured time of an engine's steps, with the line on which they are equal."""
+    figure = go.Figure()
+    if not len(measured_ns):
+        return empty("No steps were kept", 400)
+    both = np.concatenate([measured_ns, predicted_ns]) / 1e6
+    ends, line = [both.min(), both.max()], {"color": NEUTRAL, "dash": "dash"}
+    figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip")
+    for name in dict.fromkeys(regime.tolist()):
+        mine = np.flatnonzero(regime == name)
+        mine = mine[thin(len(mine), 1500)]
+        figure.add_scatter(
+            x=measured_ns[mine] / 1e6,
+            y=predicted_ns[mine] / 1e6,
+            mode="markers",
+            marker={"color": _REGIMES.get(name, NEUTRAL), "size": 4, "opacity": 0.6},
+            name=name,
+            hovertemplate="measured %{x:,.4~g} ms, predicted %{y:,.4~g} ms<extra></extra>",
+        )
+    figure.update_xaxes(**log_axis(*ends), title_text="measured step time (ms)")
+    figure.update_yaxes(**log_axis(*ends), title_text="predicted step time (ms)")
+    return finish(figure, 400)
+
+
+def _over(fit: KernelFit, at: int) -> tuple[NDArray[np.float64], tuple[Any, ...]]:
+    """Sizes along the last axis, an octave beyond its knots on either side; the first at knot `at` if there are two."""
+    last = fit.surface.knots[-1]
+    x = np.exp2(np.linspace(max(last[0] - 1, 0.0), last[-1] + 1, _DENSE))
+    if len(fit.surface.knots) == 1:
+        return x, (x,)
+    return x, (np.full_like(x, _knot(fit, at)), x)
+
+
+def _knot(fit: KernelFit, at: int) -> float:
+    return float(np.exp2(fit.surface.knots[0][at]))
+
+
+def _cells(octaves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cells from the lowest to the highest of some values, two octaves beyond."""
+    return np.exp2(np.linspace(max(octaves.min() - 2, 0.0), octaves.max() + 2, _CELLS))
+
+
+def _line(fit: KernelFit) -> list[NDArray[np.float64]]:
+    """Knots of the one size, and the values of the one feature of a shape."""
+    return [np.exp2(fit.surface.knots[0]), np.exp2(np.unique(fit.surface.shapes[:, 0]))]
+
+
+def _pairs(axes: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Every cell, rows of y first."""
+    return [np.array([x, y]) for y in axes[1] for x in axes[0]]

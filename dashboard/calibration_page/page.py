@@ -1,0 +1,188 @@
+"""Calibration: what predictions rest on. Kernel tables of GPUs against their fits, and calibrations of engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streamlit as st
+from numpy.typing import NDArray
+
+from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.shapes import NO_WINDOW, KernelKind, kind_of
+from calibration.kernels.surface_file import about_surfaces
+from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
+from calibration.kernels.times import Coverage
+from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
+from dashboard.badge import figure, heading
+from dashboard.calibration_page import charts, step_calibration
+from dashboard.mistake import mistake
+from dashboard.sweeps_page.charts import SERIES
+from dashboard.url import choose, choose_many, in_url, pick
+from serving.deployments.gpu_spec import find_gpu
+from serving.errors import UserError
+
+_KERNELS, _ENGINES = "Kernel tables", "Engines"
+_TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
+_SERIES = 4
+_HELD_OUT = "kernels that the fit did not see were predicted, and held against their measured times"
+_FIT = (
+    "Orange is measured, brought to common sizes. The fit is the structure of the kernel (launch, waves of tiles, "
+    "bytes) times a smooth correction learnt from all shapes. Nothing is below the roofline, which is what the "
+    "datasheet allows."
+)
+_GPUS = "Each against its own datasheet; dotted is extrapolated."
+_KNOWN = (
+    "How far nine of ten kernels are off at most. Grey is extrapolated: beyond what was measured, or where too few "
+    "shapes were. Orange dots were measured."
+)
+
+
+@in_url
+def show(runs: Path) -> None:
+    """The page: bundled kernel tables, and the calibrations under `runs`."""
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    with title:
+        st.title("What predictions rest on", anchor=False)
+    with chooser:
+        what = pick("What was measured", [_KERNELS, _ENGINES], "of")
+    if what == _ENGINES:
+        step_calibration.show(runs)
+        return
+    try:
+        _kernels()
+    except UserError as error:
+        mistake(error)
+
+
+def _kernels() -> None:
+    st.caption(
+        "Times of single kernels on real GPUs, and what was learnt from them. A predicted step is a sum of such times."
+    )
+    left, right = st.columns([2, 5], gap="medium")
+    with left:
+        names = sorted(bundled_names(), key=lambda name: name != "H100")
+        name = choose("GPU", names, "gpu")
+        kernels = _load(name)
+        keys = sorted(kernels.fits, key=lambda key: (key != "gemm/bfloat16", key))
+        key = choose("Kernel", keys, "kernel", show=_titled)
+        fit = kernels.fits[key]
+        number, at = _shape(key, fit)
+        others = [other for other in names if other != name and key in _load(other).fits]
+        beside = choose_many("Beside", others, "beside", _beside(others))[: len(SERIES) - 1]
+    about = about_surfaces(bundled(name))
+    shape = np.exp2(fit.surface.shapes[number]).tolist()
+    with right:
+        _held_out(about["held_out"].get(key))
+        curve = charts.times(kernels.gpu, key, fit, number, at)
+        figure(curve, "times", "Measured and fitted", _of_dots(charts.dots(kernels.gpu, key, fit, number, at)[1]), _FIT)
+    one, other = st.columns(2, gap="large")
+    with one:
+        of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
+        fits = {gpu: (found.gpu, found.fits[key]) for gpu, found in of_gpus.items()}
+        marks = charts.marks(fits, key, shape, at)
+        provenance = weakest((_of_gpu(gpu, mark) for gpu, mark in marks.items()), "GPUs")
+        figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", provenance, _GPUS)
+    with other:
+        known = _known(name, key, number, at)
+        figure(charts.domain(known), "domain", "What is known, and holes in it", _of_map(known), _KNOWN)
+    _provenance(about)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _load(name: str) -> KernelSurfaces:
+    found = load_kernels(find_gpu(name))
+    assert isinstance(found, KernelSurfaces)  # since it is bundled
+    return found
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _known(name: str, key: str, number: int, at: int) -> charts.Known:
+    kernels = _load(name)
+    return charts.known(kernels.gpu, key, kernels.fits[key], number, at)
+
+
+def _of_dots(measured: NDArray[np.float64]) -> Provenance:
+    """Of a curve, by its dots: nanoseconds at the sizes that were tabled, NaN where too few shapes were measured."""
+    count = int(np.isfinite(measured).sum())
+    if count < measured.size:
+        return Provenance(EXTRAPOLATED, f"it was measured at {count} of {measured.size} sizes, those with a dot")
+    return Provenance(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
+
+
+def _of_gpu(name: str, mark: Coverage) -> Provenance:
+    """Of a GPU's curve at the sizes that were measured on it."""
+    lies = {Coverage.VALIDATED: "was measured", Coverage.INTERPOLATED: "lies between those measured"}
+    return Provenance(mark.name.lower(), f"on {name} this shape {lies.get(mark, 'lies beyond those measured')}")
+
+
+def _of_map(known: charts.Known) -> Provenance:
+    beyond = float((known.mark >= Coverage.EXTRAPOLATED).mean())
+    if beyond:
+        return Provenance(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lies beyond what was measured")
+    return Provenance(INTERPOLATED, "all of the map lies between measured kernels")
+
+
+def _titled(key: str) -> str:
+    kind, _, of = key.partition("/")
+    return (
+        f"{kind_of(key).title}, {of.replace('_', ' ')}" if kind in ("nccl", "custom") else f"{kind_of(key).title}, {of}"
+    )
+
+
+def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
+    """The number of the shape and the knot of the first size that are chosen."""
+    kind, surface = kind_of(key), fit.surface
+    labels = {_labelled(kind, np.exp2(shape).tolist()): at for at, shape in enumerate(surface.shapes)}
+    typical = np.log2(_TYPICAL.get(key.partition("/")[0], (8,)))
+    nearest = np.argsort(np.abs(surface.shapes[:, : len(typical)] - typical).sum(axis=1), kind="stable")
+    ordered = [list(labels)[nearest[0]], *(label for label, at in labels.items() if at != nearest[0])]
+    number = labels[choose("Shape", ordered, "shape", help=" × ".join(kind.shape))]
+    st.caption(" × ".join(kind.shape))
+    if len(kind.sizes) == 1 and len(kind.shape) == 1:
+        return number, 0
+    knots = {_plain(value): at for at, value in enumerate(np.exp2(surface.knots[0]))}
+    middle = list(knots)[len(knots) // 2]
+    label = kind.sizes[0].capitalize() if len(kind.sizes) == 2 else f"Map at {kind.sizes[0]}"
+    where = choose(label, [middle, *(knot for knot in knots if knot != middle)], "size")
+    return number, knots[where]
+
+
+def _beside(others: list[str]) -> list[str]:
+    """The other GPUs that are shown unasked: one of each generation."""
+    generations: tuple[str, ...] = ("A100-80G", "H200", "B200")
+    return [name for name in generations if name in others][: _SERIES - 1]
+
+
+def _held_out(errors: dict[str, float] | None) -> None:
+    if errors is None:
+        return
+    cells = (
+        ("shapes p50", "shapes_median"),
+        ("shapes p90", "shapes_p90"),
+        ("sizes p50", "sizes_median"),
+        ("sizes p90", "sizes_p90"),
+    )
+    heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
+    for place, (label, name) in zip(st.columns(4), cells, strict=True):
+        place.metric(
+            label,
+            f"± {100 * errors[name]:.1f} %",
+            help="Error at shapes, or sizes, that were held out of the fit as a test.",
+        )
+
+
+def _provenance(about: dict[str, Any]) -> None:
+    with st.expander("Where these were measured"):
+        st.table({name: str(about[name]) for name in ("source", "tables", "licence", "date") if about.get(name)})
+
+
+def _labelled(kind: KernelKind, shape: list[float]) -> str:
+    windowed = kind.shape[-1].startswith("window") and shape[-1] < NO_WINDOW
+    sizes = shape if windowed or not kind.shape[-1].startswith("window") else shape[:-1]
+    return " × ".join(map(_plain, sizes))
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}"

@@ -1,0 +1,149 @@
+"""Calibrations of engines: what a step was fitted to cost, and how far held-out steps were off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import streamlit as st
+from numpy.typing import NDArray
+
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
+from calibration.steps.step_cost import Calibration
+from dashboard.badge import figure, heading
+from dashboard.calibration_page import charts as calibration_charts
+from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
+from dashboard.trust_page import charts as trust_charts
+from dashboard.trust_page.report_provenance import of_steps
+from dashboard.url import choose
+from serving.errors import UserError
+
+_STEPS = "steps.parquet"
+_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
+_PRICES = "Fitted prices; a step is the sum of what it holds. *CPU* is what goes on between steps."
+_EVERY = "Of every measured step, those the fit saw among them."
+
+
+def show(runs: Path) -> None:
+    """The calibrations under `runs`, of our own engine and of others."""
+    found = calibrations(runs)
+    if not found:
+        st.info(f"No calibration under `{runs}` yet.", icon=":material/tune:")
+        st.markdown("Our engine is measured and fitted in a minute or two, here or as part of the whole loop:")
+        st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
+        return
+    name = choose("Calibration", list(found), "calibration", lasting=False)
+    try:
+        if (found[name] / OWN_CALIBRATION).exists():
+            _own(Calibration.load(found[name]), found[name])
+        else:
+            _other(ExternalCalibration.load(found[name] / FILE))
+    except UserError as error:
+        mistake(error, runs)
+
+
+def _own(calibration: Calibration, directory: Path) -> None:
+    low, high = calibration.interval
+    st.caption(
+        f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
+        f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
+    )
+    medians = [errors.median_error_pct for errors in calibration.residuals.values()]
+    held_out = sum(errors.steps for errors in calibration.residuals.values())
+    heading("Error on held-out steps", of_steps(held_out, medians, "and the fit saw none of them"))
+    for place, (name, errors) in zip(
+        st.columns(max(len(calibration.residuals), 1)), calibration.residuals.items(), strict=False
+    ):
+        place.metric(
+            f"{name}, median error",
+            f"{errors.median_error_pct:.1f} %",
+            f"p95 {errors.p95_error_pct:.1f} %, bias {errors.bias_pct:+.1f} %, {errors.steps:,} steps",
+            delta_color="off",
+            delta_arrow="off",
+            help="Of steps that the fit did not see.",
+        )
+    left, right = st.columns([2, 3], gap="large")
+    with right:
+        _prices(calibration)
+    if (directory / _STEPS).is_file():
+        regime, measured, predicted = _steps(directory / _STEPS)
+        rated = of_steps(len(measured), medians, "those the fit saw among them")
+        with left:
+            plot = calibration_charts.steps(regime, measured, predicted)
+            figure(plot, "steps", "Predicted and measured", rated)
+        plot = trust_charts.residuals(regime, measured, predicted)
+        plot.update_traces(name="a step", selector={"name": "a held-out step"})
+        figure(plot, "residuals", "Residuals", rated, _EVERY)
+    _domain(calibration)
+
+
+def _prices(calibration: Calibration) -> None:
+    st.subheader("What a step costs", anchor=False, help=_PRICES)
+    prices = [
+        {"part": part, "of": name, "for": meaning, "price (µs)": table[name] / 1e6}
+        for part, table, meanings in (
+            ("step", calibration.step_prices_ps, STEP_FEATURES),
+            ("CPU", calibration.cpu_prices_ps, CPU_FEATURES),
+        )
+        for name, meaning in meanings.items()
+    ]
+    st.dataframe(
+        pd.DataFrame(prices),
+        hide_index=True,
+        height="content",
+        column_config=number_columns({"price (µs)": "%.4g"}),
+    )
+
+
+def _steps(path: Path) -> tuple[NDArray[Any], ...]:
+    """Regime, measured and predicted time of every step that was kept."""
+    try:
+        table = pq.read_table(path, columns=_COLUMNS)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError("calibration", f"{path.parent.name}/{path.name}", f"is damaged: {error}") from None
+    return tuple(np.asarray(table[name]) for name in _COLUMNS)
+
+
+def _domain(calibration: Calibration) -> None:
+    with st.expander("What was measured: beyond these, a step is extrapolated"):
+        rows = [
+            {"regime": regime, "of": name, "from": low, "to": high}
+            for regime, ranges in calibration.domain.items()
+            for name, (low, high) in ranges.items()
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True)
+    if calibration.hardware:
+        with st.expander("Where this was measured"):
+            st.table({name: str(value) for name, value in calibration.hardware.items()})
+
+
+def _other(calibration: ExternalCalibration) -> None:
+    st.caption(f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · {calibration.interval}")
+    factors, errors = st.columns(2, gap="large")
+    with factors:
+        st.subheader("Correction of the kernel tables", anchor=False)
+        learnt = calibration.correction
+        st.dataframe(
+            {
+                "of": [*learnt.factors, *learnt.added_ns],
+                "factor": [*learnt.factors.values(), *(None for _ in learnt.added_ns)],
+                "added (µs)": [*(None for _ in learnt.factors), *(ns / 1e3 for ns in learnt.added_ns.values())],
+            },
+            hide_index=True,
+        )
+    with errors:
+        st.subheader("Error on held-out steps", anchor=False)
+        if calibration.residuals:
+            st.dataframe(
+                pd.DataFrame([{"regime": name, **found} for name, found in calibration.residuals.items()]),
+                hide_index=True,
+            )
+        else:
+            st.caption("None were held out.")

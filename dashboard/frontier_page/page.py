@@ -1,0 +1,164 @@
+"""Frontier: every fleet that a plan simulated. A click on one that is recorded opens it on the Run page.
+
+One that is not can be simulated in full, and is opened once it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+
+from calibration.provenance import Provenance
+from dashboard.badge import badge, figure
+from dashboard.downloads import downloads
+from dashboard.frontier_page import charts as frontier_charts
+from dashboard.frontier_page.fleets import fleet_rows
+from dashboard.job_view import follow, start
+from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
+from dashboard.plan_page.example import example
+from dashboard.plan_page.names import EXAMPLE, LOOKED_AT, plan_name
+from dashboard.plan_page.tasks import FLEET, PLAN
+from dashboard.plan_page.words import FORMATS, carriers, provenance, provenance_of
+from dashboard.prose import literal
+from dashboard.url import choose, go_to, in_url, keep, named
+from planning.jobs.job import Job, finished
+from planning.plan.document import PlanDocument
+from planning.plan.frontier import Point
+from serving.errors import UserError
+
+_TO_OPEN = "frontier_to_open"  # the job whose recording is opened when it is there
+
+
+class _Asked(NamedTuple):
+    settings: Mapping[str, Any]
+    answer: PlanDocument
+
+
+@in_url
+def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
+    """The page, over the plans under `runs` and the bundled one; `run_page` is where a recording is opened."""
+    plans = _plans(runs)
+    title, chooser = st.columns([1, 1], vertical_alignment="bottom")
+    title.title("What can be bought", anchor=False)
+    with chooser:
+        name = choose("Plan", list(plans), "plan", show=lambda name: plan_name(*plans[name]), lasting=False)
+    asked = plans[name]
+    answer, points = asked.answer, asked.answer.points
+    best = answer.recommendation
+    st.caption(
+        f"{len(points)} fleets simulated on the same {answer.requests:,} requests; "
+        f"{literal(', '.join(answer.objectives))}. Click one for what it is."
+    )
+    if not points:
+        st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
+        return
+    recommended = answer.place(best) if best else None
+    left, right = st.columns(2, gap="medium")
+    rated = provenance_of(points, "fleets")
+    with left:
+        plot = frontier_charts.frontier(points, recommended)
+        _clickable(plot, "frontier", "Fast for users, or for GPUs", rated, asked, runs)
+    with right:
+        plot = frontier_charts.price(points, recommended)
+        _clickable(plot, "price", "What speed costs", rated, asked, runs)
+    _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
+    st.dataframe(fleet_rows(answer, recommended), hide_index=True, column_config=number_columns(_FORMATS))
+    downloads(answer, "plan")
+
+
+def _plans(runs: Path) -> dict[str, _Asked]:
+    """The answered plans by the name of their job: the one last looked at, then the newest, then the bundled one.
+
+    Plans without any fleet come last.
+    """
+    found = {job.id: _Asked(job.settings, PlanDocument.read(job.result)) for job in finished(runs / "jobs", PLAN)}
+    found[EXAMPLE] = _Asked(example()["settings"], PlanDocument.read(example()["answer"]))
+    seen = st.session_state.get(LOOKED_AT)
+    order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
+    return {name: found[name] for name in order}
+
+
+def _clickable(plot: Any, key: str, text: str, rated: Provenance, asked: _Asked, runs: Path) -> None:
+    def clicked() -> None:
+        marks = [mark for mark in st.session_state[key].selection.points if "customdata" in mark]
+        if marks:
+            point = asked.answer.points[int(marks[0]["customdata"][0])]
+            go_to(fleet=_name(point))
+            st.session_state[_TO_OPEN] = _job(runs, asked, point).id
+
+    figure(plot, key, text, rated, _HELP, on_select=clicked, selection_mode="points")
+
+
+def _chosen(points: Sequence[Point], recommended: int | None) -> int:
+    """What was clicked or the link names, or what is recommended; kept in the link."""
+    otherwise = recommended if recommended is not None else 0
+    known = {_name(point): at for at, point in enumerate(points)}
+    at = known.get(named("fleet") or "", otherwise)
+    keep("fleet", _name(points[at]), _name(points[otherwise]))
+    return at
+
+
+def _job(runs: Path, asked: _Asked, point: Point) -> Job:
+    """What records the fleet."""
+    settings = {"plan": asked.settings, "engine": point.engine, "replicas": point.replicas}
+    return Job(runs / "jobs", FLEET, settings)
+
+
+def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | None) -> None:
+    """One point: what it is, and the way to a recording of it."""
+    with st.container(border=True):
+        text, button = st.columns([4, 1], vertical_alignment="center")
+        verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
+        with text.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(f"**{literal(carriers(point, asked.answer.spares))}** {verdict}", width="content")
+            badge(provenance(point))
+        price = "" if point.usd_per_mtok_out is None else f", \\${point.usd_per_mtok_out:,.2f} per Mtok of output"
+        text.caption(
+            f"{point.gpus} GPUs, \\${point.usd_per_hour:,.2f}/h{price}; "
+            f"{100 * point.attainment:.1f} % attained; "
+            f"{point.tok_s_user:,.3g} tokens/s for a user, {point.tok_s_gpu:,.4g} from a GPU"
+        )
+        job = _job(runs, asked, point)
+        try:
+            status = follow(job)
+        except UserError as error:
+            mistake(error, runs)
+            return
+        if status.state == "done":
+            _open(job, run_page, button)
+        elif not status.active:
+            if st.session_state.get(_TO_OPEN) == job.id:
+                del st.session_state[_TO_OPEN]  # it was clicked, or its simulation was cancelled: it is not there
+            if button.button("Simulate it", key="simulate", help=_SIMULATE, width="stretch"):
+                st.session_state[_TO_OPEN] = job.id
+                start(job)
+        with st.expander("Its deployment"):
+            st.json(asked.answer.candidates[point.engine].deployment, expanded=1)
+
+
+def _open(job: Job, run_page: StreamlitPage | None, place: Any) -> None:
+    """Go to the recording at once, if it was clicked or waited for; else show the way."""
+    if run_page is None:
+        return
+    run = {"run": f"jobs/{job.id}/run"}
+    if st.session_state.pop(_TO_OPEN, None) == job.id:
+        st.switch_page(run_page, query_params=run)
+    place.page_link(run_page, label="Open the run", icon=":material/timeline:", query_params=run)
+
+
+def _name(point: Point) -> str:
+    return f"{point.replicas} x {point.engine}"
+
+
+_HELP = (
+    "The median user's output tokens per second against those of a GPU. More replicas move a fleet right and down. "
+    "Grey fleets break an SLO, hollow ones are extrapolated; the dotted line joins those that meet the SLOs and that "
+    "no other such fleet beats on both axes. A click opens the run of a fleet, if it is recorded."
+)
+_SIMULATE = "Simulates this fleet on the plan's traffic once more, keeps every step, and opens it on the Run page."
+_FORMATS = {**FORMATS, "attainment (%)": "%.1f"}

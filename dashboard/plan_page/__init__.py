@@ -1,0 +1,1 @@
+"""The Plan page: the page, its inputs, its figures and its words."""

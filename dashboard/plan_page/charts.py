@@ -1,0 +1,180 @@
+"""Figures of the Plan page: what a fleet of more or fewer replicas attains, and what more traffic does to latency."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
+from dashboard.plan_page.words import carriers
+from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from planning.plan.frontier import Point
+from serving.metrics import metric
+
+HEIGHT = 300
+_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
+_TALL = 390  # as what stands beside it
+Bound = tuple[str, float]  # a percentile and its bound in milliseconds
+
+
+def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
+    """Share of requests within every bound against replicas, with the band of the cost model's 90 % interval."""
+    if not points:
+        return empty("No fleet meets the SLOs", HEIGHT)
+    x = [p.replicas for p in points]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[*x, *reversed(x)],
+        y=[100 * p.if_fast for p in points] + [100 * p.if_slow for p in reversed(points)],
+        mode="lines",
+        fill="toself",
+        fillcolor=tint(SIMULATED, 0.18),
+        line={"width": 0},
+        hoverinfo="skip",
+        name="plausible (90 %)",
+    )
+    figure.add_scatter(
+        x=x,
+        y=[100 * p.attainment for p in points],
+        mode="lines+markers",
+        line={"color": SIMULATED, "width": 2},
+        marker={
+            "size": [13 if n == chosen else 7 for n in x],
+            "color": SIMULATED,
+            "symbol": symbols(p.mark for p in points),
+        },
+        customdata=[(100 * p.if_slow, 100 * p.if_fast) for p in points],
+        hovertemplate="%{x} replicas: %{y:.1f} %, plausible %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
+        "<extra></extra>",
+        name="simulated",
+    )
+    figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
+    figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
+    return finish(figure, _TALL)
+
+
+def latency(points: Sequence[LoadPoint], name: str, planned: float, knee: float, bounds: Sequence[Bound]) -> go.Figure:
+    """The 99th percentile of a metric against the rate, its bounds, the planned rate, and the knee.
+
+    `knee` is the highest rate, in requests a second, at which every objective is met.
+    """
+    figure = go.Figure()
+    x = [p.requests_per_s for p in points]
+    y = [getattr(p, f"{name.removesuffix('_ms')}_p99_ms") for p in points]
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        line={"color": SIMULATED, "width": 2},
+        marker={"size": 7, "symbol": symbols(p.mark for p in points)},
+        hovertemplate="%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>",
+        name="p99",
+    )
+    known = [value for value in y if value]
+    highest = max([*known, *(bound for _, bound in bounds)], default=1.0)
+    steep = bool(known) and highest > 20 * min(known)
+    for percentile, bound in bounds:
+        figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
+        figure.add_annotation(
+            x=0,
+            xref="paper",
+            y=math.log10(bound) if steep else bound,  # of annotations Plotly takes no logarithm
+            text=f"SLO {percentile}",
+            font_color=ALARM,
+            showarrow=False,
+            xanchor="left",
+            yanchor="bottom",
+        )
+    for at, text in ((planned, "planned"), (knee, "knee")):
+        figure.add_vline(x=at, line={"color": NEUTRAL, "width": 1, "dash": "dot" if text == "planned" else "solid"})
+    words = "planned = knee" if knee == planned else "planned"
+    figure.add_annotation(x=planned, y=1, yref="paper", text=words, xanchor="right", yanchor="bottom", showarrow=False)
+    if knee != planned:
+        figure.add_annotation(x=knee, y=1, yref="paper", text="knee", xanchor="left", yanchor="bottom", showarrow=False)
+    figure.update_xaxes(title_text="requests/s")
+    figure.update_yaxes(title_text=f"{metric(name).label} p99 (ms)", type="log" if steep else "linear")
+    if steep:
+        figure.update_yaxes(dtick=1)
+    else:
+        figure.update_yaxes(range=[0, 1.1 * highest])
+    return finish(figure, HEIGHT, legend=False)
+
+
+def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
+    """`latency` of TTFT and TPOT, by metric, as a plan's answer has them; none if its requests arrive all at once."""
+    planned, best = answer.requests_per_s, answer.recommendation
+    if planned is None or best is None or not answer.by_rate:
+        return {}
+    knee = planned * (1 + best.headroom_percent / 100)
+    bounds: dict[str, list[Bound]] = {"ttft_ms": [], "tpot_ms": []}
+    for text in answer.objectives:
+        match = _BOUND.fullmatch(text)
+        if match and match[1] in bounds:
+            bounds[match[1]].append((match[2], float(match[3])))
+    return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
+
+
+def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
+    """Dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
+    ordered = list(reversed(points))
+    figure = go.Figure()
+    figure.add_bar(
+        x=[p.usd_per_mtok_out for p in ordered],
+        y=[carriers(p, spares) for p in ordered],
+        orientation="h",
+        marker_color=[SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered],
+        text=[f"${p.usd_per_mtok_out:,.2f}" for p in ordered],
+        textposition="outside",
+        cliponaxis=False,
+        customdata=[(p.usd_per_hour, p.gpus) for p in ordered],
+        hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
+    )
+    most = max(p.usd_per_mtok_out or 0 for p in ordered)
+    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most or 1])
+    return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
+
+
+def lengths(told: Lengths) -> go.Figure:
+    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis."""
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
+    for at, (name, histogram) in enumerate(told, start=1):
+        edges = np.asarray(histogram.edges)
+        figure.add_bar(
+            x=np.sqrt(edges[1:] * edges[:-1]),
+            y=histogram.percent,
+            width=np.diff(edges),
+            marker_color=SIMULATED,
+            hovertemplate="about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>",
+            row=1,
+            col=at,
+        )
+        ticks = log_ticks(edges[0], edges[-1])
+        figure.update_xaxes(
+            type="log",
+            range=[math.log10(edges[0]), math.log10(edges[-1])],
+            tickvals=ticks,
+            ticktext=[f"{tick:,.0f}" for tick in ticks],
+            title_text=f"{name} (tokens)",
+            row=1,
+            col=at,
+        )
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, 230, legend=False)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round whole numbers for a logarithmic axis: powers of ten or, where these are few, 1-2-5, or evenly spaced."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for leading in ((1,), (1, 5), (1, 2, 5)):
+        ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
+        if len(ticks) >= 3:
+            return ticks
+    scale = 10.0 ** math.floor(math.log10(max((high - low) / 5, 1)))
+    step = next(first * scale for first in (1, 2, 5, 10) if first * scale * 5 >= high - low)
+    return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]

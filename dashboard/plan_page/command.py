@@ -1,0 +1,62 @@
+"""The command line that asks what the Plan page asked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from planning.plan.request import PlanRequest
+from serving.deployments.config import parse
+from serving.errors import UserError
+
+_SPEC, _DEPLOYMENT = "traffic.yaml", "deployment.yaml"
+_OPTIONS = {
+    "window_s": "--window-s",
+    "rate_scale": "--rate-scale",
+    "limit": "--limit",
+    "model": "--model",
+    "gpus": "--gpu",
+    "tensor_parallel_sizes": "--tp",
+    "policies": "--policy",
+    "splits": "--split",
+    "calibration": "--calibration",
+    "spares": "--spares",
+    "router": "--router",
+    "max_replicas": "--max-replicas",
+}
+
+
+def plan_command(asked: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """The `tokentwin plan` of a page's inputs, and the files that it reads; empty where no command line asks that."""
+    try:
+        request = parse(PlanRequest, dict(asked), where="asked")
+    except UserError:
+        return "", {}
+    said, files, traffic = request.as_json(), {}, _SPEC
+    if isinstance(request.traffic, str):
+        traffic = request.traffic
+    elif isinstance(request.traffic, tuple):
+        return "", {}
+    else:
+        files[_SPEC] = yaml.safe_dump(request.traffic.model_dump(mode="json", exclude_none=True), sort_keys=False)
+    words = ["tokentwin", "plan", traffic]
+    for name, option in _OPTIONS.items():
+        value = getattr(request, name)
+        if value != PlanRequest.model_fields[name].default:
+            listed = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            words += [option, repr(listed) if isinstance(listed, float) else str(listed)]
+    for slo in request.slos:
+        words += ["--slo", slo]
+    for name, values in (request.vary or {}).items():
+        shown = (value if isinstance(value, str) else json.dumps(value) for value in values)
+        words += ["--vary", f"{name}={','.join(shown)}"]
+    for gpu, usd in request.prices.items():
+        words += ["--price", f"{gpu}={usd!r}"]
+    if "deployment" in said:
+        files[_DEPLOYMENT] = yaml.safe_dump(said["deployment"], sort_keys=False)
+        words += ["--deployment", _DEPLOYMENT]
+    return shlex.join(words), files

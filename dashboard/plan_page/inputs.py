@@ -1,0 +1,284 @@
+"""The Plan page's inputs, as widgets in the sidebar whose values live in the URL; together they are a `PlanRequest`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from calibration.steps.step_cost import Calibration
+from dashboard.incomplete import Incomplete
+from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.plan_page.slo_rows import slo_rows
+from dashboard.shapes import TPOT_MS, Shape, shapes
+from dashboard.trace_input import trace_input
+from dashboard.uploads import keep_model, missing, model_path
+from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity
+from planning.plan.objectives import parse_objectives
+from planning.plan.request import PlanRequest
+from planning.traffic import BUSIEST_S, WHOLE_S, Offered
+from serving.deployments.config import SchedulerConfig, parse
+from serving.deployments.gpu_spec import gpus
+from serving.deployments.model_catalogue import models
+from serving.errors import UserError
+from serving.scheduler import POLICIES
+from sim.router import ROUTERS
+
+MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
+SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
+RATE = 20.0
+_PASTED = "a config.json of your own"
+_SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
+_DEAREST = 1e6  # $/GPU-h
+_LABELS = {
+    "quantization": "Quantization",
+    "kv_cache_dtype": "KV cache",
+    "async_scheduling": "Async scheduling",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "policies": "policy",
+    "splits": "split",
+    "router": "router",
+    "calibration": "calibration",
+    "max_replicas": "replica",
+}
+_FORMATS = {  # of weights and of KV: where they are in the URL, and each value as it is shown, the usual one first
+    "quantization": (
+        "quantization",
+        {"none": "as published", "fp8": "FP8"},
+        "Each is a candidate. Most models are published in 16 bits. To make FP8 of them, vLLM loads them in 16 bits "
+        "first; a checkpoint in FP8 needs no such room.",
+    ),
+    "kv_cache_dtype": (
+        "kv",
+        {"auto": "as activations", "fp8": "FP8"},
+        "Each is a candidate. FP8 takes half the room of 16 bits.",
+    ),
+}
+_SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
+_ASYNC = "Plans step N + 1 while step N runs."
+_LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
+_TABLES = "kernel tables"
+_TIMED = "Kernel tables of each GPU, or a calibration under the runs directory. One of our own engine fixes the model."
+_SPLITS = ["none", "1:1", "1:2", "1:3", "2:1", "3:1"]
+_SPLIT = "Each is a candidate. 1:2 is one engine that prefills to two that decode, for every replica."
+_PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
+
+
+def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
+    """Draw the inputs. Raises UserError for what can never be planned."""
+    candidates, engine = st.container(), st.expander("Engine")
+    with st.expander("Fleet"):
+        fleet, calibration = _fleet(runs)
+    own = calibration is not None and (calibration / OWN_CALIBRATION).exists()
+    with candidates:
+        served = {} if own else _served(runs)
+    with engine:
+        vary = _engine()
+    above = st.container()
+    slos = slo_rows(SLOS)
+    with above:
+        traffic = _traffic(runs, _slowest_tpot_ms(slos))
+    spares = number("Spare replicas", "spares", 0, 100, 0, help="Paid for, and carry nothing.")
+    prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
+    if isinstance(model := served.get("model"), Incomplete):
+        return model
+    if isinstance(traffic, Incomplete):
+        return traffic
+    needed = (
+        {"SLO": slos}
+        if own
+        else {"GPU": served["gpus"], "tensor-parallel size": served["tensor_parallel_sizes"], "SLO": slos}
+    )
+    for what, there in (needed | {_LABELS[name]: values for name, values in (vary | fleet).items()}).items():
+        if not there:
+            return Incomplete(f"Choose at least one {what}.")
+    asked = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
+    return parse(PlanRequest, asked, where="plan")
+
+
+def _served(runs: Path) -> dict[str, Any]:
+    """The model and the GPUs, by the fields of the request; the model may be `Incomplete`."""
+    names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
+    return {
+        "model": _model(runs),
+        "gpus": choose_many(
+            "GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`."
+        ),
+        "tensor_parallel_sizes": choose_many(
+            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer."
+        ),
+    }
+
+
+def _fleet(runs: Path) -> tuple[dict[str, Any], Path | None]:
+    """What differs from the usual, by the fields of the request; and the calibration among it, if there is one."""
+    fleet: dict[str, Any] = {}
+    measured = calibrations(runs)
+    timed = choose("Steps timed by", [_TABLES, *measured], "calibration", help=_TIMED)
+    if timed in measured:
+        fleet["calibration"] = str(measured[timed].resolve())
+    policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="Each is a candidate.")
+    if timed in measured or policies != ["vllm"]:
+        fleet["policies"] = policies
+    splits = choose_many("Prefill to decode engines", _SPLITS, "splits", _SPLITS[:1], _split_shown, _SPLIT)
+    if splits != _SPLITS[:1]:
+        fleet["splits"] = splits
+    usual = PlanRequest.model_fields
+    router = choose("Router", _usual_first(ROUTERS, usual["router"].default), "router")
+    most = number("Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="More are not tried.")
+    for name, value in (("router", router), ("max_replicas", most)):
+        if value != usual[name].default:
+            fleet[name] = value
+    return fleet, measured.get(timed)
+
+
+def _usual_first(names: Iterable[str], usual: str) -> list[str]:
+    return [usual, *(name for name in names if name != usual)]
+
+
+def _split_shown(split: str) -> str:
+    return "undivided" if split == "none" else split
+
+
+def _model(runs: Path) -> str | Incomplete:
+    name = choose("Model", [*_usual_first(models(), MODEL), _PASTED], "model")
+    if name != _PASTED:
+        return name
+    said = named("config") or ""
+    with st.expander("config.json", expanded=model_path(runs, said) is None):
+        text = st.text_area(
+            "Its text",
+            height=140,
+            max_chars=100_000,
+            key=fresh_key("config_text", "config"),
+            help="As on the model's page at its hub.",
+        )
+        if text.strip():
+            said = keep_model(runs, text)
+    keep("config", said)
+    path = model_path(runs, said)
+    if path is not None:
+        return str(path)
+    return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
+
+
+def _engine() -> dict[str, list[bool | int | str]]:
+    """Values of settings that differ from the usual, each of them a candidate's, by the names of the deployment."""
+    vary: dict[str, list[bool | int | str]] = {}
+    for name, (parameter, shown, help) in _FORMATS.items():
+        usual = [next(iter(shown))]
+        chosen = choose_many(_LABELS[name], list(shown), parameter, usual, shown.__getitem__, help)
+        if chosen != usual:
+            vary[name] = [*chosen]
+    overlapped = choose(_LABELS["async_scheduling"], list(_SWITCH), "async", _SWITCH.__getitem__, _ASYNC)
+    if overlapped:
+        vary["async_scheduling"] = [overlapped == "on"]
+    for name, (parameter, most, step) in _LIMITS.items():
+        about = SchedulerConfig.model_fields[name].description
+        if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0: as vLLM does."):
+            vary[name] = [limit]
+    return vary
+
+
+def _slowest_tpot_ms(slos: Sequence[str]) -> float:
+    """The loosest bound on TPOT among the SLOs."""
+    bounds = [bound for text in slos for metric, bound in parse_objectives([text]).bounds if metric == "tpot_ms"]
+    return max(bounds, default=TPOT_MS)
+
+
+def _traffic(runs: Path, tpot_ms: float) -> dict[str, Any] | Incomplete:
+    """What arrives, by the fields of the request."""
+    source = pick("Traffic", list(_SOURCES), "traffic", show=_SOURCES.__getitem__)
+    if source == "trace":
+        return _recorded(runs)
+    shape = _preset() if source == "preset" else _shape()
+    return {"traffic": shape.traffic(*_arrivals(), tpot_ms), "window_s": WHOLE_S}
+
+
+def _preset() -> Shape:
+    known = shapes()
+    name = choose("Kind of requests", list(known), "preset", show=lambda name: known[name].title)
+    st.caption(known[name].about)
+    return known[name]
+
+
+def _shape() -> Shape:
+    prompt, spread = st.columns(2)
+    with prompt:
+        mean_in = amount("Prompt (tokens)", "prompt", 1, 1e6, 1000, 100, help="Mean length.")
+        mean_out = amount("Output (tokens)", "output", 1, 1e5, 250, 50, help="Mean length.")
+    with spread:
+        help = "Standard deviation of the logarithm of the length: 0 is all alike, 1 a long tail."
+        sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
+        sigma_out = amount("Spread ", "output_sigma", 0, 3, 0.8, 0.1, help=help)
+    shared = number("Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="A system prompt before all.")
+    minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: as many as it takes to fill a fleet.")
+    return Shape(
+        title="Shape",
+        about="",
+        minutes=minutes or None,
+        # Clipped at some thirty times the mean, so that no single request decides the fleet.
+        prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
+        output={"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1},
+        system_prompts={"count": 1, "tokens": shared} if shared else None,
+    )
+
+
+def _arrivals() -> tuple[float, float]:
+    rate, cv = st.columns(2)
+    with rate:
+        at = amount("Peak req/s", "rate", 0.01, 10_000, RATE, 1, help="Requests a second in the busiest minutes.")
+    with cv:
+        help = "Coefficient of variation of the gaps between arrivals: 1 is Poisson, more comes in bursts."
+        burst = amount("Burstiness", "cv", 0.1, 10, 1, 0.5, help=help)
+    return at, burst
+
+
+def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
+    path = trace_input(runs, "trace")
+    if isinstance(path, Incomplete):
+        return path
+    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
+    own, whole_s = _own_rate(str(path), window)
+    stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
+    st.caption(f"Planned for: {stretch}, at {own:,.3g} requests/s of its own. Its bursts are kept at any rate.")
+    rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
+    return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None}
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _own_rate(path: str, window_s: float) -> tuple[float, float]:
+    """Requests a second of the busiest stretch, and the seconds of the whole trace."""
+    whole = [request.arrival_ns for request in Offered(traffic=path).workload().requests]
+    busiest = [request.arrival_ns for request in Offered(traffic=path, window_s=window_s).workload().requests]
+    return (len(busiest) - 1) / ((busiest[-1] - busiest[0]) / 1e9), (whole[-1] - whole[0]) / 1e9
+
+
+def _own_price(calibration: Path) -> dict[str, float]:
+    """Of our own engine, whose device no catalogue prices."""
+    device = json.loads(Calibration.load(calibration).deployment)["device"]
+    return {device: amount(f"Price of the {device} ($/h)", "own_price", 0, _DEAREST, 1, 0.1)}
+
+
+def _prices(chosen: list[str]) -> dict[str, float]:
+    """Those that differ from the catalogue's; `H100:2.9,H200:3.1` in the URL."""
+    said = dict(_PRICE.findall(named("price") or ""))
+    prices = {}
+    with st.expander("Prices ($/GPU-h)"):
+        for name in chosen:
+            gpu, key = gpus()[name], fresh_key(f"url_price_{name}", "price")
+            wanted = quantity(said.get(name), 0, _DEAREST, gpu.usd_per_hour)
+            help = f"{gpu.price_source}, {gpu.price_as_of}"
+            value = float(st.number_input(name, 0.0, _DEAREST, wanted, 0.1, key=key, help=help))
+            if value != gpu.usd_per_hour:
+                prices[name] = value
+    keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
+    for name, price in prices.items():
+        if not price:
+            raise UserError("price", f"{name}: 0", "should be what a GPU costs an hour, more than nothing")
+    return prices

@@ -1,0 +1,272 @@
+"""Plan: the cheapest fleet that keeps its SLOs on given traffic, as a sentence and what stands behind it.
+
+The inputs name a job. A link to them finds its answer again, whoever asked first; the page itself computes nothing that
+takes long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+
+from calibration.provenance import ASSUMED, Provenance
+from dashboard.badge import BARE, badge, figure, heading
+from dashboard.downloads import downloads
+from dashboard.incomplete import Incomplete
+from dashboard.job_view import follow, start
+from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
+from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page.example import example_plan
+from dashboard.plan_page.inputs import plan_inputs
+from dashboard.plan_page.names import EXAMPLE, LOOKED_AT
+from dashboard.plan_page.published_error import published_error
+from dashboard.plan_page.tasks import COARSE, PLAN
+from dashboard.plan_page.traffic import glance
+from dashboard.plan_page.words import (
+    FORMATS,
+    ROOM,
+    ROOM_HELP,
+    alternatives,
+    fleet_name,
+    headline,
+    other_draws,
+    plausible_gpus,
+    provenance,
+    provenance_of,
+    why_not_fewer,
+)
+from dashboard.prose import literal, sentence, verbatim
+from dashboard.shapes import MOST_REQUESTS
+from dashboard.shown import NOTHING
+from dashboard.url import in_url
+from planning.jobs.job import Job
+from planning.plan.answer import length_histogram
+from planning.plan.document import Lengths, PlanDocument, Recommendation
+from planning.plan.frontier import Fleet
+from planning.plan.objectives import parse_objectives
+from planning.plan.request import PlanRequest
+from planning.traffic import Offered
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.metrics import metric
+
+_GLANCE = 20_000  # requests that say what the lengths are like
+
+
+@in_url
+def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
+    """The page; jobs and uploads are kept under `runs`. `frontier_page` is where all fleets of the answer are."""
+    with st.sidebar:
+        try:
+            request = plan_inputs(runs)
+        except UserError as error:
+            request = None
+            mistake(error, runs)
+    if isinstance(request, PlanRequest):
+        try:
+            parse_objectives(request.slos)
+            _planned(runs, request, frontier_page)
+        except UserError as error:
+            mistake(error, runs)
+        return
+    st.title("Which fleet?", anchor=False)
+    st.info(request.what if isinstance(request, Incomplete) else "The inputs have a mistake; see there.")
+
+
+def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | None) -> None:
+    settings = request.as_json()
+    offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
+    _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
+    job = Job(runs / "jobs", PLAN, settings)
+    found = job.result
+    answer = PlanDocument.read(found) if found else example_plan(settings)
+    if answer is not None:
+        st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
+        _answer(answer, runs, frontier_page)
+    else:
+        _unanswered(job)
+    _traffic(offered, request)
+
+
+def _unanswered(job: Job) -> None:
+    st.title("Which fleet?", anchor=False)
+    status = follow(job, watched=COARSE)
+    if status.active:
+        _first_answer(job.document(COARSE), job.settings["spares"])
+        return
+    if status.state == "absent":
+        st.markdown("These inputs have no answer yet. A first one comes within seconds, the whole in a minute or so.")
+    if st.button("Find the fleet", type="primary", key="find", icon=":material/search:"):
+        start(job)
+
+
+def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
+    if coarse is None:
+        return
+    point = coarse["point"] and parse(Fleet, coarse["point"], where="first answer")
+    if point is None:
+        st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
+    else:
+        about = f"About {fleet_name(point, spares)}, ${point.usd_per_hour:,.2f}/h"
+        st.subheader(_escaped(about), anchor=False)
+    st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
+
+
+def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | None) -> None:
+    best = answer.recommendation
+    if best is None:
+        st.title("No fleet", anchor=False)
+        st.error(literal(answer.answer), icon=":material/block:")
+        _rest(answer)
+        downloads(answer, "plan")
+        return
+    spares = answer.spares
+    st.title(fleet_name(best, spares), anchor=False)
+    st.markdown(literal(answer.answer))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(provenance(best.standing))
+        if frontier_page is not None:
+            plan = {"plan": st.session_state[LOOKED_AT]}
+            st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
+    published_error(runs, answer.gpu_of(best))
+    _warn_of_short_traffic(answer)
+    _headline(best)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        curve = plan_charts.attainment(answer.by_replicas, best.replicas)
+        rated = provenance_of(answer.by_replicas, "simulated fleets")
+        figure(curve, "attainment", "How many replicas", rated, _HELP["replicas"])
+    with right:
+        heading(why_not_fewer(best, spares), None)
+        st.markdown(sentence(literal(answer.why_not_fewer or "")))
+        if best.breaks_first:
+            st.markdown(
+                f"With more traffic, **{literal(best.breaks_first)}** breaks first, beyond "
+                f"**{best.headroom_percent} %** more."
+            )
+        offers = [best, *answer.runners_up]
+        figure(
+            plan_charts.prices(offers, spares),
+            "prices",
+            "What each fleet costs",
+            provenance_of(offers, "fleets"),
+            small=True,
+        )
+    _latencies(answer)
+    if best.vllm_serve:
+        st.subheader("To serve it", anchor=False, help=_HELP["serve"])
+        st.code(best.vllm_serve, language="bash", wrap_lines=True)
+    _rest(answer)
+    downloads(answer, "plan")
+
+
+def _warn_of_short_traffic(answer: PlanDocument) -> None:
+    if not answer.too_short:
+        return
+    most = f" This page simulates no more than {MOST_REQUESTS:,} requests; `tokentwin plan` takes any number."
+    limited = most if answer.requests == MOST_REQUESTS else ""
+    st.warning(sentence(literal(answer.too_short)) + limited, icon=":material/hourglass_bottom:")
+
+
+def _headline(best: Recommendation) -> None:
+    helps = {
+        "GPUs": _plausible(best),
+        "$ per Mtok output": _HELP["price"],
+        "attainment": _HELP["attainment"],
+        "headroom": _HELP["headroom"],
+        "tok/s per user": metric("tok_s_user").help,
+    }
+    with st.container(horizontal=True, gap="medium"):
+        for name, value in headline(best).items():
+            st.metric(_escaped(name), _escaped(value), help=helps.get(name), width="content")
+
+
+def _plausible(best: Recommendation) -> str:
+    draws = other_draws(best)
+    elsewhere = f"On other draws of it the SLOs hold in {draws}." if draws else "It says nothing of other traffic."
+    at_the_ends = "at the ends of the 90 % interval of step times, on this traffic"
+    return f"Plausible {plausible_gpus(best)}: {at_the_ends}. {elsewhere}"
+
+
+def _latencies(answer: PlanDocument) -> None:
+    figures = plan_charts.latencies(answer)
+    if not figures:
+        return
+    rated = provenance_of(answer.by_rate, "rates")
+    for place, (name, curve) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
+        with place:
+            figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
+
+
+def _rest(answer: PlanDocument) -> None:
+    """What else was looked at, and why it is not the answer."""
+    rows = alternatives(answer)
+    if len(rows) > bool(answer.recommendation):
+        st.subheader("What else there is", anchor=False)
+        numbers = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        priced = [row for row in rows if "$/h" in row]
+        if priced:
+            st.dataframe(priced, hide_index=True, column_config=numbers, placeholder=NOTHING)
+        for row in rows:
+            if row not in priced:  # its reason is too long for a cell
+                st.caption(f"**{verbatim(row['fleet'])}** {verbatim(row['verdict'])}{_room(row)}")
+
+
+def _room(row: Mapping[str, Any]) -> str:
+    """What an engine's KV memory holds, as the end of a sentence; nothing for a model that does not fit."""
+    tokens, requests = (row.get(column) for column in ROOM)
+    return "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
+
+
+def _traffic(key: str, request: PlanRequest) -> None:
+    count, seconds, prompts, outputs = _sizes(key, request)
+    with st.container():
+        above = st.container()
+        st.caption(_told(count, seconds, prompts, outputs))
+        plot = plan_charts.lengths(Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)))
+        figure(plot, "lengths", "The traffic", _of_traffic(request), place=above, menu=BARE)
+
+
+def _of_traffic(request: PlanRequest) -> Provenance:
+    if request.recorded:
+        return Provenance(ASSUMED, "these are the requests of the trace that was uploaded")
+    return Provenance(ASSUMED, "these requests were drawn from the lengths and the rate that were chosen")
+
+
+def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[int]) -> str:
+    return (
+        f"{count:,} requests in {seconds:,.0f} s, {(count - 1) / max(seconds, 1e-9):,.3g} a second; prompts of "
+        f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
+    )
+
+
+@st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
+def _sizes(key: str, _request: PlanRequest) -> tuple[int, float, list[int], list[int]]:
+    """Requests and seconds in all, and the lengths of prompts and outputs, of very many those of the first."""
+    requests = list(glance(_request, _GLANCE).requests)
+    count = round(_request.expected_requests or len(requests))
+    seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
+    return count, seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
+
+
+def _escaped(text: str) -> str:
+    """Text of which no dollar sign starts a formula."""
+    return text.replace("$", "\\$")
+
+
+_HELP = {
+    "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
+    "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
+    "headroom": "How much more of the same traffic the fleet takes and still meets every SLO.",
+    "price": "All dollars over the output tokens that the fleet serves in steady operation. The Run page divides by "
+    "the whole run, in which the fleet also fills and empties: there a token costs more.",
+    "serve": "For one replica. What it does not say is as vLLM has it by default on this GPU.",
+    "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
+    "which every SLO is met.",
+}

@@ -1,0 +1,125 @@
+"""What a plan says of its fleets beside the figures: names, headline figures, and how far they can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from calibration.provenance import Provenance, noted, weakest
+from dashboard.prose import prose
+from planning.plan.document import FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
+from planning.plan.frontier import Fleet, Point
+
+_UNSAID = "the plan does not say how far its step times can be trusted"
+ROOM = {"KV room (tokens)": "kv_tokens", "KV room (requests)": "kv_requests"}  # of one engine
+FORMATS = {  # of `costs` and `alternatives`
+    "$/h": "$%.2f",
+    "tok/s per user": "%.0f",
+    "tok/s per GPU": "%.0f",
+    "$/Mtok output": "$%.2f",
+    **dict.fromkeys(ROOM, "localized"),
+}
+ROOM_HELP = "What one engine's KV memory holds: tokens, and requests of mean length that are answered to their end."
+
+
+def fleet_name(point: Fleet, spares: int = 0) -> str:
+    """`4 × TP4 H100 = 16 GPUs`, spares among them."""
+    gpus = f"{point.gpus} GPU{'' if point.gpus == 1 else 's'}"
+    return f"{carriers(point, spares)} = {gpus}"
+
+
+def carriers(point: Fleet, spares: int = 0) -> str:
+    """`4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
+    return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
+
+
+def plausible_gpus(best: Recommendation) -> str:
+    """How many GPUs it may take at the ends of the 90 % interval of step times."""
+    low, high = best.plausible_gpus
+    return f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
+
+
+def headroom(best: Recommendation) -> str:
+    """How much more traffic the recommended fleet takes; `>` where none that was tried broke it."""
+    return f"{'' if best.breaks_first else '> '}{best.headroom_percent} %"
+
+
+def headline(best: Recommendation) -> dict[str, str]:
+    """The figures of the recommended fleet that one looks for first, under their names."""
+    return {
+        "GPUs": f"{best.gpus:,}",
+        "$ per hour": f"${best.usd_per_hour:,.2f}",
+        "$ per Mtok output": "–" if best.usd_per_mtok_out is None else f"${best.usd_per_mtok_out:,.2f}",
+        "attainment": f"{100 * best.attainment:.1f} %",
+        "headroom": headroom(best),
+        "tok/s per user": "–" if best.tok_s_user is None else f"{best.tok_s_user:,.0f}",
+    }
+
+
+def why_not_fewer(best: Recommendation, spares: int = 0) -> str:
+    """The question that what breaks with one replica fewer answers."""
+    beside = f"+{spares}" if spares else ""
+    return f"Why not {best.replicas - 1}{beside}?" if best.replicas > 1 else "Why not fewer?"
+
+
+def costs(point: Point) -> dict[str, Any]:
+    """The columns that every table of fleets has: what a fleet costs, and what it gives."""
+    return {
+        "GPUs": point.gpus,
+        "$/h": point.usd_per_hour,
+        "tok/s per user": point.tok_s_user,
+        "tok/s per GPU": point.tok_s_gpu,
+        "$/Mtok output": point.usd_per_mtok_out,
+    }
+
+
+def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
+    """A row for every engine that was a candidate: what it costs, why it is not the answer, and its room for KV."""
+    best, spares = answer.recommendation, answer.spares
+    found = [(point, "met") for point in answer.runners_up]
+    if best:
+        found.insert(0, (best, "recommended"))
+    rows: list[dict[str, Any]] = [
+        {"fleet": carriers(point, spares), "verdict": verdict, **_room(answer, point.engine), **costs(point)}
+        for point, verdict in found
+    ]
+    rows += [
+        {
+            "fleet": entry.engine,
+            "verdict": "dearer: at least this much",
+            "$/h": entry.usd_per_hour_at_least,
+            **_room(answer, entry.engine),
+        }
+        for entry in answer.dearer
+    ]
+    rows += [
+        {
+            "fleet": entry.engine,
+            "verdict": prose(f"will not do: {entry.reason}"),
+            **_room(answer, entry.engine),
+        }
+        for entry in answer.infeasible
+    ]
+    return rows
+
+
+def _room(answer: PlanDocument, engine: str) -> dict[str, int]:
+    """Nothing for what fits on no GPU."""
+    candidate = dict(answer.candidates.get(engine, ()))
+    return {column: round(candidate[name]) for column, name in ROOM.items() if candidate.get(name) is not None}
+
+
+def other_draws(best: Recommendation) -> str | None:
+    """On how many other draws of the traffic the recommended fleet meets the SLOs; None where there was no other."""
+    draws = best.other_draws
+    return f"{draws.met} of {draws.drawn}" if draws.drawn else None
+
+
+def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
+    """Of one point of a plan."""
+    return noted({"mark": point.mark, "reason": point.reason}, _UNSAID)
+
+
+def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Provenance:
+    """Of a figure of several points, which are `things` (a plural)."""
+    return weakest(map(provenance, points), things)

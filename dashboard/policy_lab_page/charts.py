@@ -1,0 +1,227 @@
+"""Figures of the Policy lab: two sides over one another, and the differences between them. Data in, figure out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
+from planning.compare.document import SHARES, Cdfs, Curve, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
+from serving.metrics import METRICS, label_of
+
+HEIGHT = 320
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+_ROW = 27  # pixels of a row
+_LETTERS = 16  # of a line beside a plot
+_CHANGE = "B - A (%)"  # of A; a row that is in points says so
+_CLAIM = 36  # of a claim, beside two plots above one another
+_FEW = 10  # values of which a line alone would show little
+
+
+class Sides(NamedTuple):
+    """A pair: names, or colours."""
+
+    a: str
+    b: str
+
+
+def side_colours(a: str, b: str) -> Sides:
+    """Those of two policies; where they are the same, B is the paler one."""
+    first, second = policy_colour(a), policy_colour(b)
+    return Sides(first, pale(first) if second == first else second)
+
+
+def cdfs(curves: Cdfs, names: Sides, colours: Sides, log_x: bool) -> go.Figure:
+    """How TTFT, TPOT and E2E are distributed on both sides; linear axes end at 1.3 times the larger p99."""
+    drawn = [name for name in LATENCIES if any(getattr(of, name).x for _, of in curves)]
+    if not drawn:
+        return empty("No request finished", HEIGHT)
+    figure = make_subplots(cols=len(drawn), shared_yaxes=True, horizontal_spacing=0.035)
+    for (side, of), name, colour in zip(curves, names, colours, strict=True):
+        for at, latency in enumerate(drawn, start=1):
+            curve = getattr(of, latency)
+            figure.add_scatter(
+                x=curve.x,
+                y=curve.y,
+                mode="lines" if len(curve.x) >= _FEW else "lines+markers",
+                line={"color": colour, "width": 2.2, "shape": "hv"},
+                name=f"{side.upper()}: {name}",
+                legendgroup=side,
+                showlegend=at == 1,
+                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
+                row=1,
+                col=at,
+            )
+    for at, latency in enumerate(drawn, start=1):
+        axis: dict[str, Any] = {"title_text": METRICS[latency].axis, "row": 1, "col": at}
+        reach = 1.3 * max(_within(getattr(of, latency), 99) for _, of in curves)
+        figure.update_xaxes(**axis, **({"type": "log"} if log_x else {"range": [0, reach]}))
+    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, HEIGHT)
+
+
+def _within(curve: Curve, percent: float) -> float:
+    """The value that so many percent do not exceed; 0 without values."""
+    return next((x for x, y in zip(curve.x, curve.y, strict=True) if y >= percent), 0.0)
+
+
+def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
+    """B against A in percent of A, of shares in points, with intervals that hold together; grey is open."""
+    shown = [row for row in rows if row.percent is not None]
+    if not shown:
+        return empty("Nothing to compare", HEIGHT)
+    by = {"A": colours.a, "B": colours.b, "": tint(NEUTRAL, 0.6)}
+    figure = go.Figure()
+    for better, title in (("B", "B is better"), ("A", "A is better"), ("", "cannot be told")):
+        mine = [row for row in shown if row.better == better]
+        if not mine:
+            continue
+        figure.add_scatter(
+            x=[row.percent for row in mine],
+            y=[_of_change(row) for row in mine],
+            mode="markers",
+            marker={
+                "color": by[better],
+                "size": 9,
+                "symbol": ["diamond" if row.low is None else "circle" for row in mine],
+            },
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [_percent(row, row.high) for row in mine],
+                "arrayminus": [-_percent(row, row.low) for row in mine],
+                "color": by[better],
+                "thickness": 2,
+                "width": 4,
+            },
+            name=title,
+            customdata=[_hover(row) for row in mine],
+            hovertemplate="<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>",
+        )
+    figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
+    figure.update_xaxes(title_text=_CHANGE, zeroline=False)
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=[_of_change(row) for row in reversed(shown)], title_text=None
+    )
+    return finish(figure, 100 + _CLAIM * len(shown))
+
+
+def label(row: Row | SimulatedError | Ranked) -> str:
+    """What a row is of, such as `TTFT p99`."""
+    if row.metric == "finished":
+        return "requests that finish"
+    name = label_of(row.metric)
+    return name if row.stat == "value" else f"{name} {row.stat}"
+
+
+def _percent(row: Row, end: float | None) -> float:
+    """How far an end of the interval is from the point, as `percent` has it; 0 without an interval."""
+    whole = 1.0 if row.metric in SHARES else row.a
+    if end is None or row.a is None or row.b is None or not whole:
+        return 0.0
+    return float(100 * (end - (row.b - row.a)) / abs(whole))
+
+
+def change(metric: str, percent: float | None) -> str | None:
+    """The difference in percent of A, which need not be said below such a heading; of a share in points."""
+    return None if percent is None else f"{percent:+.1f}{' points' if metric in SHARES else ''}"
+
+
+def _of_change(row: Row | Ranked) -> str:
+    """`label`, with what its difference is in where that is not percent of A, in lines that leave room for the plot."""
+    told = f"{label(row)} (points)" if row.metric in SHARES else label(row)
+    return "<br>".join(wrap(told, _LETTERS))
+
+
+def _hover(row: Row) -> str:
+    values = f"A {row.a:,.4g}, B {row.b:,.4g} {unit_of(row)}"
+    if row.low is None:
+        return f"{values}<br>no interval"
+    return f"{values}<br>B - A: {row.low:,.4g} to {row.high:,.4g} {unit_of(row)}"
+
+
+def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
+    """Of all requests, and of each tenant and SLO class: the share that B, or A, serves better by the threshold."""
+    judged = list(dict.fromkeys(tally.metric for tally in tallies))
+    figure = make_subplots(rows=len(judged), shared_xaxes=True, vertical_spacing=0.08)
+    for at, name in enumerate(judged, start=1):
+        mine = [tally for tally in reversed(tallies) if tally.metric == name]
+        counts = [max(tally.gain + tally.same + tally.lose, 1) for tally in mine]
+        kinds = (("gain", "B serves better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
+        for kind, title, colour in (*kinds, ("lose", "A serves better", colours.a)):
+            figure.add_bar(
+                x=[100 * getattr(tally, kind) / count for tally, count in zip(mine, counts, strict=True)],
+                y=[_group(tally) for tally in mine],
+                orientation="h",
+                marker_color=colour,
+                name=title,
+                legendgroup=kind,
+                showlegend=at == 1,
+                customdata=[(getattr(tally, kind), count) for tally, count in zip(mine, counts, strict=True)],
+                hovertemplate="%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)",
+                row=at,
+                col=1,
+            )
+        figure.update_yaxes(title_text=f"by {METRICS[name].label}", row=at, col=1)
+    figure.update_xaxes(range=[0, 100])
+    figure.update_xaxes(title_text="requests (%)", row=len(judged), col=1)
+    figure.update_layout(barmode="stack")
+    finish(figure, 110 + max(_ROW * len(tallies), 70 * len(judged)))
+    return figure.update_layout(legend_traceorder="normal")
+
+
+def _group(tally: Tally) -> str:
+    kind = {"tenant": "tenant", "slo_class": "class"}.get(tally.by)
+    return f"{kind} {tally.group or '(none)'}" if kind else "all"
+
+
+def shares(tenants: Sequence[Tenant], names: Sides, colours: Sides) -> go.Figure:
+    """Each tenant's share of the requests, and of the tokens that each side served before the last arrival."""
+    figure = go.Figure()
+    served = [("requests", "requests sent", tint(NEUTRAL, 0.4))]
+    served += [
+        (side, f"{side.upper()}: {name}", colour) for side, name, colour in zip("ab", names, colours, strict=True)
+    ]
+    for key, name, colour in served:
+        figure.add_bar(
+            x=[tenant.tenant for tenant in tenants],
+            y=[getattr(tenant, key) for tenant in tenants],
+            name=name,
+            marker_color=colour,
+            hovertemplate="%{x}: %{y:.1f} %",
+        )
+    figure.update_xaxes(title_text="tenant", type="category")
+    figure.update_yaxes(title_text="share (%)", rangemode="tozero")
+    return finish(figure, 250)
+
+
+def ranking(rows: Sequence[Ranked]) -> go.Figure:
+    """What was simulated against what the engine did, for every row that either claims: blue and orange."""
+    shown = [row for row in rows if row.simulated_percent is not None and row.real_percent is not None]
+    if not shown:
+        return empty("Neither the simulation nor the engine claims a difference", 160)
+    y = [f"{_of_change(row)}: {row.outcome}" for row in shown]
+    figure = go.Figure()
+    for row, name in zip(shown, y, strict=True):
+        ends = [row.simulated_percent, row.real_percent]
+        figure.add_scatter(
+            x=ends, y=[name] * 2, mode="lines", line={"color": tint(NEUTRAL, 0.6), "width": 2}, showlegend=False
+        )
+    for key, name, colour in (("simulated_percent", "simulated", SIMULATED), ("real_percent", "real", REAL)):
+        figure.add_scatter(
+            x=[getattr(row, key) for row in shown],
+            y=y,
+            mode="markers",
+            marker={"color": colour, "size": 10},
+            name=name,
+            hovertemplate="%{y}<br>%{x:+.1f}",
+        )
+    figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
+    figure.update_xaxes(title_text=_CHANGE, zeroline=False)
+    figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(y)), title_text=None)
+    return finish(figure, 110 + _ROW * len(shown))

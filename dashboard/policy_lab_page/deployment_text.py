@@ -1,0 +1,132 @@
+"""A deployment that somebody pasted or uploaded: read as data, and kept under its hash.
+
+Nothing in it is executed or taken for a path. A deployment's file may name a policy or a router of the user's own
+(`package.module:Class`), a calibration, or a folder with a model; a pasted one may name only what is bundled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planning.jobs.files import read_json, write_json
+from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import gpus
+from serving.deployments.model_catalogue import models
+from serving.errors import UserError
+from serving.scheduler import POLICIES
+from sim.priced_pool import pool_deployment
+from sim.router import ROUTERS
+
+MOST_KB = 64
+MOST_REPLICAS = 1000
+WHERE = "deployment"
+_OWN_MODEL = "smollm2"  # which our own engine serves
+_DEEPEST = 20
+_OPENS = (
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.FlowSequenceStartToken,
+)
+_CLOSES = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+def read_text(text: str) -> Deployment:
+    """The deployment that the text describes. Raises UserError if it is none, or names what is not bundled."""
+    if len(text.encode()) > MOST_KB * 1000:
+        raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; {MOST_KB} kB are allowed")
+    try:
+        _check_shape(text)
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # the latter of values of a wrong kind
+        raise UserError(WHERE, "the text", f"is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(WHERE, "the text", "is no mapping of settings, such as `policy: fair`")
+    deployment = parse(Deployment, data, where=WHERE)
+    check_bundled(deployment)
+    return deployment
+
+
+def _check_shape(text: str) -> None:
+    """Raises UserError for what a parser would take long over, or more memory than the text has characters."""
+    depth = 0
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            raise UserError(WHERE, "an alias (*name)", "can grow without end; write it out")
+        depth += isinstance(token, _OPENS) - isinstance(token, _CLOSES)
+        if depth > _DEEPEST:
+            raise UserError(WHERE, "the text", f"is nested too deeply; {_DEEPEST} levels will do")
+
+
+def check_bundled(deployment: Deployment) -> None:
+    """Raises UserError for the name of anything that is not bundled, and for more replicas than a page simulates."""
+    for field, name, known, remedy in _names(deployment):
+        if name not in known:
+            raise UserError(f"{WHERE}.{field}", name, remedy)
+    fleet = deployment.fleet
+    if fleet is None:
+        return
+    for number, pool in enumerate(fleet.pools):
+        if pool.calibration is not None:
+            raise UserError(
+                f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, "is a path; choose one on the page"
+            )
+    most = {fleet.pool_number(scaler.pool): scaler.max_replicas for scaler in fleet.autoscaler or ()}
+    replicas = sum(max(pool.replicas, most.get(number, 0)) for number, pool in enumerate(fleet.pools))
+    if replicas > MOST_REPLICAS:
+        raise UserError(f"{WHERE}.fleet", f"{replicas} replicas", f"are more than this page takes: {MOST_REPLICAS}")
+
+
+def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:
+    """What may name something: the field, the name, what is bundled, and what to say where it is not."""
+    yield from _names_of_engine("", deployment)
+    fleet = deployment.fleet
+    if fleet is None:
+        return
+    yield "fleet.router", fleet.router.name, ROUTERS, f"is none of {', '.join(ROUTERS)}; this page takes no other"
+    for number, pool in enumerate(fleet.pools):
+        where = f"fleet.pools.{number}."
+        yield from _names_of_engine(f"{where}deployment.", pool_deployment(deployment, pool))
+        if pool.gpu is not None:
+            yield f"{where}gpu", pool.gpu, gpus(), f"is none of {', '.join(gpus())}"
+
+
+def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:
+    remedy = f"is none of {', '.join(POLICIES)}; this page takes no other"
+    yield f"{where}policy", engine.policy, POLICIES, remedy
+    remedy = "is not in the catalogue (`tokentwin model` lists it); this page takes no other"
+    yield f"{where}model", engine.model, {*models(), _OWN_MODEL}, remedy
+    drafting = engine.scheduler.speculative
+    if drafting is not None and drafting.model is not None:
+        yield f"{where}scheduler.speculative.model", drafting.model, models(), remedy
+
+
+def keep_deployment(runs: Path, text: str) -> str:
+    """The digest under which the deployment is kept. Raises UserError as `read_text` does."""
+    data = read_text(text).model_dump(mode="json", exclude_unset=True)
+    digest = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    path = _path(runs, digest)
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, data)
+        except OSError as error:
+            raise UserError("runs", str(path.parent), f"cannot be written: {error.strerror}") from None
+    return digest
+
+
+def kept_deployment(runs: Path, digest: str) -> dict[str, Any] | None:
+    """The settings of a kept deployment; None for what is no digest, or none that is here."""
+    return read_json(_path(runs, digest)) if _DIGEST.fullmatch(digest) else None
+
+
+def _path(runs: Path, digest: str) -> Path:
+    return runs.resolve() / "uploads" / f"deployment-{digest}.json"

@@ -1,0 +1,277 @@
+"""The Policy lab's inputs, as widgets whose values live in the URL; together they are a request for a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard.bundled import DEMO, SAMPLES, bundled_pair
+from dashboard.incomplete import Incomplete
+from dashboard.library import calibrations, stamp
+from dashboard.policy_lab_page.deployment_text import MOST_KB, keep_deployment, kept_deployment
+from dashboard.policy_lab_page.mixes import mixes
+from dashboard.policy_lab_page.traffic import check_few_enough
+from dashboard.trace_input import trace_input
+from dashboard.uploads import missing
+from dashboard.url import amount, choose, fresh_key, keep, named, number, pick, text
+from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
+from planning.timing import Timing
+from serving.deployments.config import SchedulerConfig, parse
+from serving.deployments.gpu_spec import gpus
+from serving.deployments.model_catalogue import models
+from serving.errors import UserError
+from serving.scheduler import POLICIES
+from sim.router import ROUTERS
+
+MODEL, GPU = "Llama-3.1-8B", "H100"
+POLICY = {"a": "vllm", "b": "fair"}
+RATE, SECONDS, SEEDS = 25.0, 30.0, 8
+BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
+PASTED = "pasted"
+_ALONE = "nothing: recordings only"
+_BUNDLED = "bundled: measured before them"
+_NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
+    "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
+    "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
+    "priority-ageing": {"ageing_s": (0.0, 1e9, 1.0)},
+    "fair": {"fair_input_weight": (0, 1000, 1), "fair_output_weight": (0, 1000, 1)},
+}
+_LIMITS: dict[str, tuple[float, float, float]] = {
+    "max_num_seqs": (1, 1_000_000, 16),
+    "max_num_batched_tokens": (1, 100_000_000, 256),
+}
+_DEADLINE = re.compile(r"\s*([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)\s*")
+
+
+def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
+    """Draw what is offered, what times it, and the two sides. Raises UserError for what can never be simulated."""
+    with st.sidebar:
+        traffic = _traffic(runs)
+        seeds = 1
+        if not isinstance(traffic, Incomplete) and "window_s" not in traffic:
+            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help="Runs of other arrivals. From five on, each is a unit.")
+        timing = _timing(runs)
+        bounds = _bounds()
+        percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
+    sides = []
+    for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
+        with place:
+            sides.append(_side(runs, name))
+    if isinstance(traffic, Incomplete):
+        return traffic
+    for side in sides:
+        if isinstance(side, Incomplete):
+            return side
+    asked = {
+        "a": sides[0],
+        "b": sides[1],
+        **traffic,
+        "seeds": seeds,
+        "timing": timing,
+        "bounds": bounds,
+        "threshold": percent / 100,
+    }
+    request = parse(CompareRequest, asked, where="lab")
+    check_few_enough(request, read=False)
+    return request
+
+
+def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRequest:
+    """Draw the choice among the recordings, and groups of them, in `own`; and what times their twins, if anything.
+
+    The bundled pair can be chosen, too; unasked it is, where `own` are fewer than two.
+    """
+    found = {**own, **bundled_pair()}
+    first, second = _likely(own if len(own) > 1 else bundled_pair())
+    paths = []
+    for name, place, likely in zip("ab", st.columns(2, gap="medium"), (first, second), strict=True):
+        with place:
+            options = [likely, *(other for other in found if other != likely)]
+            paths.append(found[choose(name.upper(), options, f"rec_{name}", lasting=False)])
+    with st.sidebar:
+        timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
+        bounds = _bounds()
+        percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
+    asked = {
+        "a": paths[0].resolve(),
+        "b": paths[1].resolve(),
+        "stamps": [_written(path) for path in paths],
+        "timing": timing,
+        "bounds": bounds,
+        "threshold": percent / 100,
+    }
+    return parse(CompareRecordingsRequest, asked, where="lab")
+
+
+def _is_bundled(path: Path) -> bool:
+    return path.is_relative_to(SAMPLES)
+
+
+def _written(path: Path) -> int:
+    """When a recording, or one of a directory of them, was last written; what is bundled stays as it is."""
+    return 0 if _is_bundled(path) else max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0)
+
+
+def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
+    """The newest pair that `compare --engine` left (OUT/a, OUT/b), else the two newest."""
+    for name in found:
+        other = f"{name[:-1]}b"
+        if name.endswith("/a") and other in found:
+            return name, other
+    names = list(found)
+    return names[0], names[min(1, len(names) - 1)]
+
+
+def _traffic(runs: Path) -> dict[str, Any] | Incomplete:
+    """What arrives, by the fields of the request."""
+    source = pick("Traffic", ["preset", "trace"], "offered", show=str.capitalize)
+    if source == "trace":
+        return _recorded(runs)
+    known = mixes()
+    name = choose("Kind", list(known), "mix", show=lambda name: known[name].title)
+    st.caption(known[name].about)
+    rate, length = st.columns(2)
+    with rate:
+        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Of all parts together, on average.")
+    with length:
+        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals before this time.")
+    return {"traffic": known[name].traffic(at, seconds)}
+
+
+def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
+    path = trace_input(runs, "lab_trace")
+    if isinstance(path, Incomplete):
+        return path
+    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
+    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
+    return {"traffic": str(path), "window_s": window, "rate_scale": scale}
+
+
+def _timing(runs: Path) -> Timing:
+    """A GPU of the catalogue with a model, or a calibration under `runs`, which brings its deployment."""
+    measured, cards = calibrations(runs), _cards()
+    chosen = choose("Steps timed by", [*cards, *measured], "timing", help=_TIMING)
+    if chosen in measured:
+        return Timing(calibration=str(measured[chosen].resolve()))
+    model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
+    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="GPUs that share a layer.")
+    return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
+
+
+def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
+    """What times recordings simulated once more, or nothing; of the `bundled` pair unasked what is bundled with it."""
+    measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
+    usual = _BUNDLED if bundled else _ALONE
+    options = [usual, *(name for name in (_ALONE, *measured, *_cards()) if name != usual)]
+    chosen = choose("Simulate them too, timed by", options, "beside", help=_TIMING)
+    if chosen == _ALONE:
+        return None
+    if chosen in measured:
+        return Timing(calibration=str(measured[chosen].resolve()))
+    return Timing(gpu=chosen)
+
+
+def _cards() -> list[str]:
+    return sorted(gpus(), key=lambda name: name != GPU)
+
+
+def _bounds() -> dict[str, float]:
+    ttft, tpot = st.columns(2)
+    said = {}
+    for place, (name, usual) in zip((ttft, tpot), BOUNDS.items(), strict=True):
+        short = name.removesuffix("_ms")
+        with place:
+            bound = amount(
+                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="For attainment; 0: any."
+            )
+        if bound:
+            said[name] = bound
+    return said
+
+
+def _side(runs: Path, side: str) -> Side | Incomplete:
+    ordered = [POLICY[side], *(name for name in POLICIES if name != POLICY[side]), PASTED]
+    chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
+    if chosen == PASTED:
+        return _pasted(runs, side)
+    settings: dict[str, Any] = {"policy": chosen}
+    with st.expander("Settings"):
+        left, right = st.columns(2)
+        for at, (name, ends) in enumerate({**_LIMITS, **_NUMBERS.get(chosen, {})}.items()):
+            with (left, right)[at % 2]:
+                value = _setting(side, name, *ends)
+            if value != SchedulerConfig.model_fields[name].default:
+                settings[name] = value
+        if chosen == "edf":
+            settings |= _deadlines(side)
+        with left:
+            replicas = number("Replicas", f"{side}_replicas", 1, 1000, 1)
+        with right:
+            router = choose("Router", list(ROUTERS), f"{side}_router") if replicas > 1 else ""
+    return Side(settings=settings, replicas=None if replicas == 1 else replicas, router=router)
+
+
+def _setting(side: str, name: str, low: float, high: float, step: float) -> float | int:
+    field = SchedulerConfig.model_fields[name]
+    about = (field.description or "").removeprefix("fair: ")
+    value = amount(name, f"{side}_{name}", low, high, field.default, step, help=about)
+    return int(value) if isinstance(field.default, int) else value
+
+
+def _deadlines(side: str) -> dict[str, Any]:
+    """The bounds of `edf`, as `chat=300, batch=20000`."""
+    said = text("TTFT bound by SLO class (ms)", f"{side}_deadlines", _DEADLINES, max_chars=500, help=f"`{_DEADLINES}`")
+    bounds = {}
+    for pair in filter(str.strip, said.split(",")):
+        match = _DEADLINE.fullmatch(pair)
+        if match is None:
+            raise UserError("edf_ttft_ms", pair.strip(), f"should be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
+        bounds[match[1]] = float(match[2])
+    return {"edf_ttft_ms": bounds} if bounds else {}
+
+
+def _pasted(runs: Path, side: str) -> Side | Incomplete:
+    parameter = f"{side}_yaml"
+    said = named(parameter) or ""
+    with st.expander("Its YAML", expanded=kept_deployment(runs, said) is None):
+        pasted = st.text_area(
+            "Paste it",
+            height=160,
+            max_chars=MOST_KB * 1000,
+            key=fresh_key(f"{parameter}_text", parameter),
+            placeholder=_EXAMPLE,
+            help=_YAML,
+        )
+        upload = st.file_uploader(
+            "or upload it",
+            type=["yaml", "yml"],
+            key=fresh_key(f"{parameter}_upload", parameter),
+            max_upload_size=1,
+        )
+        if upload is not None and not pasted.strip():
+            pasted = upload.getvalue().decode("utf-8", errors="replace")
+        if pasted.strip():
+            said = keep_deployment(runs, pasted)
+    keep(parameter, said)
+    data = kept_deployment(runs, said)
+    if data is None:
+        what = f"deployment of {side.upper()}"
+        return Incomplete(missing(what, "paste") if said else f"Paste the {what}.")
+    return Side(deployment=data)
+
+
+_TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
+_DEADLINES = "chat=1000, batch=20000"
+_EXAMPLE = (
+    "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
+)
+_YAML = (
+    f"As for `tokentwin simulate -d`, up to {MOST_KB} kB. What it leaves out is as by default. Only bundled models, "
+    "policies and routers can be named."
+)
+_POLICY = "Which request is served when: `docs/policies.md` says what each promises."
+_TIMING = "A GPU of the catalogue, by its kernel tables; or a calibration under the runs directory."

@@ -1,0 +1,243 @@
+"""Policy lab: two policies or deployments on identical arrivals, and what can be claimed of their difference.
+
+The answers are those of `tokentwin compare`. As on the Plan page, inputs name a job: a link to them finds its answer
+again.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import streamlit as st
+
+from calibration.validation.decision_replay import recorded_deployment
+from dashboard.badge import badge, figure
+from dashboard.downloads import downloads
+from dashboard.incomplete import Incomplete
+from dashboard.job_view import follow, start, start_unasked
+from dashboard.library import find
+from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
+from dashboard.policy_lab_page import charts as lab_charts
+from dashboard.policy_lab_page.charts import Sides, side_colours
+from dashboard.policy_lab_page.example import example_answer
+from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
+from dashboard.policy_lab_page.side_names import side_names
+from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
+from dashboard.policy_lab_page.words import (
+    CARRIED_OVER,
+    basis,
+    disturbance,
+    error_rows,
+    errors,
+    fairness,
+    number_rows,
+    provenance,
+    ranking,
+)
+from dashboard.prose import capitalised, verbatim
+from dashboard.url import go_to, in_url, named, pick, switch
+from planning.compare.document import ComparisonDocument
+from planning.compare.recordings import recordings
+from planning.jobs.job import Job
+from planning.timing import Timing
+from serving.errors import UserError
+from serving.metrics import metric
+
+_RUN = "runs.parquet"
+_KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
+
+
+@in_url
+def show(runs: Path) -> None:
+    """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
+    title, chooser = st.columns([3, 2], vertical_alignment="bottom")
+    title.title("Is it better?", anchor=False)
+    with chooser:
+        what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
+    try:
+        if what == "recordings":
+            _recorded(runs)
+        else:
+            _simulated(runs)
+    except UserError as error:
+        mistake(error, runs)
+
+
+def _simulated(runs: Path) -> None:
+    request = simulation_inputs(runs)
+    if isinstance(request, Incomplete):
+        st.info(request.what)
+        return
+    settings = request.as_json()
+    job = Job(runs / "jobs", SIMULATED, settings)
+    answer = _found(job)
+    if answer is None:
+        _unanswered(job, "These inputs have no answer yet. Simulating them takes a few seconds to a minute.")
+        return
+    _answer(answer)
+    _on_engine(runs, answer, request.timing)
+    _rest(answer)
+
+
+def _recorded(runs: Path) -> None:
+    found = _recordings(runs)
+    request = recording_inputs(runs, found)
+    if len(found) < 2:
+        _how_to_record(runs)
+    settings = request.as_json()
+    job = Job(runs / "jobs", RECORDED, settings)
+    answer = _found(job)
+    if answer is None:
+        if request.timing is None:  # to compare takes seconds; to simulate the same runs may not
+            start_unasked(job)
+        _unanswered(job, "These recordings have not been compared yet.")
+        return
+    _answer(answer)
+    _ranking(answer)
+    _rest(answer)
+
+
+def _found(job: Job) -> ComparisonDocument | None:
+    """The answer of the job, or the bundled one to its settings."""
+    found = job.result or example_answer(job.settings)
+    return None if found is None else ComparisonDocument.read(found)
+
+
+def _how_to_record(runs: Path) -> None:
+    with st.expander("This pair is bundled. How to record one of your own"):
+        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
+        sides = "compare a.yaml b.yaml --trace TRACE -c CALIBRATION"
+        st.code(f"tokentwin {sides} --engine --repeats 3 --out {runs}/compared", language="bash", wrap_lines=True)
+
+
+def _recordings(runs: Path) -> dict[str, Path]:
+    """Recordings, and directories that hold several as `compare --engine` leaves them, by name; the newest first."""
+    found = find(runs, _RUN, named("rec_a"), named("rec_b"))
+    groups = {}
+    for name, path in found.items():
+        if "/" in name and re.fullmatch(r"run-\d+", path.name):
+            groups[name.rpartition("/")[0]] = path.parent
+    single = {name: path for name, path in found.items() if name.rpartition("/")[0] not in groups}
+    return groups | single
+
+
+def _unanswered(job: Job, why: str) -> None:
+    status = follow(job)
+    if status.active:
+        return
+    if status.state == "absent":
+        st.markdown(why)
+    if st.button("Compare", type="primary", key="compare", icon=":material/compare_arrows:"):
+        start(job)
+
+
+def _answer(answer: ComparisonDocument) -> None:
+    colours = side_colours(*(side.deployment.policy for side in (answer.a, answer.b)))
+    names = Sides(*side_names(answer.a, answer.b))
+    icon = ":material/check_circle:" if answer.difference else ":material/drag_handle:"
+    st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
+    rated = provenance(answer)
+    badge(rated)
+    st.caption(basis(answer))
+    if answer.units.carry_over:
+        st.warning(CARRIED_OVER, icon=":material/warning:")
+    if disturbance(answer):
+        st.warning(verbatim(disturbance(answer)), icon=":material/warning:")
+    with st.container():
+        above, toggle = st.columns([3, 1], vertical_alignment="bottom")
+        with toggle, st.container(horizontal_alignment="right"):
+            log_x = switch("Log time", "log")
+        curves = lab_charts.cdfs(answer.cdfs, names, colours, log_x)
+        figure(curves, "cdfs", "Request by request", rated, _HELP["cdfs"], place=above)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        claims = lab_charts.differences(answer.rows, colours)
+        figure(claims, "differences", "What can be claimed", rated, _HELP["differences"])
+    with right:
+        tallies = lab_charts.winners(answer.tallies, colours)
+        figure(tallies, "winners", "Winners and losers", rated, _HELP["winners"])
+        _fairness(answer, names, colours)
+
+
+def _fairness(answer: ComparisonDocument, names: Sides, colours: Sides) -> None:
+    tenants = answer.tenants
+    if not tenants:
+        return
+    served = lab_charts.shares(tenants, names, colours)
+    figure(served, "shares", "Who is served", provenance(answer), metric("jain_fairness").help)
+    st.markdown(fairness(answer))
+
+
+def _ranking(answer: ComparisonDocument) -> None:
+    """Whether what the simulator ranks the two by holds in the recordings."""
+    simulated, rows = answer.simulated, answer.ranking
+    if simulated is None or rows is None:
+        return
+    figure(lab_charts.ranking(rows), "ranking", "Did the simulator see it?", provenance(simulated), _HELP["ranking"])
+    outcome, told = ranking(rows)
+    if outcome == "reversed":
+        st.error(told, icon=":material/swap_vert:")
+    elif outcome == "holds":
+        st.success(told, icon=":material/check_circle:")
+    else:
+        st.info(told)
+    st.markdown(f"Simulated: {verbatim(simulated.verdict)}.")
+    st.markdown(errors(answer))
+    with st.expander("Simulated against real"):
+        st.dataframe(
+            error_rows(answer), hide_index=True, height="content", column_config=number_columns(_ERROR_FORMATS, _ERROR)
+        )
+
+
+def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
+    """The way to real recordings of these very deployments, if there are any."""
+    asked = [side.deployment.as_json() for side in (answer.a, answer.b)]
+    for name, path in _recordings(runs).items():
+        other = path.with_name("b")
+        if path.name != "a" or not other.is_dir():
+            continue
+        try:
+            sides = [recordings(side, str(at)) for side, at in zip("AB", (path, other), strict=True)]
+            made = [recorded_deployment(side[0]).model_dump(mode="json") for side in sides]
+        except UserError:
+            continue  # damaged, or not finished yet
+        if made == asked and all(recording.run["clock"] == "wall" for side in sides for recording in side):
+            beside = timing.calibration and Path(timing.calibration).relative_to(runs.resolve()).as_posix()
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.markdown(f"The real engine recorded these two in {verbatim(name.rpartition('/')[0])}.")
+                st.button("Did the ranking hold there?", on_click=_go_to, args=(name, beside or timing.gpu))
+            return
+
+
+def _go_to(name: str, beside: str) -> None:
+    """Have the next run of the page show the recordings `name` and its other half."""
+    go_to(compare="recordings", rec_a=name, rec_b=f"{name[:-1]}b", beside=beside)
+
+
+def _rest(answer: ComparisonDocument) -> None:
+    """The numbers, the two deployments, and downloads."""
+    with st.expander("The numbers"):
+        st.dataframe(number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
+        st.caption("`from` and `to` hold B - A, in the row's unit.")
+    with st.expander("The two deployments"):
+        for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):
+            place.markdown(f"**{key}**" + (f": {side.replicas} × " if (side.replicas or 1) > 1 else ""))
+            place.json(side.deployment.as_json(), expanded=1)
+    downloads(answer, "comparison")
+
+
+_HELP = {
+    "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
+    "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "
+    "grey differences may be chance. A diamond has no interval.",
+    "winners": "A request gains or loses when its latency changes by the threshold or more. One that does not finish "
+    "has waited for ever.",
+    "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "
+    "difference.",
+}
+_FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
+_ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}
+_ERROR = {"error (%)": "Simulated against real, in percent of real; of a share in percentage points."}
+_CHANGE = {"B - A (%)": "In percent of A; of a share (attainment, requests that finish) in percentage points."}

@@ -1,0 +1,1 @@
+"""The Run page: the page, its inputs, its figures and its words."""

@@ -1,0 +1,353 @@
+"""Figures of the Run page: what one run did over time, and what one request went through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
+from dashboard.run_page.fleet_over_time import FleetOverTime, Series
+from dashboard.run_page.held_steps import HELD, HeldSteps
+from dashboard.series import bucket_means, envelope, held_at, held_between, thin
+from serving.metrics import metric
+from traces.run_metrics import RunMetrics, known
+
+PHASES = ("queue", "prefill", "decode")
+_SAMPLE = 200_000  # steps: more do not move a curve of 300 points
+
+
+def phase_colours(colour: str) -> dict[str, str]:
+    """Queue is grey, prefill the clock's colour made pale, decode the colour itself."""
+    return {"queue": NEUTRAL, "prefill": pale(colour), "decode": colour}
+
+
+def timeline(
+    held: HeldSteps,
+    fleet: FleetOverTime,
+    colour: str,
+    window_s: tuple[float, float] | None = None,
+    buckets: int = 600,
+) -> go.Figure:
+    """Queue, running, KV use and batch tokens on one time axis; of a fleet, requests outstanding and live replicas too.
+
+    `window_s` is the part of the run to show. KV use is of the blocks of all replicas that live. Long runs are
+    reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
+    """
+    if not len(held):
+        return empty("The recording holds no steps", 260)
+    waiting, running, used = held.lows_and_highs(HELD, window_s, buckets)
+    begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
+    changing = len(fleet.live[0]) > 1
+    heights = [1, 1, 1, 1.2, *([0.6] if changing else [])]
+    figure = make_subplots(rows=len(heights), shared_xaxes=True, vertical_spacing=0.045, row_heights=heights)
+    panels = [("waiting", waiting, "%{y:,.0f}"), ("running", running, "%{y:,.0f}")]
+    panels.append(("KV use", _share_of_live(used, fleet), "%{y:,.1f} %"))
+    for at, (label, (x, y), hover) in enumerate(panels, start=1):
+        if len(x) and x[-1] < end:
+            x, y = np.append(x, end), np.append(y, y[-1])
+        _held(figure, at, label, x, y, colour, hover)
+    _batches(figure, held, colour, window_s, buckets)
+    if fleet.outstanding is not None:
+        x, y = envelope(*held_between(*fleet.outstanding, begin, end), buckets)
+        figure.add_scatter(
+            x=x / 1e9,
+            y=y,
+            mode="lines",
+            line={"color": NEUTRAL, "width": 1.4, "shape": "hv"},
+            name="outstanding, wherever they are",
+            hovertemplate="%{y:,.0f}",
+            row=1,
+            col=1,
+        )
+    titles = ["waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)", "batch<br>(tokens/step)"]
+    if changing:
+        _held(figure, 5, "live replicas", *held_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
+        titles.append("live<br>(replicas)")
+    for at, title in enumerate(titles, start=1):
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=at, col=1)
+    figure.update_xaxes(title_text="time since the start of the run (s)", row=len(titles), col=1)
+    if window_s is not None:
+        figure.update_xaxes(range=list(window_s))
+    figure.update_layout(hovermode="x unified")
+    return finish(figure, 700 if changing else 620)
+
+
+def _span(steps: Series, fleet: FleetOverTime) -> tuple[float, float]:
+    """First and last second of what is there: requests may have come before any replica could run a step."""
+    times = [each[0] for each in (steps, fleet.outstanding) if each is not None and len(each[0])]
+    return min(at[0] for at in times) / 1e9, max(at[-1] for at in times) / 1e9
+
+
+def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
+    """Used blocks in percent of those of the replicas that live at the time, 0 while there are none."""
+    if not len(used[0]):
+        return used
+    times = np.union1d(used[0], fleet.live[0][(fleet.live[0] > used[0][0]) & (fleet.live[0] < used[0][-1])])
+    blocks = fleet.blocks * held_at(*fleet.live, times)
+    return times, 100 * np.divide(held_at(*used, times), blocks, out=np.zeros(len(times)), where=blocks != 0)
+
+
+def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
+    """What holds from each time (ns) to the next, filled."""
+    figure.add_scatter(
+        x=x / 1e9,
+        y=y,
+        mode="lines",
+        line={"color": colour, "width": 1.4, "shape": "hv"},
+        fill="tozeroy",
+        fillcolor=tint(colour, 0.14),
+        name=label,
+        showlegend=False,
+        hovertemplate=hover,
+        row=row,
+        col=1,
+    )
+
+
+def _batches(
+    figure: go.Figure, held: HeldSteps, colour: str, window_s: tuple[float, float] | None, buckets: int
+) -> None:
+    """Tokens of a step, by what they are of, stacked in the fourth panel."""
+    shades = {"prefill_tokens": phase_colours(colour)["prefill"], "decode_rows": colour, "draft_tokens": NEUTRAL}
+    at_ns, batches = held.batches(window_s)
+    for name, batch in reversed(batches.items()):
+        x, y = bucket_means(at_ns, batch, buckets)
+        shade = shades[name]
+        figure.add_scatter(
+            x=x / 1e9,
+            y=y,
+            mode="lines",
+            line={"width": 0, "shape": "hv", "color": shade},
+            stackgroup="batch",
+            fillcolor=shade,
+            name=name.replace("_rows", " tokens").replace("_", " "),
+            hovertemplate="%{y:,.1f}",
+            row=4,
+            col=1,
+        )
+
+
+def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
+    """One request from its intended arrival on: queue, prefill, decode, its tokens, and when it was preempted.
+
+    `request` is a row of `requests`; `preempted` are intervals in nanoseconds, where the recording tells them.
+    """
+    stamps = [request.get(n) for n in ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns")]
+    arrival = stamps[0]
+    if arrival is None or stamps[1] is None:
+        return empty(f"Request {request.get('request_id')} was never scheduled", 260)
+    last = max(stamp for stamp in stamps if stamp is not None)
+    unit, scale = ("s", 1e9) if last - arrival >= 10e9 else ("ms", 1e6)
+    figure, rows = go.Figure(_phase_bars(stamps, last, unit, scale, colour)), list(PHASES)
+    tokens = request.get("token_times_ns")
+    if tokens:
+        kept = [tokens[i] for i in thin(len(tokens), 1000)]
+        figure.add_scatter(
+            x=[(at - arrival) / scale for at in kept],
+            y=["tokens"] * len(kept),
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 12, "line": {"width": 1.2, "color": colour}},
+            name="output tokens",
+            hovertemplate=f"token at %{{x:,.4~g}} {unit}<extra></extra>",
+        )
+        rows.append("tokens")
+    if preempted:
+        figure.add_bar(
+            y=["preempted"] * len(preempted),
+            x=[(end - begin) / scale for begin, end in preempted],
+            base=[(begin - arrival) / scale for begin, _ in preempted],
+            orientation="h",
+            marker={"color": tint(ALARM, 0.35), "pattern": {"shape": "/", "fgcolor": ALARM}},
+            name="preempted",
+            hovertemplate=f"preempted for %{{x:,.4~g}} {unit}<extra></extra>",
+        )
+        rows.append("preempted")
+    figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], title_text=None, showgrid=False)
+    figure.update_xaxes(title_text=f"time since intended arrival ({unit})", rangemode="tozero")
+    figure.update_layout(barmode="overlay")
+    return finish(figure, 90 + 42 * len(rows), legend=False)
+
+
+def _phase_bars(stamps: Sequence[int | None], last: int, unit: str, scale: float, colour: str) -> list[go.Bar]:
+    """A bar from each of `stamps` (ns, the arrival first) to the next, for the phases that came to their end.
+
+    `last` is the latest of them, `scale` the nanoseconds of a `unit`.
+    """
+    arrival, bars = stamps[0] or 0, []
+    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
+        if begin is None or end is None:
+            continue
+        length = (end - begin) / scale
+        share = 100 * (end - begin) / max(last - arrival, 1)
+        bars.append(
+            go.Bar(
+                y=[phase],
+                x=[length],
+                base=[(begin - arrival) / scale],
+                orientation="h",
+                marker_color=phase_colours(colour)[phase],
+                name=phase,
+                text=f"{_short(length)} {unit} · {share:.0f} %",
+                textposition="auto",
+                hovertemplate=f"<b>{phase}</b>: {_short(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
+            )
+        )
+    return bars
+
+
+def lifecycles(
+    metrics: RunMetrics, gaps: str, values: NDArray[Any], prefill: NDArray[Any], colour: str
+) -> dict[str, go.Figure]:
+    """The figure of each of the four cards: `values` are gaps between tokens, the metric `gaps`."""
+    of = metrics.values
+    return {
+        "Token": histogram(values, gaps, colour),
+        "Compute": step_times(of("batch_tokens"), of("step_ms"), prefill, colour),
+        "Memory": memory_shares(of("kv_usage"), of("kv_pressure"), of("step_ms"), colour),
+        "Request": phases(of("queue_ms"), of("prefill_ms"), of("decode_ms"), colour),
+    }
+
+
+def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
+    """How a latency is distributed, with its median and p99; counted here, so that only the bars travel."""
+    values = known(values)
+    if not len(values):
+        return empty("no values", 230)
+    p50, p99, top = np.percentile(values, (50, 99, 99.5), method="inverted_cdf")
+    low = float(values.min())
+    counts, edges = np.histogram(values, bins=36, range=(low, top if top > low else low + 1))
+    beyond = int((values > edges[-1]).sum())
+    figure = go.Figure(
+        go.Bar(
+            x=(edges[:-1] + edges[1:]) / 2,
+            y=100 * counts / len(values),
+            width=np.diff(edges),
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate="%{x:,.4~g} ms: %{y:.1f} %<extra></extra>",
+        )
+    )
+    for at, statistic, dash, side in ((p50, "p50", "solid", "right"), (p99, "p99", "dot", "left")):
+        figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
+        label = {"text": statistic, "xanchor": side, "yanchor": "bottom", "showarrow": False}
+        figure.add_annotation(x=at, y=1, yref="paper", **label)  # above the plot, where no bar is, away from each other
+    beyond_note = f", {beyond:,} are longer" if beyond else ""
+    figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
+    figure.update_yaxes(title_text="share (%)")
+    return _card(figure, legend=False)
+
+
+def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArray[Any], colour: str) -> go.Figure:
+    """What a step costs against the tokens it computes; steps with prefill apart from pure decode."""
+    if not len(step_ms):
+        return empty("no steps", 230)
+    figure = go.Figure()
+    for label, mask, shade in (
+        ("decode only", prefill == 0, colour),
+        ("with prefill", prefill > 0, pale(colour)),
+    ):
+        chosen = _thin_where(mask, 700)
+        figure.add_scatter(
+            x=batch_tokens[chosen],
+            y=step_ms[chosen],
+            mode="markers",
+            marker={"color": shade, "size": 5},
+            name=label,
+            hovertemplate="%{x:,} tokens: %{y:,.4~g} ms<extra></extra>",
+        )
+    figure.update_xaxes(title_text="batch tokens", rangemode="tozero")
+    figure.update_yaxes(title_text=metric("step_ms").axis, rangemode="tozero")
+    return _card(figure)
+
+
+def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: NDArray[Any], colour: str) -> go.Figure:
+    """For how much of the busy time KV usage, and the demand on it, were above a level."""
+    if not np.isfinite(kv_usage).any():
+        return empty("no KV use recorded", 230)
+    figure = go.Figure()
+    for label, values, dash in (("used", kv_usage, "solid"), ("demanded", kv_pressure, "dot")):
+        rows = _thin_where(np.isfinite(values) & np.isfinite(step_ms), _SAMPLE)
+        order = rows[np.argsort(-values[rows], kind="stable")]
+        weights = step_ms[order]
+        if not len(order) or weights.sum() <= 0:
+            continue
+        above = 100 * np.cumsum(weights) / weights.sum()
+        kept = thin(len(order), 300)
+        figure.add_scatter(
+            x=100 * values[order][kept],
+            y=above[kept],
+            mode="lines",
+            line={"color": colour, "width": 2, "dash": dash},
+            name=label,
+            hovertemplate="over %{x:.0f} % for %{y:.0f} % of the time",
+        )
+    figure.add_vline(x=100, line={"color": ALARM, "width": 1, "dash": "dash"})
+    figure.update_xaxes(title_text="KV blocks (%)", rangemode="tozero")
+    figure.update_yaxes(title_text="time above (%)", range=[0, 103])
+    return _card(figure)
+
+
+def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], colour: str) -> go.Figure:
+    """What requests spend their time on, from the fastest tenth to the slowest."""
+    total = queue + prefill + decode
+    order = np.argsort(total, kind="stable")[: int(np.isfinite(total).sum())]
+    if not len(order):
+        return empty("no finished requests", 230)
+    groups = [group for group in np.array_split(order, min(10, len(order))) if len(group)]
+    figure = go.Figure()
+    colours = phase_colours(colour)
+    for name, values in zip(PHASES, (queue, prefill, decode), strict=True):
+        figure.add_bar(
+            x=list(range(1, len(groups) + 1)),
+            y=[float(values[group].mean()) for group in groups],
+            marker_color=colours[name],
+            name=name,
+            hovertemplate=f"{name}: %{{y:,.4~g}} ms",
+        )
+    figure.update_layout(barmode="stack", hovermode="x unified", bargap=0.12)
+    figure.update_xaxes(title_text="tenth by E2E, slowest last", dtick=1)
+    figure.update_yaxes(title_text="mean time (ms)")
+    return _card(figure)
+
+
+def preempted_intervals(steps: pa.Table, request_id: int, replica: int | None) -> list[tuple[int, int]]:
+    """When a request was preempted: from the plan that preempted it to the start of its next step.
+
+    `steps` needs the columns replica, plan_ns, start_ns, row_ids and preempted_ids; empty where they are null.
+    """
+    mine = steps.filter(pc.equal(steps["replica"], replica)) if replica is not None else steps
+    intervals: list[tuple[int, int]] = []
+    begin: int | None = None
+    for plan, start, rows, out in zip(
+        *(mine[name].to_pylist() for name in ("plan_ns", "start_ns", "row_ids", "preempted_ids")), strict=True
+    ):
+        if begin is not None and rows and request_id in rows:
+            intervals.append((begin, start))
+            begin = None
+        if begin is None and out and request_id in out:
+            begin = plan if plan is not None else start
+    return intervals
+
+
+def _thin_where(mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    """Indices of at most `most` of the rows where `mask` holds, evenly spaced."""
+    if mask.all():
+        return thin(len(mask), most)
+    rows = np.flatnonzero(mask)
+    return rows[thin(len(rows), most)]
+
+
+def _card(figure: go.Figure, legend: bool = True) -> go.Figure:
+    """A figure narrow enough for four abreast."""
+    finish(figure, 230, legend)
+    return figure.update_layout(legend={"x": 0.0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"})
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

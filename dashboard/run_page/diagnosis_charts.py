@@ -1,0 +1,90 @@
+"""The figure of a diagnosis: what lifting each constraint would buy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from calibration.steps.coverage import shown_share
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
+from dashboard.shown import shown
+from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
+from serving.metrics import metric
+
+_SLIVER = 0.01  # percent: a bar of no length would have no text
+_LEAST = 0.005  # of what is judged: less is nothing
+_KINDS = {"policy": ("a setting", SIMULATED), "capacity": ("more of a resource", pale(SIMULATED))}
+
+
+def what_it_buys(found: DiagnosisDocument) -> go.Figure:
+    """A bar for each constraint that was lifted: the share of the p99 that is gone, in percent.
+
+    Where requests come to nothing it is the share of those that then finish.
+    """
+    name = found.metric
+    before = found.simulated_finished if found.sheds else found.simulated_p99.get(name)
+    ordered = sorted(found.tried, key=lambda c: _bought(c, name))
+    figure = go.Figure()
+    for label, colour, of in _traces(ordered, name):
+        shares = [100 * _bought(c, name) for c in of]
+        figure.add_bar(
+            x=[max(share, -100.0) or _SLIVER for share in shares],
+            y=[c.name for c in of],
+            orientation="h",
+            name=label,
+            marker_color=colour,
+            text=[_left(c, name) for c in of],
+            textposition="auto",
+            customdata=[f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares],
+            hovertemplate=f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>",
+        )
+    lowest = min((100 * _bought(c, name) for c in ordered), default=0.0)
+    figure.update_layout(barmode="overlay")
+    figure.update_yaxes(categoryorder="array", categoryarray=[c.name for c in ordered])
+    figure.update_xaxes(
+        title_text=_axis(name, before),
+        range=[max(min(1.15 * lowest, -2.0), -100.0), 112.0],
+        zeroline=True,
+        zerolinecolor=NEUTRAL,
+    )
+    return finish(figure, 90 + 34 * max(len(ordered), 3))
+
+
+def _bought(counterfactual: Counterfactual, name: str) -> float:
+    """What JSON has no number for is a p99 beyond all numbers."""
+    share = counterfactual.bought.get(name)
+    return -math.inf if share is None else share
+
+
+def _traces(counterfactuals: Sequence[Counterfactual], name: str) -> list[tuple[str, str, list[Counterfactual]]]:
+    """Label, colour and bars: what helps, by the kind of problem it points to, and what does harm."""
+    worse = [c for c in counterfactuals if _bought(c, name) < -_LEAST]
+    helping = [c for c in counterfactuals if c not in worse]
+    traces = [(label, colour, [c for c in helping if c.kind == kind]) for kind, (label, colour) in _KINDS.items()]
+    return [trace for trace in (*traces, ("makes it worse", ALARM, worse)) if trace[2]]
+
+
+def _left(counterfactual: Counterfactual, name: str) -> str:
+    share = _bought(counterfactual, name)
+    if abs(share) < _LEAST:
+        return "nothing"
+    if name == FINISHED:
+        return f"{shown_share(counterfactual.finished or 0.0)} finish"
+    if not math.isfinite(share):
+        return "over 1 % never finish"
+    p99 = counterfactual.p99.get(name)
+    return f"{-100 * share:+.0f} %" + (f", {shown(p99)} ms left" if p99 is not None else "")
+
+
+def _judged(name: str) -> str:
+    return "the lost requests finish" if name == FINISHED else "the p99 gone"
+
+
+def _axis(name: str, before: float | None) -> str:
+    if name == FINISHED:
+        was = f"; {shown_share(before)} finish as it was" if before is not None else ""
+        return f"share of the lost requests that would finish (%){was}"
+    was = f", {shown(before)} ms as it was" if before is not None else ""
+    return f"share of {metric(name).label} p99 that would be gone (%){was}"

@@ -1,0 +1,141 @@
+"""Why a run is as slow as it is: its symptoms at once, what lifting each constraint would buy by a job.
+
+Both are those of `tokentwin diagnose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from calibration.validation.decision_replay import recorded_deployment
+from dashboard.badge import BARE, figure
+from dashboard.job_view import follow, start
+from dashboard.library import stamp
+from dashboard.prose import literal, sentence
+from dashboard.run_page.diagnosis_charts import what_it_buys
+from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
+from dashboard.run_page.example import example_diagnosis
+from dashboard.url import choose
+from planning.diagnose.baseline import LATENCIES
+from planning.diagnose.document import DiagnosisDocument
+from planning.diagnose.recorded_run import DIAGNOSIS, diagnose
+from planning.diagnose.request import DiagnoseRequest
+from planning.jobs.job import Job
+from planning.repricing import Source, fitting_sources, source_of
+from serving.deployments.config import parse
+from serving.metrics import metric
+from traces.recording import Recording
+
+_MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
+_WORST = "worst"
+_BUYS = "The run simulated again, each time without one constraint."
+_WORKLOAD = "workload.parquet"
+
+
+def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations: Mapping[str, Path]) -> None:
+    """Symptoms, and the counterfactuals with their verdict once they were asked for."""
+    at = str(recording.path.resolve())
+    first = _symptoms(at, stamp(recording.path)) if requests <= _MANY else None
+    left, right = st.columns([2, 1], vertical_alignment="bottom")
+    with right:
+        judged = choose("Explain the p99 of", (_WORST, *LATENCIES), "judged", show=_label)
+    source = _source(recording, calibrations)
+    job = None
+    if isinstance(source, Source):
+        job = Job(runs / "jobs", DIAGNOSIS, _settings(recording, at, source, judged))
+    answer = (job.result or example_diagnosis(job.settings)) if job else None
+    found = DiagnosisDocument.read(answer) if answer else first
+    with left:
+        _verdict(found)
+    if found is not None:
+        _symptom_table(found)
+    if not isinstance(source, Source):
+        st.caption(source)
+    elif job is not None and not (found and found.counterfactuals):
+        _ask(job)
+    elif found is not None:
+        _counterfactuals(found)
+
+
+def _label(name: str) -> str:
+    return "what is worst" if name == _WORST else metric(name).label
+
+
+def _verdict(found: DiagnosisDocument | None) -> None:
+    if found is None:
+        st.markdown("A run of so many requests is diagnosed in the background.")
+    elif found.counterfactuals:
+        st.markdown(f"**{sentence(found.verdict)}**")
+    elif found.symptoms:
+        worst = found.symptoms[0]
+        st.markdown(f"The worst symptom: **{worst.name}** ({worst.lifecycle}).")
+    else:
+        st.markdown("No symptom found.")
+
+
+def _symptom_table(found: DiagnosisDocument) -> None:
+    if found.symptoms:
+        st.table(pd.DataFrame(symptom_rows(found)).set_index("symptom"))
+    if not found.steps:
+        st.caption(NO_STEPS)
+
+
+def _ask(job: Job) -> None:
+    status = follow(job)
+    if status.active:
+        return
+    st.markdown("What lifting one constraint at a time would buy is found by simulating the run again without each.")
+    if st.button("Find what would help", type="primary", key="diagnose", icon=":material/search:"):
+        start(job)
+
+
+def _counterfactuals(found: DiagnosisDocument) -> None:
+    figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
+    if found.warning:
+        st.warning(literal(sentence(found.warning)), icon=":material/warning:")
+    with st.expander("All latencies, and what was not tried"):
+        st.dataframe(lift_rows(found), hide_index=True, height="content")
+        for c in found.counterfactuals:
+            if c.skipped:
+                st.caption(f"{c.name}: not tried, {c.skipped}")
+
+
+def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:
+    asked = {
+        "run": at,
+        "stamp": stamp(recording.path),
+        "calibration": source.calibration and str(Path(source.calibration).resolve()),
+        "gpu": source.gpu,
+        "metric": None if judged == _WORST else judged,
+    }
+    return parse(DiagnoseRequest, asked, where="diagnosis").as_json()
+
+
+def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | str:
+    """What times the run's steps again, or in a line why nothing does."""
+    run = recording.run
+    if run["status"] != "complete":
+        return "An interrupted run cannot be simulated again: evidence only."
+    if not (recording.path / _WORKLOAD).is_file():
+        return "The recording does not hold what was offered, and cannot be simulated again: evidence only."
+    if run["clock"] == "virtual":
+        return source_of(run, calibrations.values()) or (
+            "The calibration that timed it is not among the bundled ones and does not lie under the directory of runs: "
+            "evidence only."
+        )
+    fitting = fitting_sources(recorded_deployment(recording), calibrations.values())
+    if not fitting:
+        return "No calibration of this engine lies under the directory of runs (`tokentwin calibrate`): evidence only."
+    names = {str(path): name for name, path in calibrations.items()}
+    chosen = choose("Calibration", [names[str(source.calibration)] for source in fitting], "calibration")
+    return Source(str(calibrations[chosen]), None)
+
+
+@st.cache_data(max_entries=16, show_spinner="Looking for symptoms")
+def _symptoms(directory: str, stamp: int) -> DiagnosisDocument:
+    return diagnose(DiagnoseRequest(run=directory))

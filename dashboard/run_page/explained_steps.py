@@ -1,0 +1,85 @@
+"""What the step time of a run is made of, and how that is known: as the engine timed it, else by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from calibration.provenance import VALIDATED, Provenance, weakest
+from calibration.steps.explanation import ExplainedOperation
+from calibration.steps.observed import pure
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.run_explanation import (
+    MEASURED_COLUMNS,
+    MODEL,
+    PREDICTED_COLUMNS,
+    PartTimes,
+    explain_run,
+    measured_parts,
+)
+from calibration.validation.decision_replay import recorded_deployment
+from planning.repricing import Source, repriced, source_of
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.kv_capacity import weights_dtype
+from traces.recording import Recording
+
+
+class ExplainedSteps(NamedTuple):
+    """Parts by regime, how they are known and how well; operations, GPU and weights' dtype if a cost model tells."""
+
+    parts_ns: PartTimes
+    operations: list[ExplainedOperation]
+    gpu: GpuSpec | None
+    weights: str
+    how: str
+    provenance: Provenance
+
+
+def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> ExplainedSteps | str:
+    """Of a recording, by the one of `calibrations` that timed it; or a line that says why it cannot be told.
+
+    Raises UserError when its deployment and what timed it do not go together.
+    """
+    if not recording.table("steps", ["step"]).num_rows:
+        return "The recording holds no steps (--summary-only)."
+    measured = measured_parts(recording.table("steps", list(MEASURED_COLUMNS)))
+    if measured is not None:
+        coarse = any(MODEL in parts for parts in measured.values())
+        more = "; record the run with `--time-operations` to see it by operation" if coarse else ""
+        how = f"As the engine timed it on its device{more}."
+        return ExplainedSteps(measured, [], None, "", how, Provenance(VALIDATED, "the engine timed it on its device"))
+    source = source_of(recording.run, calibrations)
+    return _unknown(recording) if source is None else _predicted(recording, source)
+
+
+def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
+    deployment = recorded_deployment(recording)
+    fleet = deployment.fleet
+    if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
+        return "The pools of this fleet differ, and steps do not say which pool they are of."
+    cost = pure(repriced(source, deployment).cost)
+    if not isinstance(cost, OperationCost):
+        return (
+            "The calibration of our own engine that timed it has prices for steps, not for operations. A run timed by "
+            "the kernel tables of a GPU, or a real one, tells them."
+        )
+    found = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
+    gpu = cost.kernels.gpu
+    return ExplainedSteps(
+        found.parts_ns,
+        found.operations,
+        gpu,
+        weights_dtype(cost.model, cost.deployment),
+        f"By the kernel tables of {gpu.name}, from {found.steps:,} steps spread over the run.",
+        weakest((o.provenance for o in found.telling), "kinds of kernel that tell in its steps"),
+    )
+
+
+def _unknown(recording: Recording) -> str:
+    if recording.run["clock"] != "virtual":
+        return "The engine did not time what is inside its steps."
+    return (
+        f"The calibration that timed it ({recording.run['calibration'] or 'it names none'}) is not among the bundled "
+        "ones and does not lie under the directory of runs."
+    )

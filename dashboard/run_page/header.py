@@ -1,0 +1,103 @@
+"""The head of the Run page: what ran, how far to trust it, whether it kept up, and its headline figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from calibration.provenance import of_run
+from calibration.validation.decision_replay import recorded_deployment
+from dashboard.badge import badge
+from dashboard.downloads import downloads
+from dashboard.palette import CLOCK_NAME
+from dashboard.prose import literal, sentence
+from dashboard.run_page.metric_rows import bands_of
+from dashboard.shown import shown
+from planning.exports.recorded_run import RecordedRun
+from planning.request_endings import RequestEndings
+from serving.metrics import metric
+from traces.recording import Recording
+from traces.recording_notes import notes_of
+from traces.run_metrics import RunMetrics
+
+_SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
+_CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
+_LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
+_RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
+_OF_A_FLEET = re.compile(r"jobs/[0-9a-f]+/run")
+_CELL_PX = 138  # all abreast on a wide page, five on a narrow one
+_BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
+
+
+def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> None:
+    """What the recording is called, how it ended and whether it kept up, and downloads."""
+    run = recording.run
+    clock = CLOCK_NAME.get(run["clock"], "unknown clock")
+    badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
+    outcome = RequestEndings.of(metrics)
+    short = outcome.shortfall
+    if short:
+        badges += f" :red-badge[{short}]"
+    verdict = metrics.saturation.verdict if metrics.saturation is not None else None
+    if verdict and not (short and verdict == "STABLE"):  # who is shed leaves no backlog
+        badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
+    title = _title(name, recording)
+    st.title(literal(title), anchor=False)
+    workload = f"{literal(run['workload'])} · " if run["workload"] else ""
+    engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
+    facts = f"{badges} {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    st.markdown(facts, help=_backlog(metrics))
+    if run["status"] == "complete":
+        downloads(RecordedRun(recording, title, runs), name)
+
+
+def _title(name: str, recording: Recording) -> str:
+    """The name it is found under; of a fleet that the Frontier page had simulated, which is a hash, the fleet."""
+    gpu = notes_of(recording.run).get("gpu")
+    if not _OF_A_FLEET.fullmatch(name) or not isinstance(gpu, str):
+        return name
+    return f"{recording.run['replicas']} x TP{recorded_deployment(recording).tensor_parallel_size} {gpu}"
+
+
+def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
+    """The figures that a run is judged by, their badge, and their bands where the recording holds them."""
+    scalars, bands = metrics.scalars(), bands_of(run)
+    cells = [
+        (f"{metric(name).label} {stat} (ms)", getattr(metrics.distribution(name), stat), name, stat)
+        for name, stat in _LATENCIES
+    ]
+    cells += [(label, scalars[name], name, "value") for name, label in _RATES]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        badge(of_run(run))
+        if bands:
+            st.caption(_BAND, width="content")
+        outcome = RequestEndings.of(metrics)
+        if outcome.shortfall:
+            st.caption(sentence(outcome.latencies_of), width="content")
+    with st.container(horizontal=True, gap="small"):
+        for label, value, name, stat in cells:
+            band = bands.get(name, {}).get(stat)
+            st.metric(
+                label,
+                shown(value),
+                f"{shown(band[0])}–{shown(band[1])}" if band else None,
+                delta_color="off",
+                delta_arrow="off",
+                help=metric(name).help,
+                width=_CELL_PX,
+            )
+
+
+def _backlog(metrics: RunMetrics) -> str | None:
+    found = metrics.saturation
+    if found is None:
+        return None
+    return (
+        f"The backlog changes by {found.slope:+.3g} requests/s (95 %: {found.low:+.3g} to {found.high:+.3g}) "
+        f"while {found.arrival_rate:.3g} requests/s arrive; requests wait {100 * found.waiting_share:.0f} % of "
+        f"the time.\n\n{metric('saturation').help}"
+    )

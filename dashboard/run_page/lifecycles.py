@@ -1,0 +1,122 @@
+"""Four lifecycles: the same run as its tokens, its steps, its memory and its requests saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from calibration.provenance import of_run
+from dashboard.badge import BARE, figure
+from dashboard.library import stamp
+from dashboard.loading import open_run, run_colour, token_gaps
+from dashboard.run_page import charts as run_charts
+from dashboard.shown import percent, shown
+from serving.metrics import metric
+from traces.recording import Recording
+from traces.run_metrics import Distribution, RunMetrics
+
+_CELL_PX = 110  # four abreast on a wide page, two on a narrow one
+_HELP = "The same run as its tokens, its steps, its memory and its requests saw it."
+
+Cell = tuple[str, Any, str]
+
+
+class _Spread(NamedTuple):
+    """What is known of the gaps between tokens: ITL where token times were kept, else TPOT; a note if of a sample."""
+
+    metric: str
+    spread: Distribution
+    note: str = ""
+
+
+def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
+    """A card each, two abreast."""
+    st.subheader("Four lifecycles", anchor=False, help=_HELP)
+    provenance = of_run(recording.run)
+    gaps, figures = lifecycle_figures(recording)
+    cards, notes = list(_cells(metrics, gaps).items()), _notes(recording.run, metrics, gaps)
+    for pair in (cards[:2], cards[2:]):
+        for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
+            with place.container(border=True, height="stretch"):
+                above = st.container()
+                _card(cells)
+                for note in notes.get(title, ()):
+                    st.caption(note)
+                figure(figures[title], title, title, provenance, place=above, small=True, menu=BARE)
+
+
+def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figure]]:
+    """What the cards are made of."""
+    return _figures(str(recording.path), stamp(recording.path))
+
+
+def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
+    s = metrics.scalars()
+    steps, queue = (metrics.distribution(name) for name in ("step_ms", "queue_ms"))
+    return {
+        "Token": [
+            (f"{metric(gaps.metric).label} p50 (ms)", gaps.spread.p50, gaps.metric),
+            (f"{metric(gaps.metric).label} p99 (ms)", gaps.spread.p99, gaps.metric),
+            ("input (tok/s)", s["input_throughput"], "input_throughput"),
+            ("output (tok/s)", s["output_throughput"], "output_throughput"),
+        ],
+        "Compute": [
+            ("step p50 (ms)", steps.p50, "step_ms"),
+            ("step p99 (ms)", steps.p99, "step_ms"),
+            ("tokens/step", metrics.distribution("batch_tokens").mean, "batch_tokens"),
+            ("busy (%)", percent(s["busy"]), "busy"),
+        ],
+        "Memory": [
+            ("KV mean (%)", percent(s["kv_usage"]), "kv_usage"),
+            ("KV peak (%)", percent(s["kv_usage_peak"]), "kv_usage"),
+            ("prefix hits (%)", percent(s["prefix_hit_rate"]), "prefix_hit_rate"),
+            ("preemptions", s["preemptions"], "preemptions"),
+        ],
+        "Request": [
+            ("queue p50 (ms)", queue.p50, "queue_ms"),
+            ("queue p99 (ms)", queue.p99, "queue_ms"),
+            ("requests/s", s["request_throughput"], "request_throughput"),
+            ("peak at once", s["concurrency_peak"], "concurrency"),
+        ],
+    }
+
+
+def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:
+    """What some runs have besides, a sentence each, by card: samples, drafts, several replicas, KV tiers."""
+    s = metrics.scalars()
+    token, memory = [f"ITL is that {gaps.note}."] if gaps.note else [], []
+    if s["acceptance_length"] is not None:
+        token.append(
+            f"A step that verifies a draft gives {shown(s['acceptance_length'])} tokens to a request, "
+            f"{shown(percent(s['draft_acceptance_rate']))} % of the draft tokens are accepted. What comes together has "
+            "gaps of 0 in between."
+        )
+    if (run["replicas"] or 1) > 1:
+        memory.append("Of single replicas, each at its own steps; over time, above, of all that live together.")
+    if s["tier_hit_rate"] is not None:
+        found = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        memory.append(f"Of the prompt tokens, {', '.join(found) or 'none'} came out of KV tiers.")
+    return {"Token": token, "Memory": memory}
+
+
+def _card(cells: list[Cell]) -> None:
+    with st.container(horizontal=True, gap="small"):
+        for text, value, name in cells:
+            st.metric(text, shown(value), help=metric(name).help, width=_CELL_PX)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]:
+    recording, metrics = open_run(Path(directory))
+    gaps = token_gaps(recording)
+    if len(gaps.values):
+        note = "" if gaps.share == 1 else f"of {100 * gaps.share:.0f} % of the requests"
+        spread, values = _Spread("itl_ms", Distribution.of(gaps.values), note), gaps.values
+    else:
+        spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")
+    prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()
+    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording))

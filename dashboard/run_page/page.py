@@ -1,0 +1,126 @@
+"""Run: what one recorded run did over time, what each of its requests went through, and why it is as slow as it is.
+
+The head, the timeline and the lifecycles are always there; of the views below the timeline only the chosen one is made.
+Opens on bundled recordings where there are none of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard.bundled import DEMO, bundled_recordings
+from dashboard.library import RECORDING, calibrations, find
+from dashboard.loading import open_run
+from dashboard.mistake import mistake
+from dashboard.run_page.diagnosis_view import diagnosis_view
+from dashboard.run_page.header import header, headline
+from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
+from dashboard.run_page.metric_table import metric_table
+from dashboard.run_page.prefetch import prefetch
+from dashboard.run_page.request_table import request_table
+from dashboard.run_page.step_time import step_time
+from dashboard.run_page.time_window import Window, over_time, time_window
+from dashboard.url import choose, in_url, named, part_in_url, pick
+from serving.errors import UserError
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+_LONG = 250_000  # steps: of fewer, everything is there in a moment
+_VIEWS = {
+    "requests": "Requests",
+    "steps": "Where step time goes",
+    "diagnosis": "Diagnosis",
+    "metrics": "Every metric",
+}
+
+
+@in_url
+def show(runs: Path) -> None:
+    """The page, over the recordings under `runs`; without any, over those that are bundled."""
+    own = find(runs, RECORDING, named("run"))
+    recordings = own or bundled_recordings()
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    with chooser:
+        name = choose("Recording", list(recordings), "run", lasting=False)
+    try:
+        recording, metrics = open_run(recordings[name])
+        if sum(recording.group_rows("steps")) > _LONG:
+            prefetch(partial(over_time, recording), partial(lifecycle_figures, recording))
+        with title:
+            header(recording, metrics, name, runs)
+        if not own:
+            _bundled(runs)
+        _body(recording, metrics, runs)
+    except UserError as error:
+        mistake(error, runs)
+
+
+def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
+    run = recording.run
+    if run["status"] == "interrupted":
+        st.warning("This run was interrupted; the page shows what there was.", icon=":material/warning:")
+    headline(run, metrics)
+    window = time_window(recording)
+    _view(recording, metrics, runs, window)
+    lifecycles(recording, metrics)
+    _provenance(run)
+
+
+@st.fragment
+@part_in_url
+def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None) -> None:
+    """What is chosen here is drawn anew without the rest of the page."""
+    view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
+    try:
+        if view == "requests":
+            request_table(recording, metrics, window)
+        elif view == "steps":
+            step_time(recording, list(_calibrations(runs).values()))
+        elif view == "diagnosis":
+            diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs))
+        else:
+            metric_table(recording, metrics)
+    except UserError as error:
+        mistake(error, runs)
+
+
+def _calibrations(runs: Path) -> dict[str, Path]:
+    return {**calibrations(runs), "bundled": DEMO / "calibration"}
+
+
+def _bundled(runs: Path) -> None:
+    st.info(
+        f"No recording under `{runs}` yet. What is shown is **bundled**; choose among several above.",
+        icon=":material/inventory_2:",
+    )
+    with st.expander("Record one of your own"):
+        # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
+        st.markdown(
+            "A recording is a directory that the real engine or the simulator writes. The quickest to several is "
+            "`tokentwin demo`. `tokentwin bench --help` says how to record a trace of your own on the real engine, "
+            "`tokentwin simulate --help` how to run it through the simulator."
+        )
+
+
+def _provenance(run: Mapping[str, Any]) -> None:
+    with st.expander("How this was run"):
+        for title in ("deployment", "hardware", "notes"):
+            if run[title]:
+                st.markdown(f"**{title.capitalize()}**")
+                try:
+                    st.json(json.loads(run[title]), expanded=2)
+                except ValueError:
+                    st.text(run[title])
+        st.caption(
+            " · ".join(
+                f"{name} {run[name]}"
+                for name in ("run_id", "version", "seed", "calibration")
+                if run[name] not in (None, "")
+            )
+        )

@@ -1,0 +1,162 @@
+"""The requests of a run: a table of the slowest, and what one of them went through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import streamlit as st
+from numpy.typing import NDArray
+
+from calibration.provenance import of_run
+from dashboard.badge import BARE, figure
+from dashboard.loading import run_colour
+from dashboard.number_columns import number_columns
+from dashboard.run_page import charts as run_charts
+from dashboard.run_page.time_window import Window
+from dashboard.series import column
+from dashboard.shown import NOTHING, shown
+from dashboard.url import choose, go_to, keep, named
+from planning.request_endings import status_word
+from serving.metrics import metric
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+ROWS = 1000
+
+_MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
+_SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
+_REQUEST_COLUMNS = [
+    "request_id",
+    "status",
+    "arrival_ns",
+    "finish_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "preemptions",
+]
+_WATERFALL_COLUMNS = [
+    *_REQUEST_COLUMNS,
+    "replica",
+    "reason",
+    "scheduled_ns",
+    "first_token_ns",
+    "prefix_hit_tokens",
+    "preempted_ns",
+    "token_times_ns",
+]
+
+
+def request_table(recording: Recording, metrics: RunMetrics, window: Window | None) -> None:
+    """The slowest requests of the window by a metric of choice, and the waterfall of the one that is selected."""
+    heading, order = st.columns([3, 1], vertical_alignment="bottom")
+    with order:
+        by = choose("Slowest by", _SHOWN, "by", show=lambda name: metric(name).axis)
+    table = recording.table("requests", _REQUEST_COLUMNS)
+    arrival, finish = column(table, "arrival_ns") / 1e9, column(table, "finish_ns") / 1e9
+    inside = np.ones(table.num_rows, dtype=bool)
+    if window is not None:
+        inside = (arrival <= window[1]) & ~(finish < window[0])
+    rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
+    with heading:
+        st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
+        count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
+        st.caption(
+            f"Showing {count}{'' if window is None else ' in the time window'}. Select one to see where its time went."
+        )
+    if not len(rows):
+        st.info("No request was there in this time window.", icon=":material/filter_alt_off:")
+        return
+    chosen = table.take(pa.array(rows))
+    columns: dict[str, Any] = {
+        "request": chosen["request_id"].to_numpy(),
+        "status": [status_word(status) for status in chosen["status"].to_pylist()],
+        "arrival (s)": arrival[rows],
+        "prompt": chosen["prompt_tokens"].to_numpy(),
+        "output": chosen["output_tokens"].to_numpy(),
+        **{_heading(name): metrics.values(name)[rows] for name in _SHOWN},
+        "preemptions": chosen["preemptions"].to_numpy(),
+    }
+    formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
+    helps = {_heading(name): metric(name).help for name in _SHOWN}
+    key = f"requests-{recording.path}-{by}"
+    st.dataframe(
+        columns,
+        hide_index=True,
+        height=270,
+        placeholder=NOTHING,
+        on_select=lambda: _selected(key, columns["request"]),
+        selection_mode="single-row",
+        key=key,
+        column_config=number_columns(formats, helps),
+    )
+    at = _linked(columns["request"])
+    keep("request", str(columns["request"][at]), str(columns["request"][0]))
+    _waterfall(recording, metrics, int(rows[at]))
+
+
+def slowest(values: NDArray[Any], rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """At most `most` of `rows`, highest value first; those without a value come last, ties in their order."""
+    order = -np.where(np.isnan(values[rows]), -1.0, values[rows])
+    if len(rows) > most:
+        near = order <= np.partition(order, most - 1)[most - 1]
+        rows, order = rows[near], order[near]
+    return rows[np.argsort(order, kind="stable")][:most]
+
+
+def _heading(name: str) -> str:
+    return metric(name).axis.replace(" time", "")
+
+
+def _selected(key: str, ids: np.ndarray[Any, Any]) -> None:
+    rows = st.session_state[key].selection.rows
+    if rows:
+        go_to(request=str(ids[rows[0]]))
+
+
+def _linked(ids: np.ndarray[Any, Any]) -> int:
+    """The row of the request that the URL names, or the first."""
+    found = np.flatnonzero(ids.astype(str) == (named("request") or ""))
+    return int(found[0]) if len(found) else 0
+
+
+def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
+    request = _row(recording, row)
+    intervals: list[tuple[int, int]] = []
+    preempted = request["preempted_ns"] or 0
+    if request["preemptions"]:
+        steps = recording.table("steps", ["replica", "plan_ns", "start_ns", "row_ids", "preempted_ids"])
+        if steps.num_rows <= _MOST_STEPS:
+            intervals = run_charts.preempted_intervals(steps, request["request_id"], request["replica"])
+    facts = [
+        status_word(request["status"]) + (f" ({request['reason']})" if request["reason"] else ""),
+        f"{request['prompt_tokens'] or 0:,} prompt tokens, {request['prefix_hit_tokens'] or 0:,} of them cached",
+        f"{request['output_tokens'] or 0:,} output tokens",
+        *(
+            f"{metric(name).label} {shown(metrics.values(name)[row])} ms"
+            for name in ("ttft_ms", "tpot_ms", "e2e_ms")
+            if np.isfinite(metrics.values(name)[row])
+        ),
+    ]
+    if request["preemptions"]:
+        where = "" if intervals else " (the recording does not tell when)"
+        times = "once" if request["preemptions"] == 1 else f"{request['preemptions']} times"
+        facts.append(f"preempted {times}, for {shown(preempted / 1e6)} ms{where}")
+    with st.container():
+        above = st.container()
+        st.caption(" · ".join(facts))
+        drawn = run_charts.waterfall(request, run_colour(recording), intervals)
+        name, provenance = f"Request {request['request_id']}", of_run(recording.run)
+        figure(drawn, "waterfall", name, provenance, place=above, small=True, menu=BARE)
+
+
+def _row(recording: Recording, row: int) -> dict[str, Any]:
+    """One request, with its tokens: only the row group that it lies in is read."""
+    ends = np.cumsum(recording.group_rows("requests"))
+    group = int(np.searchsorted(ends, row, side="right"))
+    first = int(ends[group - 1]) if group else 0
+    found: dict[str, Any] = (
+        recording.table("requests", _WATERFALL_COLUMNS, [group]).slice(row - first, 1).to_pylist()[0]
+    )
+    return found

@@ -1,0 +1,92 @@
+"""A run over time, and the part of it to look at: a slider, or a box drawn on the plot. The URL has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from calibration.provenance import of_run
+from dashboard.badge import figure
+from dashboard.library import stamp
+from dashboard.loading import open_run, run_colour
+from dashboard.run_page import charts as run_charts
+from dashboard.run_page.fleet_over_time import FleetOverTime
+from dashboard.run_page.held_steps import HeldSteps
+from dashboard.url import interval, set_interval
+from serving.metrics import metric
+from traces.recording import Recording
+
+Window = tuple[float, float]
+
+_PARAMETER = "window"
+_PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
+_BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
+_SUMMED = (
+    "Of several replicas: all together, KV usage of the blocks of those that live, batch tokens the mean of a step. "
+    "The grey line has all requests that came and did not leave: also those at no replica, as none lives or they are "
+    "on their way to one."
+)
+_HELP = "Narrows the plot and the requests; so does a box drawn on the plot."
+
+
+def time_window(recording: Recording) -> Window | None:
+    """The timeline, and the window in seconds that was chosen on it; None for the whole run."""
+    end = round(max((recording.run["duration_ns"] or 0) / 1e9, 0.001), 3)
+    with st.container():
+        return _drawn(recording, end)
+
+
+def _drawn(recording: Recording, end: float) -> Window | None:
+    above, slider, whole = st.columns([3, 3, 1], vertical_alignment="bottom", gap="medium")
+    with slider:
+        chosen = interval("Time window (s)", 0.0, end, _PARAMETER, help=_HELP)
+    window = None if chosen == (0.0, end) else chosen
+    whole.button(
+        "Whole run",
+        on_click=set_interval,
+        args=(0.0, end, _PARAMETER, (0.0, end)),
+        disabled=window is None,
+        width="stretch",
+        key="whole",
+    )
+    plot = _figure(str(recording.path), stamp(recording.path), window)
+    key = f"timeline-{recording.path}-{window}"  # another plot for each window, so that no box is left from the last
+    figure(
+        plot,
+        key,
+        "Over time",
+        of_run(recording.run),
+        "\n\n".join([*(metric(name).help for name in _PANELS), _SUMMED]),
+        place=above,
+        menu=_BAR,
+        on_select=lambda: _brushed(key, end),
+        selection_mode="box",
+    )
+    return window
+
+
+def _brushed(key: str, end: float) -> None:
+    boxes = st.session_state[key].selection.box
+    if boxes:
+        ends = [round(float(at), 3) for at in boxes[0]["x"]]
+        set_interval(0.0, end, _PARAMETER, (min(ends), max(ends)))
+
+
+def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime]:
+    """What the timeline is drawn of, whatever the window: of millions of steps it takes most of the time."""
+    return _over_time(str(recording.path), stamp(recording.path))
+
+
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _over_time(directory: str, stamp: int) -> tuple[HeldSteps, FleetOverTime]:
+    recording, metrics = open_run(Path(directory))
+    return HeldSteps.recorded(recording), FleetOverTime.of(recording.run, metrics)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
+    recording, _ = open_run(Path(directory))
+    plot = run_charts.timeline(*over_time(recording), run_colour(recording), window)
+    return plot.update_layout(dragmode="select", selectdirection="h")

@@ -1,0 +1,1 @@
+"""The Sweeps page: the page, its inputs, its figures and its words."""

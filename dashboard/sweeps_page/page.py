@@ -1,0 +1,219 @@
+"""Sweeps: many simulated runs at once, a metric against what was varied, and SQL over all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import streamlit as st
+
+from dashboard.badge import figure
+from dashboard.downloads import downloads
+from dashboard.library import find, stamp
+from dashboard.mistake import mistake
+from dashboard.sweeps_page import charts as sweep_charts
+from dashboard.sweeps_page.charts import shown
+from dashboard.sweeps_page.query import ROWS, SECONDS, query
+from dashboard.sweeps_page.view import (
+    FIRST,
+    SERIES,
+    drawn,
+    metrics_in_order,
+    numeric,
+    others_in_order,
+    parameters_in_order,
+    provenance,
+    some,
+)
+from dashboard.url import choose, choose_many, fresh_key, go_to, in_url, interval, keep, named, switch
+from planning.exports.sweep import Sweep, SweepView
+from planning.sweep.dataset import ABOUT
+from planning.sweep.results import SweepResults
+from serving.errors import UserError
+from serving.metrics import METRICS
+
+SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
+_SAMPLES = Path(__file__).parents[1] / "samples"
+_MOST = len(sweep_charts.SERIES)
+_LISTED = 30  # values of a parameter up to which they are listed one by one
+_NONE = "nothing"
+
+
+@in_url
+def show(runs: Path) -> None:
+    """The page, over the sweeps under `runs` and one that is bundled."""
+    sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    with chooser:
+        name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
+    with title:
+        st.title("What changes with what", anchor=False)
+    try:
+        found = _load(str(sweeps[name]), stamp(sweeps[name]))
+    except UserError as error:
+        mistake(error, runs)
+        return
+    _summary(found)
+    if not found.complete.num_rows or not found.metrics:
+        st.warning("No run of this sweep came to an end; their errors are below.", icon=":material/warning:")
+        st.dataframe(found.runs.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
+        return
+    left, right = st.columns([2, 5], gap="medium")
+    with left:
+        view = _axes(found)
+        chosen = _filtered(found, view.by, view.values)
+    with right:
+        _plot(found, chosen, view)
+    _table(found, chosen, view.y, name, Sweep(sweeps[name], replace(found, runs=chosen), view))
+    _sql(sweeps[name], found, view.y)
+
+
+@st.cache_resource(max_entries=4, show_spinner="Reading the sweep")
+def _load(directory: str, stamp: int) -> SweepResults:
+    return SweepResults.load(Path(directory))
+
+
+def _summary(found: SweepResults) -> None:
+    failed = found.runs.num_rows - found.complete.num_rows
+    runs = f"{found.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
+    varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
+    st.caption(f"{runs} · varied: {varied or 'nothing'}")
+
+
+def _axes(found: SweepResults) -> SweepView:
+    y = choose("Metric", metrics_in_order(found), "y", show=found.metrics.__getitem__)
+    likely = parameters_in_order(found)
+    x = choose("Against", likely, "x", help="Other parameters and seeds that are not filtered: median and whole range.")
+    by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
+    if by == _NONE:
+        return SweepView(y, x, None, [None], switch("Log metric", "log"))
+    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=SERIES)
+    return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
+
+
+def _several(
+    name: str, found: SweepResults, parameter: str, help: str | None = None, most: int | None = None
+) -> list[Any]:
+    """Some values of a parameter; without the query parameter all, or `most` of them from the first to the last."""
+    options = {shown(value): value for value in found.values(name)}
+    otherwise = some(list(options), most) if most else list(options)
+    return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
+
+
+def _filtered(found: SweepResults, by: str | None, values: Sequence[Any]) -> pa.Table:
+    """The runs that are left when every other parameter has one of its chosen values."""
+    table = found.complete
+    if by is not None:
+        table = table.filter(pc.is_in(table[by], pa.array(values, table[by].type)))
+    with st.expander("Filter", icon=":material/filter_alt:"):
+        for name in found.parameters:
+            options = [value for value in found.values(name) if value is not None]
+            if name == by or len(options) < 2:
+                continue
+            if len(options) > _LISTED and numeric(found, name):
+                low, high = interval(name, float(options[0]), float(options[-1]), f"only_{name}")
+                table = table.filter(pc.and_(pc.greater_equal(table[name], low), pc.less_equal(table[name], high)))
+            else:
+                kept = _several(name, found, f"only_{name}")
+                table = table.filter(pc.is_in(table[name], pa.array(kept, table[name].type)))
+    return table
+
+
+def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
+    if not chosen.num_rows:
+        st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
+        return
+    figure(
+        drawn(found, chosen, view),
+        "metric",
+        f"{found.metrics[view.y]} against {view.x}",
+        provenance(chosen),
+        _help(view.y),
+    )
+
+
+def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Sweep) -> None:
+    heading, save = st.columns([4, 1], vertical_alignment="bottom")
+    with heading:
+        st.subheader("Runs", anchor=False)
+        st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
+    with save, st.container(horizontal_alignment="right"):
+        downloads(source, name)
+    metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
+    rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
+    ids, key = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist())), f"runs-{name}"
+    st.dataframe(
+        rows.to_pandas(),
+        hide_index=True,
+        height=280,
+        on_select=lambda: _selected(key, ids),
+        selection_mode="single-row",
+        key=key,
+        column_config={
+            column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
+            for column in metrics
+        },
+    )
+    picked = named("of_run")
+    if picked in ids:
+        keep("of_run", picked)
+        st.caption(f"run {picked}")
+        st.json(json.loads(chosen["config"][ids.index(picked)].as_py()), expanded=2)
+
+
+def _selected(key: str, ids: list[str]) -> None:
+    rows = st.session_state[key].selection.rows
+    if rows:
+        go_to(of_run=ids[rows[0]])
+
+
+def _sql(directory: Path, found: SweepResults, y: str) -> None:
+    st.subheader(
+        "Ask in SQL",
+        anchor=False,
+        help=f"DuckDB reads the table `runs`, and nothing else: no files, no network, {SECONDS} s, {ROWS:,} rows. "
+        "Columns: parameters as above, metrics as in the glossary, with `_p99` and so on.",
+    )
+    group = ", ".join(found.parameters[:2]) or "status"
+    suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
+    asked = named("sql") or ""
+    key = fresh_key("query", "sql")
+    with st.form("sql", border=False):
+        sql = st.text_area("Query", asked or suggested, height=120, label_visibility="collapsed", key=key)
+        if st.form_submit_button("Run", icon=":material/play_arrow:"):
+            asked = sql
+    if not asked:
+        return
+    keep("sql", asked)
+    try:
+        answer = _answer(str(directory), stamp(directory), asked)
+    except UserError as error:
+        mistake(error.remedy)
+        return
+    st.dataframe(_plain(answer), hide_index=True)
+    cut = f"the first {ROWS:,} rows" if answer.num_rows == ROWS else f"{answer.num_rows:,} rows"
+    st.caption(cut if answer.num_rows != 1 else "1 row")
+
+
+@st.cache_data(max_entries=32, show_spinner="Running the query")
+def _answer(directory: str, stamp: int, sql: str) -> pa.Table:
+    return query(_load(directory, stamp).runs, sql)
+
+
+def _plain(answer: pa.Table) -> pd.DataFrame:
+    """With sums of integers, which DuckDB makes decimals, as numbers, and nested values as text."""
+    for at, field in enumerate(answer.schema):
+        if pa.types.is_decimal(field.type):
+            answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))
+    return answer.to_pandas()
+
+
+def _help(column: str) -> str | None:
+    known = METRICS.get(column) or METRICS.get(column.rpartition("_")[0])
+    return known.help if known else None

@@ -1,0 +1,261 @@
+"""Figures of the Trust page: how far the simulator is from the real engine. Data in, Plotly figure out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from calibration.validation.report import RunRow
+from dashboard.log_axis import log_axis
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
+from dashboard.series import thin
+from serving.metrics import axis_of, label_of
+from traces.ecdf import Floats, ecdf
+
+REGIMES = ("prefill", "decode", "mixed")
+_POINTS = 1500
+
+
+def cdfs(
+    real: Sequence[Mapping[str, NDArray[Any]]],
+    simulated: Mapping[str, NDArray[Any]] | None,
+    metrics: Sequence[str],
+    log_x: bool = False,
+) -> go.Figure:
+    """The distribution of each metric side by side: a line for every real repeat, one for the simulation.
+
+    `real` and `simulated` map metric names to values, one a request, NaN where there is none.
+    """
+    figure = make_subplots(cols=len(metrics), shared_yaxes=True, horizontal_spacing=0.035)
+    repeats = f"real, {len(real)} repeats" if len(real) > 1 else "real"
+    lines = [(run, repeats, REAL, 1.6, 0.75) for run in real]
+    if simulated is not None:
+        lines.append((simulated, "simulated", SIMULATED, 2.4, 1.0))
+    named: set[str] = set()
+    for values, name, colour, width, opacity in lines:
+        for at, metric in enumerate(metrics, start=1):
+            x, y = ecdf(np.asarray(values.get(metric, np.empty(0)), dtype=np.float64))
+            if not len(x):
+                continue
+            figure.add_scatter(
+                x=x,
+                y=y,
+                mode="lines",
+                line={"color": colour, "width": width, "shape": "hv"},
+                opacity=opacity,
+                name=name,
+                legendgroup=name,
+                showlegend=name not in named,
+                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
+                row=1,
+                col=at,
+            )
+            named.add(name)
+    if not named:
+        return empty("No finished requests to compare", 380)
+    for at, metric in enumerate(metrics, start=1):
+        figure.update_xaxes(title_text=axis_of(metric), type="log" if log_x else "linear", row=1, col=at)
+        if not log_x:
+            figure.update_xaxes(range=[0, _reach([values.get(metric) for values, *_ in lines])], row=1, col=at)
+    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, 380)
+
+
+def errors(rows: Sequence[RunRow]) -> go.Figure:
+    """The simulator's error on each statistic as a bar, over the band within which real repeats differ.
+
+    A whisker is the simulated 90 % band: where it reaches the zero line, it holds the real number.
+    """
+    shown = [row for row in rows if row.error_pct is not None]
+    if not shown:
+        return empty("The report compares no run metrics", 340)
+    panels = _panels(shown)
+    figure = make_subplots(
+        cols=len(panels),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        column_widths=[len(entries) + 0.6 for entries in panels.values()],
+    )
+    for at, (panel, entries) in enumerate(panels.items(), start=1):
+        for x, row in enumerate(entries.values()):
+            if row.floor_pct is not None:
+                figure.add_shape(_floor(x, abs(row.floor_pct)), row=1, col=at)
+        figure.add_trace(_error_bars(list(entries.values()), first=at == 1), row=1, col=at)
+        figure.update_xaxes(
+            title_text=label_of(panel),
+            tickvals=list(range(len(entries))),
+            ticktext=list(entries),
+            range=[-0.6, len(entries) - 0.4],
+            showgrid=False,
+            row=1,
+            col=at,
+        )
+    if any(row.floor_pct is not None for row in shown):
+        floor = {"symbol": "square", "size": 12, "color": tint(REAL, 0.45)}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=floor, name="real against real (the floor)")
+    if any(row.low is not None for row in shown):
+        whisker = {"symbol": "line-ns", "size": 12, "line": {"width": 1.5, "color": NEUTRAL}}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=whisker, name="90 % band")
+    reach = max(abs(end) for row in shown for end in (row.error_pct or 0, row.floor_pct or 0, *_ends_pct(row)))
+    figure.update_yaxes(range=[-1.25 * reach - 0.5, 1.25 * reach + 0.5], zeroline=True, zerolinecolor=NEUTRAL)
+    figure.update_yaxes(title_text="error (%)", row=1, col=1)
+    return finish(figure, 340)
+
+
+def _panels(rows: Sequence[RunRow]) -> dict[str, dict[str, RunRow]]:
+    """The rows by panel and label: a metric's statistics, and all metrics that have but one, the throughputs."""
+    counts = Counter(row.metric for row in rows)
+    panels: dict[str, dict[str, RunRow]] = {}
+    for row in rows:
+        alone = counts[row.metric] == 1
+        label = row.metric.removesuffix("_throughput") if alone else row.stat
+        panels.setdefault("throughput" if alone else row.metric, {})[label] = row
+    return panels
+
+
+def _floor(x: int, floor_pct: float) -> dict[str, Any]:
+    """The band behind bar number `x` within which real repeats differ."""
+    return {
+        "type": "rect",
+        "x0": x - 0.44,
+        "x1": x + 0.44,
+        "y0": -floor_pct,
+        "y1": floor_pct,
+        "line": {"width": 0},
+        "fillcolor": tint(REAL, 0.28),
+        "layer": "below",
+    }
+
+
+def _error_bars(rows: Sequence[RunRow], first: bool) -> go.Bar:
+    """A panel's bars; the `first` one's stand in the legend for all."""
+    return go.Bar(
+        x=list(range(len(rows))),
+        y=[row.error_pct for row in rows],
+        marker_color=SIMULATED,
+        width=0.42,
+        name="error of the simulation",
+        legendgroup="error",
+        showlegend=first,
+        error_y=_whiskers(rows),
+        customdata=[
+            [
+                label_of(row.metric),
+                row.stat,
+                _figure(row.real),
+                _figure(row.simulated),
+                "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
+                "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
+            ]
+            for row in rows
+        ],
+        hovertemplate="<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, "
+        "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>",
+        text=[f"{row.error_pct:+.1f}" for row in rows],
+        textposition="outside" if all(row.low is None for row in rows) else "none",
+        cliponaxis=False,
+    )
+
+
+def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
+    """Each held-out step's error against its measured time, a panel for each regime, with median and p5-p95."""
+    regime = np.asarray(regime)
+    measured, predicted = np.asarray(measured_ns, dtype=np.float64), np.asarray(predicted_ns, dtype=np.float64)
+    known = np.isfinite(measured) & np.isfinite(predicted) & (measured > 0)
+    regime, measured, predicted = regime[known], measured[known], predicted[known]
+    names = [name for name in REGIMES if (regime == name).any()]
+    names += sorted(set(regime.tolist()) - set(names))
+    if not names:
+        return empty("The report holds no held-out steps", 340)
+    figure = make_subplots(cols=len(names), shared_yaxes=True, horizontal_spacing=0.035)
+    error = 100.0 * (predicted - measured) / measured
+    for at, name in enumerate(names, start=1):
+        mine = np.flatnonzero(regime == name)
+        times_ms = measured[mine] / 1e6
+        for trace in _residual_panel(times_ms, error[mine], first=at == 1):
+            figure.add_trace(trace, row=1, col=at)
+        low, high = float(times_ms.min()), float(times_ms.max())
+        axis = log_axis(low, high) if high > 30 * low else {"range": [0, _reach([times_ms])]}
+        figure.update_xaxes(**axis, title_text=f"{name}: measured step time (ms)", row=1, col=at)
+    bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
+    figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
+    figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)
+    return finish(figure, 340)
+
+
+def _residual_panel(times_ms: Floats, error_pct: Floats, first: bool) -> list[go.Scatter]:
+    """Dots of one regime, their median and p5 to p95; the `first` panel's stand in the legend for all."""
+    shown = thin(len(times_ms), _POINTS)
+    low, middle, high = np.percentile(error_pct, [5, 50, 95], method="inverted_cdf")
+    ends = [float(times_ms.min()), float(times_ms.max())]
+    return [
+        go.Scatter(
+            x=times_ms[shown],
+            y=error_pct[shown],
+            mode="markers",
+            marker={"color": SIMULATED, "size": 5, "opacity": 0.4},
+            name="a held-out step",
+            showlegend=first,
+            hovertemplate="measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>",
+        ),
+        go.Scatter(
+            x=ends,
+            y=[middle, middle],
+            mode="lines",
+            line={"color": SIMULATED, "width": 2.2},
+            name="median",
+            showlegend=first,
+            hovertemplate="median %{y:+.1f} %<extra></extra>",
+        ),
+        go.Scatter(
+            x=[*ends, *reversed(ends)],
+            y=[low, low, high, high],
+            fill="toself",
+            mode="none",
+            fillcolor=tint(SIMULATED, 0.14),
+            name="p5 to p95",
+            showlegend=first,
+            hoverinfo="skip",
+        ),
+    ]
+
+
+def _reach(distributions: Sequence[NDArray[Any] | None]) -> float:
+    """Where a linear axis ends: past every p99, but not so far that one straggler flattens the rest."""
+    known = [values[np.isfinite(values)] for values in distributions if values is not None]
+    known = [values for values in known if len(values)]
+    tails = [float(np.percentile(values, 99, method="inverted_cdf")) for values in known]
+    return min(max(float(values.max()) for values in known), 1.3 * max(tails)) * 1.03 if known else 1.0
+
+
+def _ends_pct(row: RunRow) -> tuple[float, ...]:
+    """The ends of the band in percent of the real number; none where there is no band."""
+    if row.low is None or row.high is None or not row.real:
+        return ()
+    return tuple(100 * (end - row.real) / row.real for end in (row.low, row.high))
+
+
+def _whiskers(rows: Sequence[RunRow]) -> dict[str, Any] | None:
+    ends = [_ends_pct(row) or (row.error_pct or 0.0,) * 2 for row in rows]
+    if not any(_ends_pct(row) for row in rows):
+        return None
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - (row.error_pct or 0.0) for row, (_, high) in zip(rows, ends, strict=True)],
+        "arrayminus": [(row.error_pct or 0.0) - low for row, (low, _) in zip(rows, ends, strict=True)],
+        "color": NEUTRAL,
+        "thickness": 1.5,
+        "width": 5,
+    }
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.4g}"

@@ -1,0 +1,138 @@
+"""Where predictions rest on measurements, drawn: orange was measured, grey was not, and the run in question on top."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboard.palette import ALARM, NEUTRAL, REAL, finish, tint
+from dashboard.series import thin
+from dashboard.trust_page.domain import NO_ROWS, Domain, Map
+
+_POINTS = 1200
+_FAR = 3.0  # doublings beyond what was measured at which grey is at its darkest
+_VAGUE = 50.0  # percent; the scale of the Calibration page
+_OUTLINE = {"width": 0.7, "color": "rgba(20, 26, 38, 0.7)"}  # so that a real step stands out from what was measured
+_DECADES = (1, 10, 100, 1_000, 10_000)
+
+
+def domain_maps(domain: Domain, name: str, colour: str) -> go.Figure:
+    """Decode steps and steps with prompts, side by side; `name` and `colour` are those of the run marked on them."""
+    figure = make_subplots(cols=2, horizontal_spacing=0.15, subplot_titles=("Decode steps", "Steps with prompts"))
+    for at, panel in enumerate((domain.decode, domain.prompts), start=1):
+        for trace in (*_ground(panel, domain.counted), *_marks(panel, name, colour, at == 1)):
+            figure.add_trace(trace, row=1, col=at)
+        figure.update_xaxes(title_text=panel.x_title, row=1, col=at, **_log(panel.x))
+        figure.update_yaxes(title_text=panel.y_title, row=1, col=at, **_log(panel.y))
+    figure.update_yaxes(tickvals=[NO_ROWS, *_powers(domain.prompts.y)], ticktext=_no_rows(domain.prompts.y), col=2)
+    figure.update_layout(coloraxis=_measured_axis(domain) if domain.counted else _known_axis())
+    finish(figure, 420)
+    figure.update_layout(margin_t=64, legend_y=1.1)
+    return figure
+
+
+def _ground(panel: Map, counted: bool) -> list[Any]:
+    where = f"{panel.x_title} %{{x:.3~g}}<br>{panel.y_title} %{{y:.3~g}}"
+    if counted:
+        known, told = np.log10(np.maximum(panel.known, 0.3)), "%{customdata:,} steps measured"
+        with np.errstate(invalid="ignore"):
+            darkness, beyond = np.log2(panel.outside) / _FAR, "%{customdata:.1f} times beyond what was measured"
+    else:
+        known, told = panel.known, "kernels known to ± %{customdata:.0f} %"
+        darkness, beyond = panel.outside / _VAGUE, "extrapolated, ± %{customdata:.0f} %"
+    dark = np.clip(np.where(np.isnan(panel.outside), np.nan, darkness), 0, 1)
+    common = {"x": panel.x, "y": panel.y, "hoverongaps": False}
+    return [
+        go.Heatmap(
+            **common,
+            z=dark,
+            zmin=0,
+            zmax=1,
+            colorscale=[[0, tint(NEUTRAL, 0.16)], [1, tint(NEUTRAL, 0.55)]],
+            showscale=False,
+            customdata=np.where(np.isinf(panel.outside), 999, panel.outside),
+            hovertemplate=f"{where}<br>{beyond}<extra></extra>",
+        ),
+        go.Heatmap(
+            **common,
+            z=known,
+            coloraxis="coloraxis",
+            customdata=panel.known,
+            hovertemplate=f"{where}<br>{told}<extra></extra>",
+        ),
+    ]
+
+
+def _marks(panel: Map, name: str, colour: str, first: bool) -> list[go.Scatter]:
+    traces = []
+    cross = {"color": ALARM, "size": 7, "symbol": "x-thin", "line": {"width": 1.6, "color": ALARM}}
+    for out, label, marker in (
+        (False, name, {"color": colour, "size": 5.5, "opacity": 0.8, "line": _OUTLINE}),
+        (True, f"{name}, outside", cross),
+    ):
+        mine: NDArray[Any] = panel.points[panel.out == out]
+        mine = mine[thin(len(mine), _POINTS)]
+        traces.append(
+            go.Scatter(
+                x=mine[:, 0] if len(mine) else [None],
+                y=mine[:, 1] if len(mine) else [None],
+                mode="markers",
+                marker=marker,
+                name=label,
+                legendgroup=label,
+                showlegend=first,
+                hovertemplate=f"{panel.x_title} %{{x:,}}<br>{panel.y_title} %{{y:,.4~g}}<extra>{label}</extra>",
+            )
+        )
+    return traces
+
+
+def _measured_axis(domain: Domain) -> dict[str, Any]:
+    most = max(1.0, *(float(np.nanmax(panel.known, initial=1.0)) for panel in (domain.decode, domain.prompts)))
+    ticks = [0.3, *(decade for decade in _DECADES if decade <= most)]
+    return {
+        "colorscale": [[0, tint(REAL, 0.14)], [1, tint(REAL, 0.95)]],
+        "cmin": float(np.log10(0.3)),
+        "cmax": float(np.log10(max(most, 2))),
+        "colorbar": {
+            "title": {"text": "steps measured", "side": "right"},
+            "thickness": 12,
+            "len": 0.9,
+            "tickvals": np.log10(ticks).tolist(),
+            "ticktext": ["0", *(f"{decade:,}" for decade in ticks[1:])],
+        },
+    }
+
+
+def _known_axis() -> dict[str, Any]:
+    return {
+        "colorscale": [[0, tint(REAL, 0.95)], [1, tint(REAL, 0.14)]],
+        "cmin": 0,
+        "cmax": _VAGUE,
+        "colorbar": {"title": {"text": "kernels known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
+    }
+
+
+def _log(edges: NDArray[Any]) -> dict[str, Any]:
+    return {
+        "type": "log",
+        "range": np.log10([edges[0], edges[-1]]).tolist(),
+        "tickvals": _powers(edges),
+        "ticktext": [f"{power:,}" for power in _powers(edges)],
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def _powers(edges: NDArray[Any]) -> list[int]:
+    """Powers of two to label: few enough to be read."""
+    every = [2**exponent for exponent in range(int(np.log2(edges[-1])) + 1)]
+    return every if len(every) <= 7 else every[::2]
+
+
+def _no_rows(edges: NDArray[Any]) -> list[str]:
+    return ["none", *(f"{power:,}" for power in _powers(edges))]

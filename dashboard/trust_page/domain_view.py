@@ -1,0 +1,94 @@
+"""The Trust page on what was measured: the calibrated domain, and the steps of one run marked on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from calibration.provenance import Provenance
+from calibration.steps.coverage import shown_share
+from dashboard.badge import figure
+from dashboard.library import stamp
+from dashboard.mistake import mistake
+from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.trust_page.domain import Domain, domain
+from dashboard.trust_page.domain_charts import domain_maps
+from dashboard.trust_page.domain_source import timed_by
+from dashboard.url import choose, forget, moved
+from planning.repricing import Source
+from serving.errors import UserError
+from traces.recording import Recording
+
+_TITLE = "What was measured, and where this run goes"
+_HELP = (
+    "Orange was measured. In grey, times are extrapolated: nothing alike was. A cross is a step of the run that lies "
+    "outside, be it in a dimension that is not drawn."
+)
+
+
+def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
+    """The maps behind one of `recordings`: of the report of this name that in `first`, and in doubt its calibration."""
+    with st.container():
+        _marked(runs, recordings, report, first, calibration)
+
+
+def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
+    above, chooser = st.columns([3, 2], vertical_alignment="bottom")
+    if not recordings:
+        above.subheader(_TITLE, anchor=False)
+        st.caption("No recording to mark.")
+        return
+    names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
+    with chooser:
+        _forget_another_reports(report)
+        name = choose("Run in question", names, "scenario", lasting=False)
+    try:
+        recording = Recording.load(recordings[name])
+        source = timed_by(recording, runs, calibration)
+        if source is None:
+            above.subheader(_TITLE, anchor=False)
+            st.caption(_unknown(recording, name, runs))
+            return
+        made = Path(source.calibration) if source.calibration else recordings[name]
+        found = _domain(str(recordings[name]), (stamp(recordings[name]), stamp(made)), source)
+    except UserError as error:
+        above.subheader(_TITLE, anchor=False)
+        mistake(error, runs)
+        return
+    provenance = _in_words(found, name)
+    clock = recording.run["clock"]
+    label = f"{CLOCK_NAME.get(clock, 'recorded')} step"
+    figure(domain_maps(found, label, CLOCK.get(clock, NEUTRAL)), "domain", _TITLE, provenance, _HELP, place=above)
+    st.caption(f"Behind it: {found.about}.")
+
+
+def _forget_another_reports(report: str) -> None:
+    """Another report asks about its own run; a link says which run, whatever the report."""
+    if st.session_state.get("scenario_of", report) != report and not moved("scenario"):
+        forget("scenario")
+    st.session_state["scenario_of"] = report
+
+
+def _unknown(recording: Recording, name: str, runs: Path) -> str:
+    if recording.run["clock"] == "virtual":
+        behind = recording.run["calibration"] or "without an id"
+        return f"The steps of *{name}* were timed by a calibration ({behind}) that is not under `{runs}`: no domain."
+    return f"No calibration of the engine that ran *{name}* lies under `{runs}`: no domain."
+
+
+def _in_words(found: Domain, name: str) -> Provenance:
+    """Said on the page; how the run stands."""
+    if found.beyond.steps:
+        st.markdown(
+            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of *{name}* lie outside, "
+            f"{shown_share(found.beyond.time)} of their time; most by {found.reason}."
+        )
+    else:
+        st.markdown(f"**All {found.counted_steps}** of *{name}* lie inside.")
+    return found.provenance
+
+
+@st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured")
+def _domain(recording: str, stamps: tuple[int, int], source: Source) -> Domain:
+    return domain(Recording.load(recording), source)

@@ -1,0 +1,145 @@
+"""Published engines against their predictions: the error of every figure, by source, over the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish
+from dashboard.trust_page.external_results import Column, Figure, Source
+
+_RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
+_FAMILIES = (  # what a figure's name begins with, by the panel it belongs to
+    ("TTFT", ("ttft_ms",)),
+    ("TPOT", ("tpot_ms",)),
+    ("E2E", ("e2e_ms",)),
+    ("throughput, makespan", _RATES),
+    ("steps", ("p50_ms", "p95_ms", "total_s")),  # their targets are of single steps, not of these
+)
+_EDGE = 60.0  # percent at which the axis ends: what lies beyond stands at its edge
+_SPREAD = 0.32  # of the height of a row, so that dots do not hide each other
+
+
+def errors_by_source(cases: Sequence[Source], column: Column) -> go.Figure:
+    """A dot for each figure, a panel for each kind, a row for each source; short lines are how close it should come."""
+    shown = [(title, names) for title, names in _FAMILIES if any(_rows(case, names, column) for case in cases)]
+    if not shown:
+        return empty("No source has such figures", 300)
+    titles = [title for title, _ in shown]
+    figure = make_subplots(cols=len(shown), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles)
+    labelled: set[str] = set()
+    for at, (_, names) in enumerate(shown, start=1):
+        for place, case in enumerate(cases):
+            rows = _rows(case, names, column)
+            for covered in (True, False):
+                mine = [row for row in rows if (row.covered or column == "anchored") == covered]
+                _dots(figure, at, place, case, mine, column, covered, labelled)
+            _targets(figure, at, place, case, names, column, labelled)
+        figure.update_xaxes(
+            title_text="error (%)",
+            range=[-_EDGE * 1.08, _EDGE * 1.08],
+            tickvals=[-50, -25, 0, 25, 50],
+            zeroline=True,
+            zerolinecolor=NEUTRAL,
+            row=1,
+            col=at,
+        )
+    figure.update_yaxes(
+        tickvals=list(range(len(cases))),
+        ticktext=[case.name for case in cases],
+        range=[len(cases) - 0.45, -0.55],
+        showgrid=False,
+        zeroline=False,
+    )
+    finish(figure, 110 + 62 * len(cases))
+    figure.update_layout(margin_t=64, legend_y=1.14)
+    return figure
+
+
+def _rows(case: Source, names: Sequence[str], column: Column) -> list[Figure]:
+    return [row for row in case.rows if row.figure.split(".")[0] in names and row.error_pct(column) is not None]
+
+
+def _dots(
+    figure: go.Figure,
+    at: int,
+    place: int,
+    case: Source,
+    mine: Sequence[Figure],
+    column: Column,
+    covered: bool,
+    labelled: set[str],
+) -> None:
+    if not mine:
+        return
+    errors = np.array([row.error_pct(column) for row in mine], dtype=np.float64)
+    beyond = np.abs(errors) > _EDGE
+    edge = np.where(errors > 0, "triangle-right", "triangle-left")
+    name = "anchored" if column == "anchored" else "in its 90 % interval" if covered else "outside it"
+    figure.add_scatter(
+        x=np.clip(errors, -_EDGE, _EDGE),
+        y=place + _SPREAD * _spread(len(mine), covered),
+        mode="markers",
+        marker={
+            "color": SIMULATED if covered else NEUTRAL,
+            "size": 6 if len(mine) < 60 else 4.5,
+            "opacity": 0.85 if len(mine) < 60 else 0.5,
+            "symbol": np.where(beyond, edge, "circle"),
+        },
+        name=name,
+        legendgroup=name,
+        showlegend=name not in labelled,
+        customdata=[[row.run, row.figure, f"{row.measured:,.4g}", _predicted(row, column), _signed(e)]
+                    for row, e in zip(mine, errors, strict=True)],
+        hovertemplate=f"<b>{case.name}</b>, %{{customdata[0]}}<br>%{{customdata[1]}}: measured %{{customdata[2]}}, "
+        "predicted %{customdata[3]} (%{customdata[4]} %)<extra></extra>",
+        row=1,
+        col=at,
+    )  # fmt: skip
+    labelled.add(name)
+
+
+def _targets(
+    figure: go.Figure,
+    at: int,
+    place: int,
+    case: Source,
+    names: Sequence[str],
+    column: Column,
+    labelled: set[str],
+) -> None:
+    bounds = {t.within_pct for t in case.targets if t.column == column and t.figure.split(".")[0] in names}
+    ends: list[Any] = [end for bound in sorted(bounds) if 0 < bound <= _EDGE for end in (-bound, bound)]
+    if not ends:
+        return
+    figure.add_scatter(
+        x=[x for end in ends for x in (end, end, None)],
+        y=[y for _ in ends for y in (place - 0.42, place + 0.42, None)],
+        mode="lines",
+        line={"color": REAL, "width": 2},
+        name="target",
+        legendgroup="target",
+        showlegend="target" not in labelled,
+        hovertemplate="within ± %{x:.4~g} %<extra>target</extra>",
+        row=1,
+        col=at,
+    )
+    labelled.add("target")
+
+
+def _spread(count: int, covered: bool) -> np.ndarray[Any, Any]:
+    """Places across the row, the same every time: multiples of the golden ratio, which never cluster."""
+    return 2.0 * ((np.arange(count) + (0.5 if covered else 0.0)) * 0.6180339887498949 % 1.0) - 1.0
+
+
+def _predicted(row: Figure, column: Column) -> str:
+    value = row.blind if column == "blind" else row.anchored
+    return "unknown" if value is None else f"{value:,.4g}"
+
+
+def _signed(error: float) -> str:
+    return f"{error:+.1f}"

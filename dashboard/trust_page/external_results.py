@@ -1,0 +1,130 @@
+"""Rung 4 as `tokentwin validate external -o DIR` writes it: `external.json`, read here and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dashboard.bundled import EXTERNAL_SAMPLE
+from dashboard.library import find
+from serving.deployments.config import parse
+from serving.errors import UserError
+
+EXTERNAL = "external.json"
+Column = Literal["blind", "anchored"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Target(_Part):
+    """How close a figure should come, in percent of the measured, and how close it came."""
+
+    figure: str
+    within_pct: float
+    column: Column = "blind"
+    over: str = "each"
+    error_pct: float
+    at: str = ""
+    met: bool
+
+
+class Figure(_Part):
+    """One figure of one published run; errors in percent of the measured."""
+
+    run: str
+    figure: str
+    measured: float
+    blind: float
+    low: float
+    high: float
+    anchored: float | None = None
+    floor_pct: float | None = None
+    blind_error_pct: float
+    anchored_error_pct: float | None = None
+    covered: bool
+
+    def error_pct(self, column: Column) -> float | None:
+        return self.blind_error_pct if column == "blind" else self.anchored_error_pct
+
+
+class Source(_Part):
+    """A published measurement: what ran, who says so, and what was predicted of it."""
+
+    name: str
+    title: str
+    source: str
+    engine: str
+    gpu: str
+    standing: str
+    why: str
+    targets: list[Target] = []
+    rows: list[Figure] = []
+
+    @property
+    def covered(self) -> int:
+        """How many figures lie in their 90 % interval."""
+        return sum(row.covered for row in self.rows)
+
+    def median_error_pct(self, family: str, column: Column) -> float | None:
+        """The median absolute error of the figures that begin with `family`."""
+        return _median_error_pct(self.rows, family, column)
+
+
+class External(_Part):
+    """All sources of one run of the command."""
+
+    created: str = ""
+    version: str = ""
+    cases: list[Source] = Field(min_length=1)
+
+    @property
+    def targets(self) -> list[Target]:
+        return [target for case in self.cases for target in case.targets]
+
+    @property
+    def figures(self) -> int:
+        return sum(len(case.rows) for case in self.cases)
+
+    @property
+    def covered(self) -> int:
+        """How many figures of all sources lie in their 90 % interval."""
+        return sum(case.covered for case in self.cases)
+
+    def on(self, gpu: str) -> External | None:
+        """The sources that ran on this GPU; None if there are none."""
+        cases = [case for case in self.cases if case.gpu == gpu]
+        return self.model_copy(update={"cases": cases}) if cases else None
+
+    def median_error_pct(self, family: str, column: Column = "blind") -> float | None:
+        """The median absolute error of all sources' figures that begin with `family`."""
+        return _median_error_pct([row for case in self.cases for row in case.rows], family, column)
+
+
+def _median_error_pct(rows: Sequence[Figure], family: str, column: Column) -> float | None:
+    errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
+    known = [abs(error) for error in errors if error is not None]
+    return median(known) if known else None
+
+
+def newest_external(runs: Path) -> External:
+    """The newest results under `runs`, or the bundled ones. Raises UserError, one line, when they are damaged."""
+    return load_external(next(iter(find(runs, EXTERNAL).values()), EXTERNAL_SAMPLE))
+
+
+def load_external(directory: Path) -> External:
+    """The results in `directory`. Raises UserError, one line, when they are missing or damaged."""
+    name = f"{directory.name}/{EXTERNAL}"
+    try:
+        data = json.loads((directory / EXTERNAL).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("external", name, f"cannot be read ({error}); run tokentwin validate external again") from None
+    except ValueError as error:
+        raise UserError("external", name, f"is not JSON ({error}); run tokentwin validate external again") from None
+    return parse(External, data, where=name)

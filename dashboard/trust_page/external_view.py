@@ -1,0 +1,121 @@
+"""The Trust page on engines nobody here wrote: what was published, what is predicted of it, and how far off that is."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import streamlit as st
+
+from calibration.provenance import noted, weakest
+from dashboard.badge import figure
+from dashboard.shown import when
+from dashboard.trust_page.external_charts import errors_by_source
+from dashboard.trust_page.external_results import Column, External, Source
+from dashboard.url import pick
+from serving.metrics import METRICS
+
+_COLUMN = {"blind": "Blind", "anchored": "Anchored"}
+
+
+_HELP = (
+    "Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and runs of other "
+    "sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two fitted on one run of "
+    "the source, which is then left out of the score. Errors are predicted against measured; a triangle at the edge is "
+    "farther off."
+)
+
+
+def show_external(external: External) -> None:
+    """Errors by source over their targets, then every source and every figure as tables."""
+    with st.container():
+        column = _errors(external)
+    _tables(external, column)
+
+
+def _errors(external: External) -> Column:
+    """The figure, and the prediction that was chosen for it."""
+    above, chooser = st.columns([3, 1], vertical_alignment="bottom")
+    with chooser:
+        chosen = pick("Prediction", list(get_args(Column)), "prediction", show=_COLUMN.__getitem__)
+    column: Column = "anchored" if chosen == "anchored" else "blind"
+    shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
+    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in shown)
+    provenance = weakest((noted(mark, "the source does not say") for mark in marks), "sources")
+    figure(errors_by_source(shown, column), "external", "Published engines, predicted", provenance, _HELP, place=above)
+    return column
+
+
+def _tables(external: External, column: Column) -> None:
+    st.dataframe(
+        [_source(case, column) for case in external.cases],
+        hide_index=True,
+        column_config={
+            name: st.column_config.NumberColumn(format="%.1f %%") for name in ("TTFT", "TPOT", "E2E", "in 90 % band")
+        }
+        | {"source": st.column_config.TextColumn(width="medium")},
+        placeholder="–",
+    )
+    st.caption(
+        f"TTFT, TPOT and E2E are medians of the absolute error, {column}. Made by `tokentwin validate external`, "
+        f"{when(external.created) or 'undated'}."
+    )
+    targets, figures = st.columns(2)
+    with targets.expander("Targets"):
+        st.dataframe([row for case in external.cases for row in _targets(case)], hide_index=True)
+    with figures.expander("Every figure"):
+        st.dataframe([row for case in external.cases for row in _figures(case)], hide_index=True)
+
+
+def _source(case: Source, column: Column) -> dict[str, object]:
+    return {
+        "run": case.name,
+        "TTFT": case.median_error_pct("ttft_ms", column),
+        "TPOT": case.median_error_pct("tpot_ms", column),
+        "E2E": case.median_error_pct("e2e_ms", column),
+        "in 90 % band": 100 * case.covered / len(case.rows) if case.rows else None,
+        "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
+        "standing": case.standing,
+        "engine": case.engine,
+        "GPU": case.gpu,
+        "what was run": case.title,
+        "source": case.source,
+    }
+
+
+def _targets(case: Source) -> list[dict[str, object]]:
+    return [
+        {
+            "run": case.name,
+            "prediction": target.column,
+            "figure": target.figure,
+            "within (%)": target.within_pct,
+            "error (%)": round(target.error_pct, 1),
+            "at": target.at,
+            "met": target.met,
+        }
+        for target in case.targets
+    ]
+
+
+def _figures(case: Source) -> list[dict[str, object]]:
+    return [
+        {
+            "source": case.name,
+            "run": row.run,
+            "figure": _figure(row.figure),
+            "measured": row.measured,
+            "blind": row.blind,
+            "error (%)": round(row.blind_error_pct, 1),
+            "from": row.low,
+            "to": row.high,
+            "anchored": row.anchored,
+            "anchored error (%)": None if row.anchored_error_pct is None else round(row.anchored_error_pct, 1),
+            "floor (%)": row.floor_pct,
+        }
+        for row in case.rows
+    ]
+
+
+def _figure(name: str) -> str:
+    metric, _, statistic = name.partition(".")
+    return f"{METRICS[metric].axis} {statistic}".rstrip() if metric in METRICS else name

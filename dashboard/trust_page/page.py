@@ -1,0 +1,202 @@
+"""Trust: how far the simulator is from the real engine, and from engines of others, and where it was never held to any.
+
+Opens on bundled results where there are none of one's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from calibration.provenance import UNKNOWN, VALIDATED, Provenance
+from calibration.validation.report import REPORT, ValidationReport, load_report, load_residuals, resolve
+from dashboard.badge import badge, figure
+from dashboard.bundled import DEMO, bundled_recordings
+from dashboard.downloads import downloads
+from dashboard.library import RECORDING, find
+from dashboard.loading import COMPARED, compared_values
+from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
+from dashboard.prose import literal, sentence
+from dashboard.shown import when
+from dashboard.trust_page import charts as trust_charts
+from dashboard.trust_page.domain_view import show_domain
+from dashboard.trust_page.external_results import External, newest_external
+from dashboard.trust_page.external_view import show_external
+from dashboard.trust_page.ladder import show_ladder
+from dashboard.trust_page.report_provenance import of_report, of_steps
+from dashboard.trust_page.words import bias, disturbance, figure_rows
+from dashboard.url import choose, in_url, named, switch
+from planning.exports.validation import Validation
+from serving.errors import UserError
+from serving.metrics import metric
+
+BUNDLED = "bundled: tokentwin demo"
+_REQUESTS = "Real and simulated, request by request"
+_STEPS = "Step time, predicted against measured"
+_ERRORS = (
+    "A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of the same "
+    "real run lie from each other: nothing can be predicted better than it repeats."
+)
+_HELP_STEPS = (
+    "Held-out steps, which the calibration did not see. A decode step advances running requests by one token each, a "
+    "prefill step computes prompts, a mixed step does both."
+)
+
+
+@in_url
+def show(runs: Path) -> None:
+    """The page, over the reports under `runs`; without any, over those that are bundled."""
+    own = find(runs, REPORT, named("report"))
+    reports = own or {BUNDLED: DEMO / "validation"}
+    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
+    with title:
+        st.title("Can you trust the numbers?", anchor=False)
+    with chooser:
+        name = choose("Validation report", list(reports), "report", lasting=False)
+    if not own:
+        _bundled(runs)
+    external = _external(runs)
+    try:
+        report = load_report(reports[name])
+    except UserError as error:
+        mistake(error, runs)
+        return
+    _verdict(report)
+    show_ladder(report, external)
+    _distributions(reports[name], report)
+    _errors(report)
+    _steps(reports[name], report, runs)
+    simulated = report.recordings.simulated
+    recordings = find(runs, RECORDING, named("scenario"))
+    if not own:
+        recordings |= bundled_recordings()
+    first = resolve(reports[name], simulated) if simulated else None
+    show_domain(runs, recordings, name, first, report.calibration)
+    if external is not None:
+        show_external(external)
+    _provenance(report)
+    downloads(Validation(reports[name], runs if own else None), name)
+
+
+def _bundled(runs: Path) -> None:
+    st.info(
+        f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
+        icon=":material/inventory_2:",
+    )
+    with st.expander("Make a report of your own, in a few minutes on a laptop"):
+        # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
+        st.markdown(
+            "`tokentwin demo` goes the whole loop: real runs, calibration, simulation and the comparison. "
+            "`tokentwin validate --help` says how to validate a trace of your own."
+        )
+
+
+def _external(runs: Path) -> External | None:
+    """The newest results of rung 4 under `runs`, or the bundled ones; None, and why in a line, if they are damaged."""
+    try:
+        return newest_external(runs)
+    except UserError as error:
+        mistake(error, runs)
+        return None
+
+
+def _verdict(report: ValidationReport) -> None:
+    st.subheader(report.verdict, anchor=False)
+    facts = [
+        report.workload and f"workload **{report.workload}**",
+        report.calibration and f"calibration {report.calibration}",
+        when(report.created),
+    ]
+    badge(of_report(report))
+    st.caption(" · ".join(fact for fact in facts if fact))
+    if report.set_aside:
+        st.caption(literal(sentence(report.set_aside)))
+    if told := disturbance(report):
+        st.warning(literal(told), icon=":material/warning:")
+
+
+def _distributions(directory: Path, report: ValidationReport) -> None:
+    with st.container():
+        _compared(directory, report)
+
+
+def _compared(directory: Path, report: ValidationReport) -> None:
+    above, toggle = st.columns([5, 1], vertical_alignment="bottom")
+    with toggle, st.container(horizontal_alignment="right"):
+        log_x = switch(
+            "Log time",
+            "log",
+            help="A logarithmic axis shows the whole tail. A linear one ends at 1.3 times the largest p99.",
+        )
+    problems: list[str] = []
+    real = []
+    for recording in report.recordings.real:
+        try:
+            real.append(compared_values(resolve(directory, recording)))
+        except UserError as error:
+            problems.append(str(error))
+    simulated = None
+    if report.recordings.simulated:
+        try:
+            simulated = compared_values(resolve(directory, report.recordings.simulated))
+        except UserError as error:
+            problems.append(str(error))
+    for problem in problems:
+        st.warning(problem, icon=":material/error:")
+    if real or simulated:
+        plot = trust_charts.cdfs(real, simulated, COMPARED, log_x)
+        help = "\n\n".join(metric(name).help for name in COMPARED)
+        figure(plot, "cdfs", _REQUESTS, _of_both(report, bool(real), simulated is not None), help, place=above)
+        return
+    above.subheader(_REQUESTS, anchor=False)
+    if not problems:
+        st.caption("The report names no recordings.")
+
+
+def _of_both(report: ValidationReport, real: bool, simulated: bool) -> Provenance:
+    """Of a figure of what could be read of both."""
+    if not simulated:
+        return Provenance(VALIDATED, "measured on the real engine; there is no simulated run beside it")
+    return of_report(report) if real else Provenance(UNKNOWN, "there is no real run beside the simulated one")
+
+
+def _errors(report: ValidationReport) -> None:
+    rows = report.rows
+    figure(trust_charts.errors(rows), "errors", "Error against the noise floor", of_report(report), _ERRORS)
+    if rows:
+        with st.expander("The figures"):
+            st.dataframe(
+                figure_rows(report),
+                hide_index=True,
+                column_config=number_columns(
+                    {"real": "%.2f", "simulated": "%.2f", "error (%)": "%+.1f", "floor (%)": "%.1f"}
+                ),
+            )
+
+
+def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:
+    try:
+        table = load_residuals(directory)
+    except UserError as error:
+        mistake(error, runs)
+        return
+    if table is None:
+        st.subheader(_STEPS, anchor=False)
+        st.caption("The report holds no step residuals.")
+        return
+    columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
+    regimes = report.rungs.step.regimes if report.rungs.step else {}
+    rated = of_steps(
+        table.num_rows, (r.median_error_pct for r in regimes.values()), "and the calibration saw none of them"
+    )
+    figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
+    if told := bias(report):
+        st.caption(told)
+
+
+def _provenance(report: ValidationReport) -> None:
+    if report.hardware:
+        with st.expander("Where this was measured"):
+            st.table({name: str(value) for name, value in report.hardware.items()})

@@ -1,0 +1,151 @@
+"""How each rung of the ladder stands in a report, and in the figures of published engines, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from calibration.validation.report import RunRow, ValidationReport
+from dashboard.trust_page.external_results import External, Source
+from serving.metrics import label_of
+
+_NOT_CLIMBED = "Not climbed in this report."
+_LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+
+
+class Rung(NamedTuple):
+    """How a rung stands: a Material symbol in a colour, a headline with its figure in `**`, and sentences.
+
+    Without a headline it was not climbed.
+    """
+
+    title: str
+    headline: str = ""
+    detail: str = _NOT_CLIMBED
+    colour: str = "blue"
+    symbol: str = ""
+
+
+def rungs(report: ValidationReport | None, external: External | None) -> list[Rung]:
+    """Rungs 1 to 5."""
+    return [_decisions(report), _steps(report), _runs(report), _others(external), _bands(report, external)]
+
+
+def _decisions(report: ValidationReport | None) -> Rung:
+    title = "Rung 1 · Same decisions"
+    replay = report.rungs.replay if report else None
+    if replay is None:
+        return Rung(title)
+    told = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
+    if replay.identical == replay.steps:
+        why = f"Fed the measured step times, the simulator decides as the engine did, {replay.requests:,} requests."
+        return Rung(title, told, why, "green", "check_circle")
+    return Rung(title, told, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
+
+
+def _steps(report: ValidationReport | None) -> Rung:
+    title = "Rung 2 · Step times"
+    regimes = report.rungs.step.regimes if report and report.rungs.step else {}
+    if not regimes:
+        return Rung(title)
+    worst = max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None)
+    parts = [
+        f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
+        for name, r in regimes.items()
+    ]
+    told = f"median error **{_percent(worst)}** or less"
+    return _marked(report, Rung(title, told, f"On held-out steps: {'; '.join(parts)}.", symbol="timer"))
+
+
+def _runs(report: ValidationReport | None) -> Rung:
+    title = "Rung 3 · Whole runs"
+    rows = [row for row in _rows(report) if row.error_pct is not None]
+    if not rows:
+        return Rung(title)
+    noisy = _noisy(rows)
+    held = [row for row in rows if not row.noisy]
+    if not held:
+        return _tells_nothing(title, noisy)
+    known = [row for row in held if row.within_floor is not None]
+    inside = sum(bool(row.within_floor) for row in known)
+    told = f"**{inside} of {len(known)}** figures within the real noise" if known else "the real run was not repeated"
+    furthest = max(held, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
+    edge = "Closest to its edge" if furthest.within_floor else "Furthest out"
+    return _marked(report, Rung(title, told, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
+
+
+def _others(external: External | None) -> Rung:
+    title = "Rung 4 · Engines of others"
+    if external is None:
+        return Rung(title, detail="No results of tokentwin validate external.")
+    targets = external.targets
+    met = sum(target.met for target in targets)
+    sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
+    furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
+    why = (
+        f"Published runs of vLLM, predicted without having seen them: median error {_together(_medians(external))}. "
+        f"Furthest out, {furthest.title}: {_together(_medians(furthest))}."
+    )
+    return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
+
+
+def _medians(of: External | Source) -> dict[str, float]:
+    """Median absolute errors of blind predictions in percent, by latency."""
+    found = {label: of.median_error_pct(family, "blind") for family, label in _LATENCIES.items()}
+    return {label: error for label, error in found.items() if error is not None}
+
+
+def _together(errors: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {error:.1f} %" for label, error in errors.items()) or "unknown"
+
+
+def _bands(report: ValidationReport | None, external: External | None) -> Rung:
+    title = "Rung 5 · Bands"
+    rows = _rows(report)
+    banded = [row.covered for row in rows if row.covered is not None]
+    shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
+    if external and external.figures:
+        shares.append((external.covered, external.figures, "of the published ones"))
+    if not shares and _noisy(rows):
+        return _tells_nothing(title, _noisy(rows))
+    if not shares:
+        return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
+    covered, count, _ = shares[0]
+    parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
+    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other.{_noisy(rows)}"
+    told = Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+    return _marked(report, told) if banded else told
+
+
+def _noisy(rows: Sequence[RunRow]) -> str:
+    """Of how many figures nothing can be told, as a sentence to go on with; empty if there are none."""
+    apart = [abs(row.floor_pct) for row in rows if row.noisy and row.floor_pct is not None]
+    if not apart:
+        return ""
+    return f" Nothing can be told of {len(apart)} of {len(rows)} figures: real runs differ by up to {max(apart):.0f} %."
+
+
+def _tells_nothing(title: str, noisy: str) -> Rung:
+    return Rung(title, "tells nothing", noisy.strip(), "gray", "help")
+
+
+def _marked(report: ValidationReport | None, rung: Rung) -> Rung:
+    """The rung, without a mark of its own where the machine was disturbed while its figures were measured."""
+    if report is None or not report.disturbed:
+        return rung
+    return rung._replace(headline=f"{rung.headline}, on a disturbed machine", colour="gray", symbol="help")
+
+
+def _rows(report: ValidationReport | None) -> list[RunRow]:
+    return list(report.rungs.run.rows) if report and report.rungs.run else []
+
+
+def _row(row: RunRow) -> str:
+    name = label_of(row.metric)
+    floor = "" if row.floor_pct is None else f" (floor {abs(row.floor_pct):.1f} %)"
+    stat = "" if row.stat in ("", "value") else f" {row.stat}"
+    return f"{name}{stat} {row.error_pct:+.1f} %{floor}"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} %"

@@ -1,0 +1,43 @@
+"""What a validation report says beside its figures, on the page and in a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calibration.validation.report import ValidationReport
+from serving.metrics import axis_of
+
+
+def disturbance(report: ValidationReport) -> str:
+    """What to say of real runs that were disturbed; empty where they were not."""
+    if not report.disturbed:
+        return ""
+    told = (report.disturbance or "its canary steps drifted").rstrip(".")
+    return (
+        f"This run was disturbed: {told}. Something else used the machine while the real engine ran, so part of the "
+        "error below is the machine's. Run it again on a quiet one."
+    )
+
+
+def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
+    """Every statistic of rung 3."""
+    return [
+        {
+            "metric": axis_of(row.metric),
+            "statistic": row.stat,
+            "real": row.real,
+            "simulated": row.simulated,
+            "error (%)": row.error_pct,
+            "floor (%)": row.floor_pct,
+            "90 % band": None if row.low is None or row.high is None else f"{row.low:,.4g} to {row.high:,.4g}",
+            "within the floor": row.within_floor,
+        }
+        for row in report.rows
+    ]
+
+
+def bias(report: ValidationReport) -> str:
+    """The mean signed error of step times, by regime; empty where it is not known."""
+    regimes = report.rungs.step.regimes if report.rungs.step else {}
+    told = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
+    return f"Bias (mean signed error): {', '.join(told)}." if told else ""

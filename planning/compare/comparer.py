@@ -1,0 +1,190 @@
+"""From a request to its answer: both sides simulated, recorded, or on the real engine, and what tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planning.compare.answer import compared, comparison_document, recorded_side, simulated_side
+from planning.compare.comparison import Comparison, ranking
+from planning.compare.comparison import compare as compare_pairs
+from planning.compare.document import ComparisonDocument, Side
+from planning.compare.recordings import recordings
+from planning.compare.request import CompareRecordingsRequest, CompareRequest
+from planning.compare.runs import calm, recorded_pairs, side_scenarios, simulated_pairs
+from planning.plan.candidates import long_enough
+from planning.progress import Tell, untold
+from serving.deployments.model_catalogue import models
+from serving.errors import UserError
+from serving.workload import Workload
+
+if TYPE_CHECKING:
+    from calibration.validation.disturbance import Disturbance
+    from planning.compare.paired_runs import PairedRuns
+    from planning.priced_scenario import PricedScenario
+    from planning.timing import Timing
+    from serving.deployments.config import Deployment
+    from traces.recording import Recording
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A comparison, what it is of, and what ran on both sides; of runs on the real engine also how calm it was."""
+
+    pairs: PairedRuns
+    comparison: Comparison
+    sides: list[Side]
+    disturbance: Disturbance | None = None
+
+
+def compare(
+    request: CompareRequest,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    tell: Tell = untold,
+) -> ComparisonDocument:
+    """Both sides simulated on the same requests. Raises UserError for what cannot be simulated.
+
+    asked   what the document says it was asked; by default the request
+    names   what it calls the sides
+    """
+    return _document(request, asked, names, _simulated(request, _scenarios(request), tell))
+
+
+def compare_recordings(
+    request: CompareRecordingsRequest,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    tell: Tell = untold,
+) -> ComparisonDocument:
+    """Recordings of both sides; with a timing also the same runs simulated. `asked` and `names` as for `compare`."""
+    sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
+    tell("reading the recordings", 0.1)
+    if request.timing is None:
+        return _document(request, asked, names, _recorded(request, sides))
+    scenarios = _again(sides, request.timing)
+    tell("simulating the same runs", 0.4)
+    simulated = _simulated(request, scenarios, untold)
+    return _document(request, asked, names, _recorded(request, sides, [made[0] for made in scenarios]), simulated)
+
+
+def compare_on_engine(
+    request: CompareRequest,
+    out: Path,
+    *,
+    repeats: int = 1,
+    overwrite: bool = False,
+    asked: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    say: Callable[[str], None] = lambda line: None,
+    tell: Tell = untold,
+) -> ComparisonDocument:
+    """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
+
+    `say` is told which run is made; `asked` and `names` are as for `compare`. Raises UserError for a fleet, which is
+    more than one engine.
+    """
+    from planning.measure.load_engine import load_engine
+    from planning.measure.whole_run import record_whole
+
+    scenarios = _scenarios(request)
+    simulated = _simulated(request, scenarios, tell)
+    firsts = [made[0] for made in scenarios]
+    for scenario in firsts:
+        if scenario.engines != 1 or scenario.deployment.fleet is not None:
+            raise UserError("engine", scenario.engines, "is one engine; compare fleets without --engine")
+    for number in range(1, repeats + 1):
+        for name, scenario in sorted(zip("ab", firsts, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
+            say(f"real run {number} of {repeats} of {name.upper()}")
+            with closing(load_engine(scenario.deployment)) as engine:
+                record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
+    sides = [recordings(name.upper(), out / name) for name in "ab"]
+    return _document(request, asked, names, _recorded(request, sides, firsts), simulated)
+
+
+def _document(
+    request: CompareRequest | CompareRecordingsRequest,
+    asked: Mapping[str, Any] | None,
+    names: Sequence[str],
+    found: _Found,
+    simulated: _Found | None = None,
+) -> ComparisonDocument:
+    """Of what was `found`, with the same runs `simulated` beside it, if they were, and whether those claims hold."""
+    sides = [side.model_copy(update={"name": name}) for side, name in zip(found.sides, names, strict=False)]
+    of = compared(found.pairs, found.comparison, sides or found.sides)
+    asked = request.as_json() if asked is None else asked
+    if simulated is None:
+        return comparison_document(of, asked, found.disturbance)
+    beside = compared(simulated.pairs, simulated.comparison, simulated.sides)
+    ranked = ranking(simulated.comparison, found.comparison)
+    return comparison_document(of, asked, found.disturbance, beside, ranked)
+
+
+def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
+    """The scenarios of each side, one a seed."""
+    timing = request.timing
+    timing.check()
+    workloads = request.workloads()
+    everything = Workload([request for workload in workloads for request in workload.requests])
+    sides = []
+    for side in (request.a, request.b):
+
+        def deployed(base: Deployment, side: Any = side) -> Deployment:
+            if timing.model is not None:
+                if timing.model not in models():
+                    raise UserError("model", timing.model, "is not in the catalogue")
+                named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
+                base = long_enough(base.model_copy(update=named), everything)
+            return side.deployed(base)
+
+        by = side.calibration or timing.calibration, side.gpu or timing.gpu
+        sides.append(side_scenarios(workloads, *by, deployed, side.replicas, side.router))
+    return sides
+
+
+def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[PricedScenario]]:
+    """What was recorded, as scenarios."""
+    from calibration.validation.decision_replay import recorded_deployment
+
+    for side in sides:
+        if side[0].run["clock"] != "wall":
+            raise UserError("recording", str(side[0].path), "is simulated itself; only a real one is held against it")
+    workload = sides[0][0].workload()
+
+    def again(side: Sequence[Recording]) -> list[PricedScenario]:
+        deployment = recorded_deployment(side[0])
+        return side_scenarios([workload], timing.calibration, timing.gpu, lambda _: deployment)
+
+    return [again(side) for side in sides]
+
+
+def _simulated(
+    request: CompareRequest | CompareRecordingsRequest,
+    sides: Sequence[Sequence[PricedScenario]],
+    tell: Tell,
+) -> _Found:
+    runs = sum(map(len, sides))
+    stage = f"simulating {runs} runs"
+    tell(stage, 0.02)
+    pairs = simulated_pairs(sides, request.bounds, lambda done: tell(stage, 0.9 * done / runs))
+    tell("telling differences from chance", 0.92)
+    ran = [simulated_side(made[0], made[0].calibration) for made in sides]
+    return _Found(pairs, compare_pairs(pairs, request.threshold), ran)
+
+
+def _recorded(
+    request: CompareRequest | CompareRecordingsRequest,
+    sides: Sequence[Sequence[Recording]],
+    scenarios: Sequence[PricedScenario] = (),
+) -> _Found:
+    """`scenarios` are what the recordings were simulated as, if they were."""
+    a, b = sides
+    pairs = recorded_pairs(a, b, request.bounds)
+    found = calm(sides, scenarios)
+    ran = [recorded_side(side, found) for side in sides]
+    return _Found(pairs, compare_pairs(pairs, request.threshold), ran, found)

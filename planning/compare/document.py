@@ -1,0 +1,357 @@
+"""A comparison as one document: what can be claimed, what is drawn of it, what ran, and what was asked.
+
+It is what `tokentwin compare` prints and saves, what a job of the Policy lab keeps, and what `tokentwin export` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import ConfigDict
+
+from serving.document import Document, Number, Part, fact
+from serving.metrics import METRICS, axis_of, label_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import RenderableType
+    from rich.table import Table
+
+SHARES = ("slo_attainment", "finished")  # whose differences are in points: 29 % to 52 % is +23 points, not +76 %
+_METRIC = "a metric of the glossary, or `finished`: the share of the requests that finish"
+_STAT = "its statistic; `value` where it has but one"
+
+
+class Units(Part):
+    """What was resampled."""
+
+    of: str = fact("`runs`, or `blocks` of consecutive arrivals")
+    count: int = fact("how many there are")
+    carry_over: bool = fact("whether blocks go together more than the intervals allow for")
+
+
+class Row(Part):
+    """A statistic of both sides."""
+
+    metric: str = fact(_METRIC)
+    stat: str = fact(_STAT)
+    a: Number = fact("on side A", "the row's")
+    b: Number = fact("on side B", "the row's")
+    low: Number = fact("lower end of the 95 % interval of B - A, which holds for all rows together", "the row's")
+    high: Number = fact("upper end", "the row's")
+    percent: Number = fact("B - A in percent of A; of a share in percentage points", "%")
+    better: str = fact("A or B where a difference can be claimed, else empty")
+
+
+class Tally(Part):
+    """Winners and losers among the requests of a group."""
+
+    metric: str = fact("by which a request gains or loses")
+    by: str = fact("what the group is: all, a tenant, an SLO class")
+    group: str = fact("its name")
+    gain: int = fact("requests that B serves better by the threshold or more", "requests")
+    lose: int = fact("requests that B serves worse by the threshold or more", "requests")
+    same: int = fact("the others", "requests")
+    mean_a: Number = fact("mean on side A, of the requests that finished on both", "ms")
+    mean_b: Number = fact("mean on side B, of the same", "ms")
+
+
+class Curve(Part):
+    """A distribution."""
+
+    x: tuple[float, ...] = fact("values", "ms")
+    y: tuple[float, ...] = fact("of the requests within them", "%")
+
+
+class Curves(Part):
+    """The distributions of one side."""
+
+    ttft_ms: Curve = fact("TTFT")
+    tpot_ms: Curve = fact("TPOT")
+    e2e_ms: Curve = fact("E2E")
+
+
+class Cdfs(Part):
+    """The distributions of both sides."""
+
+    a: Curves = fact("side A")
+    b: Curves = fact("side B")
+
+
+class Tenant(Part):
+    """A tenant's shares."""
+
+    tenant: str = fact("its name")
+    requests: float = fact("of all requests", "%")
+    a: float = fact("of the tokens served on side A before the last arrival", "%")
+    b: float = fact("of those on side B", "%")
+
+
+class RanDeployment(Part):
+    """A deployment, whole; what is named here is what every version of it has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    policy: str = fact("the scheduling policy")
+    scheduler: dict[str, Any] = fact("settings of the scheduler")
+
+
+class Side(Part):
+    """What ran on one side: simulated, or recorded by some clock."""
+
+    name: str = fact("what it was called in the question", default="")
+    clock: str = fact("of recordings, the clock", default="")
+    runs: int | None = fact("of recordings, how many there are", default=None)
+    mark: str = fact("how far its step times can be trusted", default="")
+    reason: str = fact("why", default="")
+    calibration: str = fact("id of what timed the steps; empty of a recording", default="")
+    deployment: RanDeployment = fact("the deployment of one replica")
+    replicas: int | None = fact("of a simulated side, engines", default=None)
+    router: str | None = fact("of a simulated side, what routes between them", default=None)
+
+
+class Ranked(Part):
+    """A row of which the simulator or the engine claims a difference, and whether they agree."""
+
+    metric: str = fact(_METRIC)
+    stat: str = fact(_STAT)
+    simulated_percent: Number = fact("B - A on the simulator, in percent of A; of a share in percentage points", "%")
+    real_percent: Number = fact("B - A on the real engine, in percent of A; of a share in percentage points", "%")
+    outcome: str = fact("holds, open (the engine claims nothing), reversed, missed (only the engine claims)")
+
+
+class SimulatedError(Part):
+    """A simulated number beside the real one."""
+
+    metric: str = fact(_METRIC)
+    stat: str = fact(_STAT)
+    side: str = fact("A or B")
+    simulated: Number = fact("in the simulator", "the row's")
+    real: Number = fact("on the real engine", "the row's")
+    error: Number = fact("simulated against real, in percent of real; of a share in percentage points", "%")
+
+
+class Compared(Part):
+    """Two sides on the same requests."""
+
+    verdict: str = fact("what can be claimed, in a sentence")
+    difference: bool = fact("whether any difference can be claimed", default=False)
+    requests: int = fact("compared, in all runs of a side", default=0)
+    runs: int = fact("of each side", default=1)
+    units: Units = fact("what was resampled")
+    rows: tuple[Row, ...] = fact("every number of both sides with its difference", min_length=1)
+    threshold: float = fact("relative change of a request's latency that counts as a gain or a loss", "fraction")
+    tallies: tuple[Tally, ...] = fact("winners and losers, by group")
+    cdfs: Cdfs = fact("distributions of latency")
+    tenants: tuple[Tenant, ...] = fact("each tenant's share of the requests and of what is served; none of one tenant")
+    a: Side = fact("what ran as side A")
+    b: Side = fact("what ran as side B")
+
+
+class ComparisonDocument(Compared, Document):
+    """The answer to a comparison; of real runs with the same simulated beside them, where they were."""
+
+    what: ClassVar[str] = "a comparison"
+    where: ClassVar[str] = "comparison"
+
+    disturbed: bool = fact("whether the machine was disturbed while the real runs were recorded", default=False)
+    disturbance: str = fact("what is known of that, in words; empty of simulated runs", default="")
+    simulated: Compared | None = fact("the real runs, simulated", default=None)
+    ranking: tuple[Ranked, ...] | None = fact("whether what is claimed of those holds in these", default=None)
+    version: str = fact("of tokentwin", default="")
+    asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those of the engine's runs where the same were simulated, too."""
+        return ("rows", "tallies", *(("simulated", "errors", "outcomes") if self.simulated else ()))
+
+    def table(self, name: str) -> pa.Table:
+        """One of these.
+
+        rows        every number of both sides with its difference
+        tallies     winners and losers, by group
+        simulated   as `rows`, of the simulated runs beside real ones
+        errors      every simulated number beside the real one, by side
+        outcomes    whether the engine confirms what the simulator claims
+        """
+        from traces.document_table import table_of
+
+        match name:
+            case "tallies":
+                return table_of(Tally, self.tallies)
+            case "outcomes":
+                return table_of(Ranked, self.ranking or ())
+            case "errors":
+                return _with_units(table_of(SimulatedError, self.errors()))
+            case _:
+                of = self.simulated if name == "simulated" and self.simulated else self
+                return _with_units(table_of(Row, of.rows))
+
+    def errors(self) -> list[SimulatedError]:
+        """How far each number that was simulated is off the real one; none where nothing was simulated."""
+        return simulated_errors(self.simulated.rows, self.rows) if self.simulated else []
+
+    def report(self) -> Iterator[RenderableType]:
+        """As `tokentwin compare` prints it."""
+        return _comparison_report(self)
+
+
+def simulated_errors(simulated: Sequence[Row], real: Sequence[Row]) -> list[SimulatedError]:
+    """Side by side, the rows that both have. There is no error where there is no number."""
+    known = {(row.metric, row.stat): row for row in simulated}
+    found = []
+    for row in real:
+        mine = known.get((row.metric, row.stat))
+        for side, predicted, value in (("A", mine.a, row.a), ("B", mine.b, row.b)) if mine else ():
+            whole = 1.0 if row.metric in SHARES else value
+            error = 100 * (predicted - value) / whole if predicted is not None and value is not None and whole else None
+            found.append(
+                SimulatedError(
+                    metric=row.metric, stat=row.stat, side=side, simulated=predicted, real=value, error=error
+                )
+            )
+    return found
+
+
+def furthest_off(errors: Sequence[SimulatedError]) -> SimulatedError | None:
+    """The worst of those that are in percent; None without any."""
+    relative = [row for row in errors if row.metric not in SHARES and row.error is not None]
+    return max(relative, key=lambda row: abs(row.error or 0.0), default=None)
+
+
+def unit_of(row: Row | SimulatedError) -> str:
+    """The unit of a row's values."""
+    return METRICS[row.metric].unit if row.metric in METRICS else "fraction"
+
+
+def _with_units(table: pa.Table) -> pa.Table:
+    """With the column `unit` after the statistic."""
+    import pyarrow as pa
+
+    units = [METRICS[name].unit if name in METRICS else "fraction" for name in table["metric"].to_pylist()]
+    field = pa.field("unit", pa.string(), metadata={"definition": "of the row's values"})
+    return table.add_column(2, field, pa.array(units, pa.string()))
+
+
+_WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
+
+
+def _comparison_report(document: ComparisonDocument) -> Iterator[RenderableType]:
+    """Of real runs that were simulated, too: what was simulated, what was real, and whether they agree."""
+    from rich.text import Text
+
+    if document.a.name or document.b.name:
+        yield Text(f"A: {document.a.name}\nB: {document.b.name}")
+    if document.simulated is not None:
+        yield from compared_report(document.simulated)
+        yield Text("\non the real engine")
+    yield from compared_report(document)
+    if document.disturbed:
+        yield Text.assemble(("DISTURBED", "bold yellow"), f": {document.disturbance}; take real times with care")
+    elif document.disturbance:
+        yield Text(f"undisturbed: {document.disturbance}")
+    if document.simulated is not None:
+        yield from _errors(document.errors())
+        yield from ranking_report(document.ranking or ())
+
+
+def compared_report(found: Compared) -> Iterator[RenderableType]:
+    """Two sides."""
+    from rich.text import Text
+
+    rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "%"))
+    rows.add_column("95 % interval", justify="right", min_width=9)
+    rows.add_column("better", no_wrap=True)
+    for row in found.rows:
+        interval = "-" if row.low is None or row.high is None else f"{_shown(row.low)} to {_shown(row.high)}"
+        change = None if row.a is None or row.b is None else row.b - row.a
+        numbers = (_shown(row.a), _shown(row.b), _shown(change), _change(row.metric, row.percent))
+        rows.add_row(axis_of(row.metric), row.stat, *numbers, interval, row.better)
+    yield rows
+    group = {"min_width": 6, "overflow": "fold"}
+    tallies = _table({"metric": _WHOLE, "of": group}, ("B gains", "B loses", "same", "mean A", "mean B"))
+    for tally in found.tallies:
+        of = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
+        counts = (str(n) for n in (tally.gain, tally.lose, tally.same))
+        tallies.add_row(tally.metric, of, *counts, _shown(tally.mean_a), _shown(tally.mean_b))
+    yield Text()
+    yield tallies
+    units = found.units
+    unit = _counted(units.count, units.of) + (" of arrivals" if units.of == "blocks" else "")
+    lost = any(row.metric == "finished" for row in found.rows)
+    means = " Means A and B are of the requests that finish on both sides." if lost else ""
+    told = (
+        f"\n{_counted(found.requests, 'requests')}, resampled by {unit}; the intervals hold for all rows together. "
+        f"A request gains or loses from {100 * found.threshold:g} % on.{means}"
+    )
+    yield Text(told, style="dim")
+    if units.carry_over:
+        warning = "queues outlast blocks: intervals may be too narrow; compare longer runs, or several seeds"
+        yield Text(warning, style="yellow")
+    yield Text(found.verdict, style="bold")
+
+
+def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
+    """Both sides as simulated and as they were, and what is furthest off."""
+    from rich.text import Text
+
+    table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, ("simulated", "real", "error %"))
+    for row in errors:
+        shown = (_shown(row.simulated), _shown(row.real), _change(row.metric, row.error))
+        table.add_row(axis_of(row.metric), row.stat, row.side, *shown)
+    yield Text("\nsimulated against real")
+    yield table
+    worst = furthest_off(errors)
+    if worst is not None:
+        stat = "" if worst.stat == "value" else f" {worst.stat}"
+        of = f": {label_of(worst.metric)}{stat} of {worst.side}, {worst.error:+.1f} %"
+        yield Text.assemble(("furthest off", "bold"), of)
+
+
+def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
+    """Row by row, whether the engine agrees; then in a sentence."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not ranked:
+        yield Text("neither the simulator nor the engine claims a difference", style="bold")
+        return
+    table = Table("metric", "stat", "simulated", "real", "outcome")
+    for row in ranked:
+        changes = (_change(row.metric, change) for change in (row.simulated_percent, row.real_percent))
+        table.add_row(row.metric, row.stat, *changes, row.outcome)
+    yield table
+    counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    verdict = "the ranking DOES NOT HOLD on the engine" if counts["reversed"] else "the engine does not contradict it"
+    yield Text.assemble((verdict, "bold"), f": {told}")
+
+
+def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Table:
+    """Columns of names, each with how it is laid out, then of numbers, of which none is ever cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for name, layout in names.items():
+        table.add_column(name, **layout)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _counted(count: int, things: str) -> str:
+    """`things` is a plural in s."""
+    return f"{count} {things if count != 1 else things.removesuffix('s')}"
+
+
+def _shown(value: float | None) -> str:
+    """Four digits, and all of those before the point."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _change(name: str, value: float | None) -> str:
+    """In percent of A; of a share in points, and said so."""
+    return "-" if value is None else f"{value:+.1f}{' points' if name in SHARES else ''}"

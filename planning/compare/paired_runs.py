@@ -1,0 +1,130 @@
+"""Two sides of a comparison, request by request: the same workload, served twice.
+
+A side is one run, or several: of other seeds, or the same workload again. Runs of other seeds are independent of one
+another. Runs of one workload share its arrivals and are not, so that a block of it holds the requests of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from planning.compare.unit_bootstrap import FEWEST_UNITS, Floats, Ints
+from serving.errors import UserError
+from traces.run_metrics import RunMetrics
+from traces.schema import REQUESTS
+
+COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # that a comparison looks at
+_BLOCKS = 20  # in a run, at most
+_FEWEST_IN_BLOCK = 10
+
+
+class Side:
+    """The requests of one side, in the order of the pairing.
+
+    tables      dataset `requests` of each of its runs
+    labels      a label of each request, by column (`tenant`, `slo_class`)
+    finished    which requests finished
+    served      prompt and output tokens of those that finished before the last arrival of their run
+    """
+
+    def __init__(self, tables: Sequence[pa.Table], slo: Mapping[str, float]) -> None:
+        self.tables = [table.sort_by("request_id").combine_chunks() for table in tables]
+        self.runs = [RunMetrics(table, slo=slo) for table in self.tables]
+        self._slo = slo
+        self.finished: NDArray[np.bool_] = np.concatenate([run.finished for run in self.runs])
+        self.good: NDArray[np.bool_] = np.concatenate([run.meets_slo() for run in self.runs])
+        self.arrival_ns: Ints = np.concatenate([table["arrival_ns"].to_numpy() for table in self.tables])
+        self.served: Floats = np.concatenate([_served(table) for table in self.tables])
+
+    def values(self, name: str) -> Floats:
+        """A request metric, NaN where a request has none."""
+        return np.concatenate([run.values(name) for run in self.runs])
+
+    def labels(self, column: str) -> NDArray[np.str_]:
+        return np.concatenate([np.array(pc.fill_null(t[column], "").to_pylist(), dtype=str) for t in self.tables])
+
+    def attainable(self) -> bool:
+        return bool(self._slo)
+
+
+class PairedRuns:
+    """Sides `a` and `b`, and the units that their requests belong to.
+
+    unit        of each request
+    units       how many there are
+    unit_is     `runs` or `blocks`
+
+    Raises UserError when the sides did not serve the same requests. Where arrivals depend on answers (a closed loop,
+    think times), `closed` lets them differ.
+    """
+
+    def __init__(
+        self,
+        a: Sequence[pa.Table],
+        b: Sequence[pa.Table],
+        slo: Mapping[str, float] | None = None,
+        closed: bool = False,
+    ) -> None:
+        if len(a) != len(b) or not a:
+            raise UserError("runs", [len(a), len(b)], "must be as many of A as of B, and at least one")
+        self.a, self.b = Side(a, slo or {}), Side(b, slo or {})
+        for number, (left, right) in enumerate(zip(self.a.tables, self.b.tables, strict=True)):
+            _check_alike(number, left, right, closed)
+        self.runs = len(a)
+        sizes = [table.num_rows for table in self.a.tables]
+        self.run: Ints = np.repeat(np.arange(self.runs), sizes)
+        repeated = self.runs > 1 and all(_same(self.a.tables[0], table) for table in self.a.tables[1:])
+        if self.runs >= FEWEST_UNITS and not repeated:
+            self.unit_is, self.unit, self.units = "runs", self.run, self.runs
+            return
+        self.unit_is = "blocks"
+        self.unit, self.units = self._blocks(repeated)
+
+    def _blocks(self, repeated: bool) -> tuple[Ints, int]:
+        """The block of each request, and how many there are."""
+        blocks = [_blocks(table["arrival_ns"].to_numpy()) for table in self.a.tables]
+        if repeated:
+            return np.concatenate(blocks), int(blocks[0].max()) + 1
+        firsts = np.cumsum([0, *(int(block.max()) + 1 for block in blocks)])
+        unit = np.concatenate([block + first for block, first in zip(blocks, firsts[:-1], strict=True)])
+        return unit, int(firsts[-1])
+
+
+def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
+    where = f"run {number + 1} of A and B"
+    if not a.num_rows:
+        raise UserError(where, "no request", "there is nothing to compare")
+    for column in ("request_id", "prompt_tokens", *(() if closed else ("arrival_ns",))):
+        if not _equal(a, b, column):
+            raise UserError(where, column, "differs: compare runs of the same workload, with the same arrivals")
+
+
+def _same(a: pa.Table, b: pa.Table) -> bool:
+    """Whether two runs of one side were offered the same workload."""
+    return all(_equal(a, b, column) for column in ("request_id", "prompt_tokens", "arrival_ns"))
+
+
+def _equal(a: pa.Table, b: pa.Table, column: str) -> bool:
+    return bool(np.array_equal(a[column].to_numpy(), b[column].to_numpy()))
+
+
+def _blocks(arrival_ns: Ints) -> Ints:
+    """Blocks of consecutive arrivals, equally many in each."""
+    count = len(arrival_ns)
+    blocks = max(min(_BLOCKS, count // _FEWEST_IN_BLOCK), 1)
+    block = np.empty(count, dtype=np.int64)
+    block[np.argsort(arrival_ns, kind="stable")] = np.arange(count) * blocks // count
+    return block
+
+
+def _served(table: pa.Table) -> Floats:
+    """Tokens of each request by which Jain's index counts service, as `RunMetrics.jain_fairness` does."""
+    finish = pc.fill_null(table["finish_ns"], np.iinfo(np.int64).max).to_numpy()
+    finished = np.asarray(pc.equal(table["status"], "finished")) & (finish <= table["arrival_ns"].to_numpy().max())
+    tokens = table["prompt_tokens"].to_numpy() + table["output_tokens"].to_numpy()
+    return np.where(finished, tokens, 0).astype(np.float64)

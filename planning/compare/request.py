@@ -1,0 +1,76 @@
+"""What `compare` is asked: two sides on the same traffic, or two that were recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from planning.deployments import completed
+from planning.request import Request, StatedDeployment
+from planning.settings import with_settings
+from planning.timing import Timing
+from planning.traffic import Offered
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.workload import Workload
+
+
+class Side(Request):
+    """What one side has of its own: a deployment, settings of it by path, and of the run around it.
+
+    `settings` are `policy`, `scheduler.max_num_seqs`, `fleet.router`, ...; one of the scheduler needs no path.
+    """
+
+    deployment: StatedDeployment | None = None
+    settings: dict[str, Any] = Field({})
+    replicas: int | None = Field(None, ge=1, le=100_000)
+    router: str = ""
+    gpu: str | None = None
+    calibration: str | None = None
+
+    def deployed(self, base: Deployment) -> Deployment:
+        """The side's deployment. Raises UserError that names the setting that is wrong."""
+        return with_settings(completed(self.deployment, base) if self.deployment else base, self.settings)
+
+
+class _Judged(Request):
+    """By which bounds requests attain what, and from which change of a latency they gain or lose."""
+
+    bounds: dict[str, float] = Field(
+        {}, description="bounds in ms by metric; the share of requests within them is compared"
+    )
+    threshold: float = Field(
+        0.05, ge=0, le=10, description="change of a request's latency from which it counts as a gain or a loss"
+    )
+
+
+class CompareRequest(Offered, _Judged):
+    """Two sides on the same traffic; synthetic traffic with so many `seeds`."""
+
+    a: Side
+    b: Side
+    seeds: int = Field(1, ge=1, description="simulate a YAML specification with this many seeds")
+    timing: Timing
+
+    def workloads(self) -> list[Workload]:
+        """What both sides are offered, run by run. Raises UserError when that is nothing."""
+        if self.seeds > 1 and self.recorded:
+            raise UserError("seeds", self.seeds, "need a specification as --trace; a recorded trace has happened once")
+        made = [self.workload(number) for number in range(self.seeds)]
+        if not all(workload.requests for workload in made):
+            raise UserError("traffic", made[0].name, "holds no requests")
+        return made
+
+
+class CompareRecordingsRequest(_Judged):
+    """Two recordings, or two directories of them; `timing` has the same runs simulated, to hold them against.
+
+    stamps      when each was last written: a later recording at the same place is another question
+    """
+
+    a: Path
+    b: Path
+    stamps: tuple[int, int] | None = None
+    timing: Timing | None = None

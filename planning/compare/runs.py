@@ -1,0 +1,92 @@
+"""The two sides of a comparison as runs that can be paired: simulated on the same workloads, or recorded.
+
+`tokentwin compare` and the dashboard's Policy lab ask here, so that they cannot say different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from planning.priced_scenario import price_scenario
+from planning.traffic import waits_for_answers
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from calibration.validation.disturbance import Disturbance
+    from planning.compare.paired_runs import PairedRuns
+    from planning.priced_scenario import PricedScenario
+    from serving.deployments.config import Deployment
+    from serving.workload import Workload
+    from traces.recording import Recording
+
+_NAMED = 5  # recordings that an error names
+
+
+def side_scenarios(
+    workloads: Sequence[Workload],
+    calibration: str | None,
+    gpu: str | None,
+    deployed: Callable[[Deployment], Deployment],
+    replicas: int | None = None,
+    router: str = "",
+) -> list[PricedScenario]:
+    """One side's scenarios, one a workload. Raises UserError as `price_scenario` does."""
+    from dataclasses import replace
+
+    first = price_scenario(workloads[0], calibration, gpu, deployed, replicas, router)
+    return [replace(first, workload=workload) for workload in workloads]
+
+
+def simulated_pairs(
+    sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], told: Callable[[int], None]
+) -> PairedRuns:
+    """Simulate both sides; `told` is called with the number of runs that are done."""
+    from planning.compare.paired_runs import PairedRuns
+
+    a: list[pa.Table] = []
+    b: list[pa.Table] = []
+    for scenarios, tables in zip(sides, (a, b), strict=True):
+        for scenario in scenarios:
+            tables.append(scenario.requests())
+            told(len(a) + len(b))
+    return PairedRuns(a, b, bounds, sides[0][0].closed)
+
+
+def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
+    """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
+    from planning.compare.paired_runs import COLUMNS, PairedRuns
+
+    if len(a) != len(b):
+        held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
+        raise UserError("recordings", [len(a), len(b)], f"are paired one by one; give as many of B as of A: {held}")
+    try:
+        closed = any(waits_for_answers(recording.workload()) for recording in a)
+    except UserError:
+        closed = False  # it does not say what was offered
+    of_a, of_b = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
+    return PairedRuns(of_a, of_b, bounds, closed)
+
+
+def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario] = ()) -> Disturbance | None:
+    """Whether the machine was calm while the real engine recorded `sides`; None where a side was simulated.
+
+    `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
+    """
+    from calibration.steps.observed import pure
+    from calibration.steps.step_cost import StepCost
+    from calibration.validation.disturbance import disturbance
+
+    if any(recording.run["clock"] != "wall" for side in sides for recording in side):
+        return None
+    costs = [pure(scenario.cost) for scenario in scenarios]
+    known = [cost.calibration if isinstance(cost, StepCost) else None for cost in costs] or [None] * len(sides)
+    return disturbance(list(zip(sides, known, strict=True)))
+
+
+def _named(side: Sequence[Recording]) -> str:
+    """Their names and where the first lies, such as `run-1, run-2 in runs/a`."""
+    names = ", ".join(recording.path.name for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
+    return f"{names} in {side[0].path.parent}"

@@ -1,0 +1,175 @@
+"""Which deployment a verb simulates, and what prices its steps.
+
+A calibration of our own engine holds for that engine alone; one of another engine, and the bundled kernels, for
+whatever can be derived from them; a cost model of one's own for whatever it says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from planning.deployments import served
+
+if TYPE_CHECKING:
+    from calibration.steps.observed import JudgedCost
+    from serving.deployments.config import Deployment
+    from serving.deployments.gpu_spec import GpuSpec
+
+
+class Priced(NamedTuple):
+    """A deployment, its cost model (which notes what is asked of it), and the id of the calibration behind it."""
+
+    deployment: Deployment
+    cost: JudgedCost
+    calibration: str
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """What its kernels run on; None for our own engine, timed where it was measured."""
+        from calibration.steps.observed import pure
+        from calibration.steps.operation_cost import OperationCost
+
+        behind = pure(self.cost)
+        return behind.kernels.gpu if isinstance(behind, OperationCost) else None
+
+    @property
+    def device(self) -> str:
+        """By which name its price is known: the GPU's, or `cpu` or `cuda` for our own engine."""
+        return self.gpu.name if self.gpu else self.deployment.device
+
+    def usd_per_gpu_hour(self, prices: Mapping[str, float]) -> float | None:
+        """The price of its `device` in `prices`, or else in the catalogue; None if it is in neither."""
+        return prices.get(self.device, self.gpu.usd_per_hour if self.gpu else None)
+
+
+def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
+    """Dollars per GPU-hour from `H100=2.9`, one by one or between commas. Raises UserError for what is no price."""
+    from serving.errors import UserError
+
+    prices: dict[str, float] = {}
+    for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
+        name, _, text = pair.rpartition("=")
+        try:
+            prices[name] = float(text)
+        except ValueError:
+            prices[name] = math.nan
+        if not name or not 0 <= prices[name] < 1e9:
+            raise UserError("price", pair, "should be GPU=DOLLARS an hour, e.g. H100=2.9")
+    return prices
+
+
+def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
+    """From a calibration, or a GPU alone; `deployed` makes the deployment from the one it was learnt with.
+
+    `calibration` is a directory, or the `module:Class` of a cost model of one's own.
+
+    Raises UserError when they do not go together.
+    """
+    from calibration.steps.external_calibration import FILE, ExternalCalibration
+    from serving.errors import UserError
+    from serving.own_cost import names_a_class
+
+    if calibration is None:
+        if gpu is None:
+            raise UserError(
+                "calibration", "none", "give --calibration, or --gpu to simulate a GPU that was not measured"
+            )
+        return _on_gpu(gpu, None, deployed(served()))
+    if names_a_class(calibration):
+        return _by_own_model(calibration, gpu, deployed)
+    if (Path(calibration) / FILE).exists():
+        learnt = ExternalCalibration.load(Path(calibration) / FILE)
+        return _on_gpu(gpu or learnt.gpu, learnt, deployed(_parsed(learnt.deployment)))
+    if gpu is not None:
+        raise UserError("gpu", gpu, "goes with kernel tables; this calibration is of our own engine, leave --gpu out")
+    return _of_our_engine(calibration, deployed)
+
+
+def _by_own_model(name: str, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
+    from calibration.steps.observed import observed
+    from serving.deployments.config import Deployment
+    from serving.errors import UserError
+    from serving.own_cost import identity, own_cost
+
+    if gpu is not None:
+        raise UserError("gpu", gpu, "goes with kernel tables; a cost model of your own needs none, leave it out")
+    deployment = deployed(Deployment())
+    _check_blocks(deployment)
+    return Priced(deployment, observed(own_cost(name, deployment)), identity(name))
+
+
+def _check_blocks(deployment: Deployment) -> None:
+    """Raise UserError where KV blocks are to follow from the memory of a GPU that nothing is known of."""
+    from serving.errors import UserError
+
+    if deployment.gpu_memory_utilization is not None:
+        raise UserError(
+            "gpu_memory_utilization",
+            deployment.gpu_memory_utilization,
+            "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
+        )
+
+
+def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
+    from calibration.steps.observed import observed
+    from calibration.steps.predict import identity, predicted_cost
+    from serving.deployments.gpu_spec import find_gpu
+    from serving.deployments.kv_capacity import kv_capacity
+    from serving.deployments.model_catalogue import find_model
+
+    if deployment.gpu_memory_utilization is not None:
+        capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+        capacity.check(deployment)
+        scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
+        deployment = deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+    return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt))
+
+
+def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment]) -> Priced:
+    from calibration.steps.observed import observed
+    from calibration.steps.step_cost import Calibration, StepCost
+    from serving.deployments.config import Deployment
+    from serving.errors import UserError
+
+    measured = Calibration.load(calibration)
+    base = _parsed(measured.deployment)
+    deployment = deployed(base)
+    _check_blocks(deployment)
+    if deployment.scheduler.speculative is not None:
+        raise UserError(
+            "scheduler.speculative",
+            deployment.scheduler.speculative.method,
+            "has no price in a calibration of our own engine, which does not speculate; give --gpu instead",
+        )
+    for name in Deployment.model_fields:
+        if name in ("policy", "scheduler", "fleet", "kv_tiers"):
+            continue
+        stated, known = getattr(deployment, name), getattr(base, name)
+        if stated != known:
+            raise UserError(name, stated, f"this calibration was measured with {known}; calibrate for the other first")
+    return Priced(deployment, observed(StepCost(measured)), measured.id)
+
+
+def _parsed(deployment: str) -> Deployment:
+    from serving.deployments.config import Deployment, parse
+
+    return parse(Deployment, json.loads(deployment), where="calibration.deployment")
+
+
+def base_deployment(calibration: str | None) -> Deployment:
+    """What a scenario's deployment completes: what was calibrated, or what a GPU serves where nothing is stated."""
+    from calibration.steps.external_calibration import FILE, ExternalCalibration
+    from calibration.steps.step_cost import Calibration
+    from serving.deployments.config import Deployment
+    from serving.own_cost import names_a_class
+
+    if calibration is None:
+        return served()
+    if names_a_class(calibration):
+        return Deployment()
+    file = Path(calibration) / FILE
+    return _parsed((ExternalCalibration.load(file) if file.exists() else Calibration.load(calibration)).deployment)

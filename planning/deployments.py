@@ -1,0 +1,75 @@
+"""From what somebody stated, in a file or as flags, to the deployment that it means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serving.deployments.config import Deployment
+
+SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
+FLAGS: dict[str, type] = {
+    "model": str,
+    "device": str,
+    "dtype": str,
+    "threads": int,
+    "attention": str,
+    "quantization": str,
+    "kv_cache_dtype": str,
+    "tensor_parallel_size": int,
+    "pipeline_parallel_size": int,
+    "gpu_memory_utilization": float,
+    "policy": str,
+}
+_ATTENTION = ("auto", "torch", "triton", "hybrid")
+_OF_THE_REAL_ENGINE = ("device", "threads", "attention")
+
+
+def read_deployment(
+    deployment_file: str | None, flags: dict[str, Any], otherwise: Deployment | None = None
+) -> Deployment:
+    """The deployment in the file (else `otherwise`, else the default), with every flag that was given in its place."""
+    from serving.deployments.config import Deployment, load_deployment, parse
+    from serving.errors import UserError
+
+    base = otherwise or Deployment()
+    if deployment_file:
+        base = completed(load_deployment(deployment_file), otherwise)
+    data = base.model_dump()
+    if flags.get("num_blocks") is not None:
+        if flags.get("gpu_memory_utilization") is not None:
+            raise UserError("num_blocks", flags["num_blocks"], "or gpu_memory_utilization, not both")
+        data["gpu_memory_utilization"] = None
+    data.update({name: flags[name] for name in FLAGS if flags.get(name) is not None})
+    scheduler = (*SCHEDULER_FLAGS, "async_scheduling")
+    data["scheduler"].update({name: flags[name] for name in scheduler if flags.get(name) is not None})
+    deployment = parse(Deployment, data, where=deployment_file or "deployment")
+    if deployment.attention not in _ATTENTION:
+        raise UserError("attention", deployment.attention, f"is none of {', '.join(_ATTENTION)}")
+    return deployment
+
+
+def refuse_engine_flags(flags: dict[str, Any]) -> None:
+    """Raises UserError for a flag that only the real engine heeds: a GPU's kernel tables know no such choice."""
+    from serving.errors import UserError
+
+    for name in _OF_THE_REAL_ENGINE:
+        if flags.get(name) is not None:
+            raise UserError(name, flags[name], "is the real engine's; leave it out with --gpu")
+
+
+def completed(stated: Deployment, otherwise: Deployment | None) -> Deployment:
+    """`stated`; if it names no model, the model is that of `otherwise`, and so what goes with it."""
+    if otherwise is None or "model" in stated.model_fields_set:
+        return stated
+    taken = {name: getattr(otherwise, name) for name in ("model", "device") if name not in stated.model_fields_set}
+    if stated.gpu_memory_utilization is None and "num_blocks" not in stated.scheduler.model_fields_set:
+        taken["gpu_memory_utilization"] = otherwise.gpu_memory_utilization
+    return stated.model_copy(update=taken)
+
+
+def served(model: str = "Llama-3.1-8B") -> Deployment:
+    """What a GPU serves where nothing else is stated."""
+    from serving.deployments.config import Deployment
+
+    return Deployment(model=model, device="cuda", gpu_memory_utilization=0.9)

@@ -1,0 +1,174 @@
+"""A diagnosis as one document: symptoms, what lifting each constraint would buy, and what was asked.
+
+It is what `tokentwin diagnose` prints and saves, what a job of the Run page keeps, and what `tokentwin export` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from serving.document import Document, Number, Part, fact
+from serving.metrics import label_of, metric
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import RenderableType
+
+FINISHED = "finished"  # what is judged where requests come to nothing
+
+
+class Symptom(Part):
+    """Something that looks wrong, with the numbers that show it."""
+
+    name: str = fact("what it is called")
+    lifecycle: str = fact("where it belongs: token, compute, memory or request")
+    severity: float = fact("from 0 to 1", "fraction")
+    metric: str = fact("the latency that it shows in")
+    evidence: str = fact("the numbers")
+    proof: str = fact("the measurement that would prove what is behind it")
+
+
+class Counterfactual(Part):
+    """The run simulated again without one constraint."""
+
+    name: str = fact("what it was simulated with")
+    cause: str = fact("what is to blame if that helps")
+    lifecycle: str = fact("where it belongs: token, compute, memory or request")
+    kind: str = fact("`capacity` or `policy`")
+    p99: dict[str, Number] = fact("what is left of it, by latency; null if over one in a hundred never finish", "ms")
+    bought: dict[str, Number] = fact(
+        "share of the run's p99 that is gone, by latency; under `finished`, of the lost requests that now finish"
+    )
+    skipped: str = fact("why it was not simulated; then there are no numbers", default="")
+    finished: Number = fact("share of all requests that finish", "fraction", default=None)
+
+
+class Trust(Part):
+    """How far step times can be trusted."""
+
+    mark: str = fact("validated, interpolated or extrapolated")
+    reason: str = fact("why")
+
+
+class DiagnosisDocument(Document):
+    """The answer to a diagnosis. Without a cost model there are symptoms only."""
+
+    what: ClassVar[str] = "a diagnosis"
+    where: ClassVar[str] = "diagnosis"
+
+    steps: bool = fact("whether the recording holds steps, so that compute and memory were looked at", default=True)
+    verdict: str = fact("in a sentence")
+    kind: str | None = fact("`capacity` or `policy`; null where nothing is to blame", default=None)
+    cause: str | None = fact("the counterfactual that is most to blame", default=None)
+    metric: str = fact("the latency whose p99 is explained; `finished` where that requests come to nothing is")
+    recorded_p99: dict[str, Number] = fact("p99 by latency in the recording", "ms")
+    simulated_p99: dict[str, Number] = fact("p99 by latency in the run simulated as it was", "ms")
+    recorded_finished: Number = fact("share of the requests that finish", "fraction", default=None)
+    simulated_finished: Number = fact("the same in the simulation", "fraction", default=None)
+    twin_error: Number = fact("how far what is judged is off in the simulation, relative to the recording")
+    warning: str | None = fact("why counterfactuals may be about another run than the recorded one", default=None)
+    standing: Trust | None = fact("how far the cost model's step times can be trusted", default=None)
+    symptoms: tuple[Symptom, ...] = fact("the worst first")
+    counterfactuals: tuple[Counterfactual, ...] = fact("the most likely cause first")
+    version: str = fact("of tokentwin", default="")
+    asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+
+    @property
+    def sheds(self) -> bool:
+        """Whether requests that come to nothing are what is explained; p99s are then of those that finish."""
+        return self.metric == FINISHED
+
+    @property
+    def tried(self) -> tuple[Counterfactual, ...]:
+        """Those that were simulated."""
+        return tuple(tried for tried in self.counterfactuals if not tried.skipped)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What was simulated comes first."""
+        return ("counterfactuals", "symptoms") if self.counterfactuals else ("symptoms",)
+
+    def table(self, name: str) -> pa.Table:
+        """`symptoms`, or `counterfactuals` with a column for the p99 of each latency and what is gone of it."""
+        import pyarrow as pa
+
+        from traces.document_table import table_of
+
+        if name == "symptoms":
+            return table_of(Symptom, self.symptoms)
+        table = table_of(Counterfactual, self.counterfactuals)
+        for latency in self.simulated_p99:
+            left = {"unit": "ms", "definition": f"99th percentile of {label_of(latency)}"}
+            gone = {"unit": "fraction", "definition": "share of the run's that is gone"}
+            columns = (("p99", latency.replace("_ms", "_p99_ms"), left), ("bought", f"{latency}_bought", gone))
+            for source, column, about in columns:
+                values = [getattr(tried, source).get(latency) for tried in self.counterfactuals]
+                table = table.append_column(
+                    pa.field(column, pa.float64(), metadata=about), pa.array(values, pa.float64())
+                )
+        return table
+
+    def report(self) -> Iterator[RenderableType]:
+        """As `tokentwin diagnose` prints it."""
+        return _diagnosis_report(self)
+
+
+def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
+    """The whole of it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if found.symptoms:
+        table = Table("symptom", "lifecycle", show_lines=True)
+        for heading in ("evidence", "what would prove it"):
+            table.add_column(heading, overflow="fold")
+        for symptom in found.symptoms:
+            table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
+        yield table
+    if not found.steps:
+        yield Text("the recording holds no steps, so that compute and memory were not looked at", style="dim")
+    if found.counterfactuals:
+        yield from _counterfactuals(found)
+    else:
+        yield Text("evidence only: with -c or --gpu the run is simulated without each constraint", style="dim")
+    yield Text(found.verdict, style="bold")
+
+
+def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
+    from rich.table import Table
+    from rich.text import Text
+
+    from calibration.steps.coverage import shown_share
+
+    def share(finished: float | None) -> list[str]:
+        return [shown_share(finished)] if found.sheds and finished is not None else ["-"] if found.sheds else []
+
+    def p99(value: float | None) -> str:
+        """Of requests that finish there may be none; of all of them it may be beyond all numbers."""
+        return _ms(value) if value is not None else "-" if found.sheds else "never"
+
+    of = "; latencies are those of the requests that finish" if found.sheds else ""
+    latencies = [f"{metric(name).label} p99, ms" for name in found.simulated_p99]
+    finish = ["finish"] if found.sheds else []
+    title = f"what lifting one constraint would buy{of}"
+    table = Table("with", "kind", *finish, *latencies, title=title, title_justify="left")
+    table.add_row("the run as it was", "", *share(found.simulated_finished), *map(p99, found.simulated_p99.values()))
+    for tried in found.tried:
+        cells = (f"{p99(tried.p99.get(name))} ({_change(tried.bought.get(name))})" for name in found.simulated_p99)
+        table.add_row(tried.name, tried.kind, *share(tried.finished), *cells)
+    yield table
+    for tried in found.counterfactuals:
+        if tried.skipped:
+            yield Text(f"{tried.name}: not tried, {tried.skipped}", style="dim")
+    if found.warning:
+        yield Text(found.warning, style="yellow")
+
+
+def _ms(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _change(bought: float | None) -> str:
+    return "-" if bought is None else f"{round(-100 * bought):+d} %"

@@ -1,0 +1,95 @@
+"""The diagnosis of a recorded run, for `tokentwin diagnose` and as the dashboard's job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planning.diagnose.request import DiagnoseRequest
+from planning.priced_scenario import price_scenario
+from planning.progress import Tell, untold
+from planning.version import __version__
+from serving.deployments.config import parse
+
+if TYPE_CHECKING:
+    from planning.diagnose.diagnosis import Diagnosis
+    from planning.diagnose.document import DiagnosisDocument
+    from planning.diagnose.symptoms import Evidence
+
+DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
+DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its report looks for one
+
+
+def diagnose(
+    request: DiagnoseRequest, *, asked: Mapping[str, Any] | None = None, tell: Tell = untold
+) -> DiagnosisDocument:
+    """Why a recorded run is as slow as it is. `asked` is what the document says it was asked; by default the request.
+
+    Raises UserError for what cannot be read or simulated.
+    """
+    evidence, found = diagnosed(request, tell)
+    return diagnosis_document(evidence, found, request.as_json() if asked is None else asked)
+
+
+def diagnosed(request: DiagnoseRequest, tell: Tell = untold) -> tuple[Evidence, Diagnosis]:
+    """What the recording shows and, with a calibration or a GPU, what lifting each constraint would buy.
+
+    Raises UserError for what cannot be simulated.
+    """
+    from planning.diagnose import diagnosis as search
+    from planning.diagnose.simulated_again import another_run
+    from planning.diagnose.symptoms import Evidence, symptoms
+    from serving.errors import UserError
+    from traces.recording import Recording
+    from traces.run_metrics import check_slo
+
+    recording = Recording.load(request.run)
+    evidence = Evidence(recording, check_slo(request.bounds))
+    if request.calibration is None and request.gpu is None:
+        return evidence, search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
+    if recording.run["status"] != "complete":
+        raise UserError(
+            "run", request.run, f"is {recording.run['status']} and cannot be simulated; leave -c and --gpu out"
+        )
+    deployment = evidence.as_run()
+    replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
+    scenario = price_scenario(
+        recording.workload(), request.calibration, request.gpu, lambda _: deployment, replicas, request.router
+    )
+    found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell)
+    warning = another_run(recording, found, scenario.calibration)
+    return evidence, replace(found, standing=scenario.provenance(), warning=warning)
+
+
+def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
+    """The task, of a `DiagnoseRequest`; see `DiagnosisDocument`."""
+    return diagnose(parse(DiagnoseRequest, settings, where="diagnosis"), tell=tell).as_json()
+
+
+def diagnosis_document(evidence: Evidence, found: Diagnosis, asked: Mapping[str, Any]) -> DiagnosisDocument:
+    """`asked` tells how to get it again: `{"command": ...}`, or the inputs of the page."""
+    from planning.diagnose.document import Counterfactual, DiagnosisDocument, Symptom, Trust
+
+    finished, finished_again = found.finished
+    return DiagnosisDocument(
+        steps=evidence.has_steps,
+        verdict=found.verdict(),
+        kind=found.kind,
+        cause=found.cause.name if found.cause else None,
+        metric=found.metric,
+        recorded_p99=found.recorded,
+        simulated_p99=found.simulated,
+        recorded_finished=finished,
+        simulated_finished=finished_again,
+        twin_error=found.twin_error,
+        warning=found.warning,
+        standing=Trust(mark=found.standing[0].name.lower(), reason=found.standing[1]) if found.standing else None,
+        symptoms=tuple(Symptom.model_validate(symptom, from_attributes=True) for symptom in found.symptoms),
+        counterfactuals=tuple(
+            Counterfactual.model_validate(tried, from_attributes=True) for tried in found.counterfactuals
+        ),
+        version=__version__,
+        asked=dict(asked),
+    )

@@ -1,0 +1,64 @@
+"""Whether a recorded run, simulated as it was, came out as it was: else its counterfactuals are about another run.
+
+A simulated run must come out to the nanosecond, since the simulator is deterministic. A real one comes out as well as
+the twin predicts it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from planning.diagnose.diagnosis import Diagnosis
+from planning.diagnose.document import FINISHED
+from traces.recording import Recording, code_version
+
+_FAR = 0.25  # of the p99 of a real run: beyond, counterfactuals are about another one
+_SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
+
+
+def another_run(recording: Recording, found: Diagnosis, calibration: str) -> str | None:
+    """What is to be said of counterfactuals that are not about the recorded run; None where they are.
+
+    `calibration` is the id of what timed the steps of `found`.
+    """
+    if found.again is None:
+        return None
+    if recording.run["clock"] == "virtual":
+        return _simulated(recording, found.again, calibration)
+    error = found.twin_error
+    if error is None or abs(error) <= _FAR:
+        return None
+    of = "share of requests that come to nothing" if found.metric == FINISHED else "p99"
+    return f"the simulated {of} is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
+
+
+def _simulated(recording: Recording, again: pa.Table, calibration: str) -> str | None:
+    before = recording.table("requests", ["request_id", *_SAME]).sort_by("request_id")
+    after = again.select(["request_id", *_SAME]).sort_by("request_id")
+    if before["request_id"].combine_chunks() != after["request_id"].combine_chunks():
+        differing = before.num_rows
+    else:
+        differing = int(np.logical_or.reduce([_differs(before[name], after[name]) for name in _SAME]).sum())
+    if not differing:
+        return None
+    return (
+        f"simulated again, {differing:,} of {before.num_rows:,} requests come out otherwise than recorded: "
+        f"{_why(recording, calibration)}; these are causes in another run"
+    )
+
+
+def _differs(before: pa.ChunkedArray, after: pa.ChunkedArray) -> np.ndarray:
+    same = pc.fill_null(pc.equal(before, after), False)
+    neither = pc.and_(pc.is_null(before), pc.is_null(after))
+    return ~pc.or_(same, neither).to_numpy()
+
+
+def _why(recording: Recording, calibration: str) -> str:
+    run = recording.run
+    if run["calibration"] != calibration:
+        return f"its steps were timed by {run['calibration'] or 'nothing that is known'}, here by {calibration}"
+    if run["version"] != code_version():
+        return f"tokentwin {run['version']} made it, and this is {code_version()}"
+    return "its router, policy or cost model was another"

@@ -1,0 +1,82 @@
+"""The one way in which things are exported, to a file or to a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from planning.exports.exportable import Exportable
+from planning.exports.file import write_whole
+from planning.exports.formats import FORMATS
+from planning.exports.openmetrics import write_openmetrics
+from planning.exports.perfetto import write_perfetto
+from planning.exports.recorded_run import RecordedRun
+from planning.exports.tables import write_table
+from serving.document import Document
+from serving.errors import UserError
+
+Write = Callable[[Any, IO[bytes]], None]  # a whole source
+
+
+def _write_json(document: Document, out: IO[bytes]) -> None:
+    out.write(document.dumps(indent=1).encode() + b"\n")
+
+
+_OF_KIND: dict[type, dict[str, Write]] = {
+    Document: {"json": _write_json},
+    RecordedRun: {"perfetto": write_perfetto, "openmetrics": write_openmetrics},
+}
+
+
+def formats_of(source: Exportable) -> list[str]:
+    """The names of the formats that it has: a report, tables if there are any, and those of its kind."""
+    own = {"html", *_writers(source)}
+    return [name for name, format in FORMATS.items() if name in own or (format.tabular and source.tables)]
+
+
+def write_export(
+    source: Exportable, name: str, out: IO[bytes], table: str | None = None, html: Write | None = None
+) -> None:
+    """Write `source` to an open file in the format `name`; `table` is one of its tables, by default the first.
+
+    `html` writes reports, whose figures are the dashboard's. Raises UserError for a format or a table that the source
+    has not, a table given to a format that holds everything, and a source that is damaged or lacks what the format
+    needs.
+    """
+    if name not in formats_of(source):
+        raise UserError("format", name, f"is none that {source.what} has; choose {_or(formats_of(source))}")
+    if not FORMATS[name].tabular:
+        if table is not None:
+            raise UserError("table", table, f"cannot be chosen: {name} holds the whole of {source.what}")
+        write = html if name == "html" else _writers(source)[name]
+        if write is None:
+            raise ValueError("nobody said what writes reports")
+        write(source, out)
+        return
+    if table is not None and table not in source.tables:
+        raise UserError("table", table, f"is none that this has; choose {_or(source.tables)}")
+    write_table(source.table(table or source.tables[0]), name, out)
+
+
+def export(
+    source: Exportable,
+    name: str,
+    path: Path,
+    table: str | None = None,
+    overwrite: bool = False,
+    html: Write | None = None,
+) -> None:
+    """`write_export` to the file `path`, in full or not at all.
+
+    Raises UserError also if the file exists and `overwrite` is not set, or if it cannot be written.
+    """
+    write_whole(path, lambda out: write_export(source, name, out, table, html=html), overwrite)
+
+
+def _writers(source: Exportable) -> dict[str, Write]:
+    return {name: write for kind, own in _OF_KIND.items() if isinstance(source, kind) for name, write in own.items()}
+
+
+def _or(names: list[str] | tuple[str, ...]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

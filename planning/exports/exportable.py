@@ -1,0 +1,80 @@
+"""What can be exported: recordings, and the answers of plan, compare, diagnose, sweep and validate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from serving.document import Document
+from serving.errors import UserError, reason
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from serving.document import Document
+
+ANSWER = "result.json"  # in the directory of a job
+_KNOWN = (
+    "is none of: a recording, the directory of a sweep or of a validation report, the saved answer of "
+    "`plan --save`, `compare --save` or `diagnose --save`"
+)
+
+
+class Exportable(Protocol):
+    """Something that has tables; `what` is what messages call it, such as `a plan`."""
+
+    what: ClassVar[str]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables that it has, the default first."""
+        ...
+
+    def table(self, name: str) -> pa.Table:
+        """One of them. Raises UserError, one line, if it is damaged."""
+        ...
+
+
+def open_exportable(path: Path) -> Exportable:
+    """What lies at `path`, read and checked. Raises UserError if that is nothing that can be exported, or damaged."""
+    if path.is_file():
+        return _answer(path)
+    if (path / "requests.parquet").exists():
+        from planning.exports.recorded_run import RecordedRun
+
+        return RecordedRun(path)
+    if (path / "sweep.json").exists():
+        from planning.exports.sweep import Sweep
+
+        return Sweep(path)
+    if (path / "report.json").exists():
+        from planning.exports.validation import Validation
+
+        return Validation(path)
+    if (path / ANSWER).is_file():
+        return _answer(path / ANSWER)
+    raise UserError("source", str(path), _KNOWN if path.exists() else "does not exist")
+
+
+def _answer(path: Path) -> Document:
+    """By a field that no other answer has."""
+    from planning.compare.document import ComparisonDocument
+    from planning.diagnose.document import DiagnosisDocument
+    from planning.plan.document import PlanDocument
+
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError("source", str(path), f"cannot be read: {reason(error)}") from None
+    except (ValueError, RecursionError):
+        raise UserError("source", str(path), _KNOWN) from None
+    kinds: dict[str, type[Document]] = {
+        "recommendation": PlanDocument,
+        "tallies": ComparisonDocument,
+        "counterfactuals": DiagnosisDocument,
+    }
+    for field, kind in kinds.items():
+        if isinstance(document, dict) and field in document:
+            return kind.read(document)
+    raise UserError("source", str(path), _KNOWN)

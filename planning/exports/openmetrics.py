@@ -1,0 +1,252 @@
+"""What vLLM's `/metrics` would say at the end of a recorded run, as OpenMetrics text.
+
+The names are those that the metric registry gives as Prometheus's, the buckets are vLLM's
+(`vllm/v1/metrics/loggers.py`), so that dashboards and alerts written for vLLM work on a simulated fleet. A replica is
+an `engine`; `job` tells a simulated run (`sim`) from a real one (`real`). What the recording did not keep is left out.
+
+Format: https://prometheus.io/docs/specs/om/open_metrics_spec/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from serving.metrics import metric
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from planning.exports.recorded_run import RecordedRun
+    from traces.recording import Recording
+    from traces.run_metrics import RunMetrics
+
+JOB = {"virtual": "sim", "wall": "real"}
+
+# fmt: off
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)
+_TOKEN_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)
+_REQUEST_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# fmt: on
+_BUCKETS: Mapping[str, tuple[float, ...]] = {
+    "ttft_ms": _TTFT_S,
+    "tpot_ms": _TOKEN_S,
+    "itl_ms": _TOKEN_S,
+    "e2e_ms": _REQUEST_S,
+    "queue_ms": _REQUEST_S,
+    "prefill_ms": _REQUEST_S,
+    "decode_ms": _REQUEST_S,
+    "batch_tokens": _STEP_TOKENS,
+}
+_LENGTHS = {
+    "vllm:request_prompt_tokens": "prompt_tokens",
+    "vllm:request_generation_tokens": "output_tokens",
+    "vllm:request_max_num_generation_tokens": "output_tokens",  # of the answers to a prompt, of which there is one
+}
+# A trace says how long an answer is, so one that finished came to its length. What is unfinished has no reason yet, and
+# what was rejected never became a request of the engine's.
+_REASONS = {
+    "stop": (),
+    "length": ("finished",),
+    "abort": ("timed_out", "cancelled", "aborted"),
+    "error": (),
+    "repetition": (),
+}
+_GAUGES = ("running", "waiting", "kv_usage")
+_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "input_throughput": ("prompt_tokens",),
+    "output_throughput": ("output_tokens",),
+    "prefix_hit_rate": ("prefix_hit_tokens", "prompt_tokens"),
+    "preemptions": ("preemptions",),
+}
+_DRAFTED: Mapping[str, tuple[str, ...]] = {
+    "acceptance_length": ("drafts",),
+    "draft_acceptance_rate": ("accepted_tokens",),
+    "rejected_draft_tokens": ("draft_tokens",),
+}
+_TIERED: Mapping[str, tuple[str, ...]] = {"tier_hit_rate": ("tier_hit_tokens", "prompt_tokens")}
+# fmt: off
+_REQUEST_COLUMNS = [
+    "replica", "status", "prompt_tokens", "output_tokens", "arrival_ns", "send_ns", "scheduled_ns", "first_token_ns",
+    "finish_ns", "prefix_hit_tokens", "preemptions", "preempted_ns", "token_times_ns",
+    "drafts", "draft_tokens", "accepted_tokens", "tier_hit_tokens",
+]
+_STEP_COLUMNS = [
+    "replica", "step", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
+]
+# fmt: on
+
+
+def write_openmetrics(source: RecordedRun, out: IO[bytes]) -> None:
+    """The metrics of every replica, and `# EOF`."""
+    recording = source.recording
+    deployment = _deployment(recording)
+    engines = _engines(recording, str(deployment.get("model") or "unknown"))
+    longest = (deployment.get("scheduler") or {}).get("max_model_len") or 131_072
+    for lines in _families(engines, int(longest)):
+        out.write("".join(f"{line}\n" for line in lines).encode())
+    out.write(b"# EOF\n")
+
+
+class _Engine:
+    """One replica: its labels, its requests, and its metrics."""
+
+    def __init__(self, labels: str, requests: pa.Table, metrics: RunMetrics) -> None:
+        self.labels, self.requests, self.metrics = labels, requests, metrics
+
+    def sum(self, name: str) -> int:
+        """Of a column of requests, over those that it began to serve; of a map, of all its values."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        served = self.requests.filter(pc.is_valid(self.requests["scheduled_ns"]))[name]
+        if pa.types.is_map(served.type):
+            return sum(count for row in served.to_pylist() for _, count in row or ())
+        return int(pc.sum(served).as_py() or 0)
+
+    def keeps(self, name: str) -> bool:
+        """Whether the column says something of any of its requests."""
+        column = self.requests[name]
+        return column.null_count < len(column)
+
+    def values(self, name: str) -> NDArray[Any]:
+        """Of a distribution, as vLLM observes it: of tokens that one step brings, a draft's, there is one gap."""
+        values = self.metrics.values(name)
+        return values[values > 0] if name == "itl_ms" else values
+
+    def inference_ms(self) -> NDArray[Any]:
+        """Of each finished request, from its first step to its last token."""
+        return self.metrics.values("prefill_ms") + self.metrics.values("decode_ms")
+
+    def ended(self, reason: str) -> int:
+        """How many of its requests ended for one of vLLM's reasons."""
+        found = self.metrics.statuses()
+        return sum(found.get(status, 0) for status in _REASONS[reason])
+
+    def lengths(self, name: str) -> NDArray[Any]:
+        """A column of the requests that finished."""
+        return self.requests[name].to_numpy()[self.metrics.finished]
+
+    def last(self, name: str) -> float | None:
+        """A step metric in the last step."""
+        values = self.metrics.values(name)
+        return None if not len(values) or values[-1] != values[-1] else float(values[-1])
+
+
+def _engines(recording: Recording, model: str) -> list[_Engine]:
+    """The replicas by number. Tables are sorted once and cut, so that a thousand replicas cost no more than one."""
+    import numpy as np
+
+    from traces.run_metrics import RunMetrics
+
+    run = recording.run
+    requests = recording.table("requests", _REQUEST_COLUMNS).sort_by("replica")
+    steps = recording.table("steps", _STEP_COLUMNS).sort_by([("replica", "ascending"), ("step", "ascending")])
+    numbers = sorted({*requests["replica"].unique().to_pylist(), *steps["replica"].unique().to_pylist()} - {None})
+    cuts = [np.searchsorted(t["replica"].drop_null().to_numpy(), [*numbers, np.inf]) for t in (requests, steps)]
+    engines = []
+    for at, number in enumerate(numbers):
+        mine, done = (
+            table.slice(cut[at], cut[at + 1] - cut[at]) for table, cut in zip((requests, steps), cuts, strict=True)
+        )
+        labels = {"job": JOB.get(run["clock"], "unknown"), "model_name": model, "engine": number}
+        shown = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+        engines.append(_Engine(shown, mine, RunMetrics(mine, done, {**run, "replica_lives": None, "replicas": 1})))
+    return engines
+
+
+def _families(engines: list[_Engine], longest: int) -> Iterator[list[str]]:
+    """The lines of each metric family: its description, and its samples."""
+    for name, bounds in _BUCKETS.items():
+        known, per_unit = metric(name), 1e3 if metric(name).unit == "ms" else 1.0
+        values = [e.values(name) / per_unit for e in engines]
+        yield _histogram(known.prometheus[0], f"{known.label}: {known.definition}", bounds, engines, values)
+    inference = [e.inference_ms() / 1e3 for e in engines]
+    meaning = "prefill and decode of a finished request"
+    yield _histogram("vllm:request_inference_time_seconds", meaning, _REQUEST_S, engines, inference)
+    for prometheus, column in _LENGTHS.items():
+        meaning = f"{column.replace('_', ' ')} of a finished request"
+        yield _histogram(prometheus, meaning, one_two_five(longest), engines, [e.lengths(column) for e in engines])
+    for name in _GAUGES:
+        known = metric(name)
+        samples = [(e.labels, e.last(name)) for e in engines]
+        yield _family(known.prometheus[0], "gauge", f"{known.label} in the last step: {known.definition}", samples)
+    drafted, tiered = any(e.sum("drafts") for e in engines), any(e.keeps("tier_hit_tokens") for e in engines)
+    counters = {**_COUNTERS, **(_TIERED if tiered else {}), **(_DRAFTED if drafted else {})}
+    for name, columns in counters.items():
+        known = metric(name)
+        for prometheus, column in zip(known.prometheus, columns, strict=True):
+            counts = [(e.labels, float(e.sum(column))) for e in engines]
+            yield _family(prometheus.removesuffix("_total"), "counter", f"{column.replace('_', ' ')}, summed", counts)
+    ended = [(f'{e.labels},finished_reason="{reason}"', float(e.ended(reason))) for e in engines for reason in _REASONS]
+    yield _family("vllm:request_success", "counter", "requests by the reason for which they ended", ended)
+
+
+def _family(name: str, kind: str, meaning: str, samples: Sequence[tuple[str, float | None]]) -> list[str]:
+    known = [(labels, value) for labels, value in samples if value is not None]
+    suffix = "_total" if kind == "counter" else ""
+    lines = [f"{name}{suffix}{{{labels}}} {float(value)!r}" for labels, value in known]
+    return [*_described(name, kind, meaning), *lines] if known else []
+
+
+def _histogram(
+    name: str,
+    meaning: str,
+    bounds: tuple[float, ...],
+    engines: list[_Engine],
+    values: list[NDArray[Any]],
+) -> list[str]:
+    """Cumulative counts at or below each bound; nothing if no engine kept such values."""
+    import numpy as np
+
+    if not any(map(len, values)):
+        return []
+    lines = []
+    for engine, raw in zip(engines, values, strict=True):
+        known = np.sort(raw[~np.isnan(raw)])
+        counts = [*np.searchsorted(known, bounds, side="right").tolist(), len(known)]
+        edges = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+        lines += [
+            f'{name}_bucket{{{engine.labels},le="{le}"}} {count}' for le, count in zip(edges, counts, strict=True)
+        ]
+        lines.append(f"{name}_count{{{engine.labels}}} {len(known)}")
+        lines.append(f"{name}_sum{{{engine.labels}}} {float(known.sum())!r}")
+    return [*_described(name, "histogram", meaning), *lines]
+
+
+def _described(name: str, kind: str, meaning: str) -> list[str]:
+    unit = [f"# UNIT {name} seconds"] if name.endswith("_seconds") else []
+    return [f"# TYPE {name} {kind}", *unit, f"# HELP {name} {_escaped(meaning)}."]
+
+
+def one_two_five(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, ... up to `most`: vLLM's buckets of lengths."""
+    bounds: list[float] = []
+    decade = 1
+    while decade <= most:
+        bounds += [times * decade for times in (1, 2, 5) if times * decade <= most]
+        decade *= 10
+    return tuple(bounds)
+
+
+def _deployment(recording: Recording) -> dict[str, Any]:
+    try:
+        found = json.loads(recording.run["deployment"] or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

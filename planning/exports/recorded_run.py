@@ -1,0 +1,50 @@
+"""A recording: its requests and steps, with the metrics that have a value for each row beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from planning.exports.tables import metric_field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from traces.recording import Recording
+
+_RECORDED = {"running", "waiting"}  # metrics that are columns of `steps` already
+
+
+class RecordedRun:
+    """A recorded run, real or simulated."""
+
+    what: ClassVar[str] = "a recording"
+
+    def __init__(self, source: Path | Recording, name: str = "", runs: Path | None = None) -> None:
+        """A directory, or a recording that is open already. Raises UserError when it is damaged.
+
+        `name` is by default that of the directory; what timed it is looked for under `runs`, by default where it lies.
+        """
+        from traces.recording import Recording
+
+        self.recording = source if isinstance(source, Recording) else Recording.load(str(source))
+        at = self.recording.path.resolve()
+        self.name = name or at.name
+        self.runs = at.parent if runs is None else runs
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("requests", "steps") if sum(self.recording.group_rows("steps")) else ("requests",)
+
+    def table(self, name: str) -> pa.Table:
+        """The dataset, and its metrics as further columns (float64, null for none)."""
+        import pyarrow as pa
+
+        from traces.run_metrics import REQUEST_METRICS, STEP_METRICS, RunMetrics
+
+        table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
+        for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
+            if of_row not in _RECORDED:
+                values = pa.array(metrics.values(of_row), from_pandas=True)
+                table = table.append_column(metric_field(of_row), values)
+        return table

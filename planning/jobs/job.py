@@ -1,0 +1,178 @@
+"""One job as seen from outside: what it was asked, how far it is, what came of it; starting and cancelling it.
+
+request.json   task and settings
+process.json   the mark of its process
+progress.json  stage, share done, and when it began
+outcome.json   why it ended without a result: failed or cancelled
+result.json    what it gives; a job with a result is done, whatever else lies there
+log.txt        what the process printed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from planning.jobs.files import read_json, write_json
+from planning.jobs.process import ProcessMark, mark_of
+from planning.version import __version__
+from serving.python_process import module_command, module_environment
+
+Seen = TypeVar("Seen")
+State = Literal["absent", "queued", "running", "done", "failed", "cancelled"]
+DIED = "its process died before it was done; start it again"
+_EARLIEST = 0.1  # share done, before which time left would be a guess
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a job stands. `share` is of all its work, `eta_s` None while nothing tells; `error` is one line."""
+
+    state: State
+    stage: str = ""
+    share: float = 0.0
+    eta_s: float | None = None
+    error: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether a process is at it."""
+        return self.state in ("queued", "running")
+
+
+class Job:
+    """The job that a task and its settings name, wherever and whenever it is asked for.
+
+    task      `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
+    settings  plain JSON; with the task and the version of tokentwin they decide the result
+    """
+
+    def __init__(self, root: Path, task: str, settings: Mapping[str, Any]) -> None:
+        self.task, self.settings = task, dict(settings)
+        named = json.dumps([task, self.settings, __version__], sort_keys=True, allow_nan=False)
+        self.id = hashlib.sha256(named.encode()).hexdigest()[:16]
+        self.directory = root / self.id
+
+    @property
+    def result(self) -> Any:
+        """What it gave; None if it is not done."""
+        return read_json(self.directory / "result.json")
+
+    def document(self, name: str) -> Any:
+        """A document that the task has left so far; None if it has not."""
+        return read_json(self.directory / name)
+
+    @property
+    def status(self) -> Status:
+        """From its files, and from whether its process is alive. A damaged file is as good as none."""
+        ended = self._ended
+        if ended is not None:
+            return ended
+        process = self._process
+        if process is None:
+            return Status("absent")
+        if not process.alive:
+            return self._ended or Status("failed", error=DIED)  # it may have ended well between the two looks
+        return self._read("progress.json", _under_way) or Status("queued")
+
+    def start(self) -> None:
+        """Have it done, unless it is done or being done. Of several starters at once one starts it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._starting():
+            status = self.status
+            if status.active or status.state == "done":
+                return
+            for name in ("outcome.json", "progress.json", "process.json"):
+                (self.directory / name).unlink(missing_ok=True)
+            write_json(self.directory / "request.json", {"task": self.task, "settings": self.settings})
+            with (self.directory / "log.txt").open("w") as log:
+                process = subprocess.Popen(
+                    module_command("planning.jobs.worker", str(self.directory.resolve())),
+                    env=module_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # it outlives the server, and can be ended with all of its children
+                )
+            # Waited for, so that it does not stay behind as a zombie of a server that runs for months.
+            threading.Thread(target=process.wait, daemon=True).start()
+            mark = mark_of(process.pid) or ProcessMark(process.pid, 0)
+            try:
+                write_json(self.directory / "process.json", mark)
+            except OSError:
+                mark.kill_group()  # nobody would find it
+                raise
+
+    def cancel(self) -> None:
+        """End its process and all its children; a result that is there by then stays."""
+        if not self.directory.is_dir():
+            return
+        with self._starting():
+            process = self._process
+            if process is None or not self.status.active:
+                return
+            process.kill_group()
+            write_json(self.directory / "outcome.json", {"state": "cancelled", "error": "cancelled"})
+
+    @property
+    def _ended(self) -> Status | None:
+        return self._read("result.json", _done) or self._read("outcome.json", _outcome)
+
+    @property
+    def _process(self) -> ProcessMark | None:
+        return self._read("process.json", lambda mark: ProcessMark(*map(int, mark)))
+
+    def _read(self, name: str, seen: Callable[[Any], Seen]) -> Seen | None:
+        """What a file says; None if there is none, or it says something else."""
+        document = read_json(self.directory / name)
+        try:
+            return None if document is None else seen(document)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        with (self.directory / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def finished(root: Path, task: str) -> list[Job]:
+    """The jobs of `task` that have a result, the last one asked first."""
+    found = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
+    jobs = []
+    for path in found:
+        request = read_json(path)
+        settings = request.get("settings") if isinstance(request, dict) else None
+        if not isinstance(settings, dict) or request["task"] != task:
+            continue
+        job = Job(root, task, settings)
+        # Else of another version, with other results
+        if job.directory == path.parent and job.status.state == "done":
+            jobs.append(job)
+    return jobs
+
+
+def _done(result: Any) -> Status:
+    return Status("done", share=1.0)
+
+
+def _outcome(outcome: Any) -> Status:
+    if outcome["state"] not in ("failed", "cancelled"):
+        raise ValueError(outcome["state"])
+    return Status(outcome["state"], error=str(outcome["error"]))
+
+
+def _under_way(progress: Any) -> Status:
+    share, passed = float(progress["share"]), time.time() - float(progress["began"])
+    eta_s = passed * (1 - share) / share if share >= _EARLIEST else None
+    return Status("running", str(progress["stage"]), share, eta_s)

@@ -1,0 +1,92 @@
+"""The process of a job: `python -m planning.jobs.worker DIRECTORY`.
+
+It waits for a free slot (one for each CPU, held by a lock that dies with the process), does the task, and leaves a
+result or one line that says why there is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from planning.jobs.files import read_json, write_json
+from planning.jobs.process import mark_of
+from planning.progress import Tell
+from serving.errors import UserError, reason
+
+Task = Callable[[dict[str, Any], Path, Tell], Any]
+
+
+class _ProgressFile:
+    """Where a task says how far it is: the stage it is at, and the share of all its work that is done."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "progress.json"
+        self._began = time.time()
+        self("starting", 0.0)
+
+    def __call__(self, stage: str, share: float) -> None:
+        write_json(self._path, {"stage": stage, "share": min(max(share, 0.0), 1.0), "began": self._began})
+
+
+def main(directory: Path) -> int:
+    """Do what the directory's request asks."""
+    os.nice(5)  # whoever watches comes first
+    # Also written by who started it, who may be gone by now.
+    write_json(directory / "process.json", mark_of(os.getpid()))
+    request = read_json(directory / "request.json")
+    slot = _slot(directory.parent)
+    try:
+        result = _task(request["task"])(request["settings"], directory, _ProgressFile(directory))
+        write_json(directory / "result.json", result)
+    except UserError as error:
+        return _failed(directory, str(error))
+    except OSError as error:
+        traceback.print_exc()
+        return _failed(directory, f"runs: {str(directory)!r}: cannot be read or written: {reason(error)}")
+    except Exception as error:
+        traceback.print_exc()
+        return _failed(directory, f"a bug: {type(error).__name__}: {_line(error)}; {directory / 'log.txt'} has more")
+    else:
+        return 0
+    finally:
+        slot.close()
+
+
+def _slot(root: Path) -> IO[str]:
+    """One of as many as there are CPUs, as soon as one is free."""
+    slots = [(root / f".slot-{number}").open("w") for number in range(len(os.sched_getaffinity(0)))]
+    while True:
+        for slot in slots:
+            try:
+                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return slot
+        time.sleep(0.2)
+
+
+def _task(name: str) -> Task:
+    module, _, function = name.partition(":")
+    task: Task = getattr(import_module(module), function)
+    return task
+
+
+def _failed(directory: Path, error: str) -> int:
+    write_json(directory / "outcome.json", {"state": "failed", "error": error})
+    return 1
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

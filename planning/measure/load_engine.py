@@ -1,0 +1,37 @@
+"""Loading the real engine for a verb."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from planning.home import home
+
+if TYPE_CHECKING:
+    from realengine.engine import Engine
+    from serving.deployments.config import Deployment
+
+
+def load_engine(deployment: Deployment, warm: bool = True) -> Engine:
+    """An engine, warmed up unless its times do not matter.
+
+    Raises UserError if torch is not installed or the model cannot be loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
+    from serving.errors import UserError
+
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UserError("torch", "not installed", "pip install 'tokentwin[engine]'") from None
+    from realengine.engine import Engine
+    from realengine.weights import load_model_files
+
+    engine = Engine(deployment, load_model_files(deployment.model, home()))
+    if engine.memory_report:
+        click.echo(engine.memory_report, err=True)
+    if warm:
+        engine.warm_up()
+    return engine

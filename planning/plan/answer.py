@@ -1,0 +1,163 @@
+"""The answer to a plan: its `PlanDocument`, made of what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planning.plan.candidates import Engine
+from planning.plan.curves import fleet_curve, load_curve, mean_rate
+from planning.plan.document import (
+    Candidate,
+    Dearer,
+    Draws,
+    Fewer,
+    FleetPoint,
+    Histogram,
+    Infeasible,
+    Lengths,
+    LoadPoint,
+    Offered,
+    PlanDocument,
+    Recommendation,
+    Trust,
+)
+from planning.plan.objectives import Objective
+from planning.plan.plan import Offer, Plan
+from planning.plan.plan import Recommendation as Recommended
+from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
+from planning.plan.trial import Figures
+from planning.plan.vllm_command import vllm_command_of
+from planning.progress import Tell, untold
+from planning.version import __version__
+from planning.workers import Workers
+from serving.deployments.config import Deployment
+
+_BINS = 30
+_AROUND = 0.7  # of the work of both curves, the first one's: it is simulated at both ends of the interval, too
+
+
+def plan_document(
+    workers: Workers | None,
+    found: Plan,
+    engines: Sequence[Engine],
+    asked: Mapping[str, Any],
+    tell: Tell = untold,
+) -> PlanDocument:
+    """`asked` tells how to get it again: `{"command": ...}`, or the inputs of the page.
+
+    The curves around the answer are simulated here, by `workers`; None leaves them out. `tell` hears of them, with the
+    share of this that is done.
+    """
+    best, rate = found.recommendation, mean_rate(found.question)
+    requests = list(found.question.workload.requests)
+    prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
+    mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)
+    objectives = found.question.objectives.each
+    by_replicas, by_rate = _curves(workers, best, found.limits.most, tell) if workers and best else ([], [])
+    return PlanDocument(
+        answer=answer(found),
+        objectives=tuple(objective.text for objective in objectives),
+        requests=found.question.requests,
+        span_s=span_s(found),
+        too_short=too_short(found),
+        spares=found.limits.spares,
+        recommendation=_recommendation(found, best) if best else None,
+        runners_up=tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up),
+        dearer=tuple(Dearer(engine=name, usd_per_hour_at_least=usd) for name, usd in found.dearer),
+        infeasible=tuple(Infeasible(engine=failure.name, reason=failure.reason) for failure in found.failures),
+        frontier=found.frontier,
+        frontier_by_price=found.by_price,
+        points=found.points,
+        trials=found.trials,
+        why_not_fewer=why_not_fewer(found, best) if best else None,
+        requests_per_s=rate if math.isfinite(rate) else None,
+        candidates={
+            engine.name: Candidate(
+                gpu=engine.gpu,
+                deployment=engine.deployment.model_dump(mode="json"),
+                kv_tokens=engine.kv_tokens,
+                kv_requests=engine.kv_tokens / mean_tokens,
+            )
+            for engine in engines
+        },
+        lengths=Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)),
+        by_replicas=tuple(by_replicas),
+        by_rate=tuple(by_rate),
+        mean_prompt_tokens=sum(prompts) / len(requests),
+        mean_output_tokens=sum(outputs) / len(requests),
+        unforgiving=tuple(o.text for o in objectives if not o.allowed(found.question.requests)),
+        version=__version__,
+        asked=dict(asked),
+    )
+
+
+def _curves(
+    workers: Workers, best: Recommended, most: int, tell: Tell
+) -> tuple[Sequence[FleetPoint], Sequence[LoadPoint]]:
+    """What more and fewer replicas, up to `most`, and more and less traffic would do."""
+    engine, replicas = best.offer.engine, best.offer.trial.replicas
+
+    def told_around(share: float) -> None:
+        tell("attainment with more and fewer replicas", _AROUND * share)
+
+    def told_load(share: float) -> None:
+        tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share)
+
+    around = fleet_curve(workers, engine, replicas, most, told_around)
+    return around, load_curve(workers, engine, replicas, best.knee.headroom_percent, told_load)
+
+
+def length_histogram(tokens: Sequence[int]) -> Histogram:
+    """The percentage of the requests between each of the `edges` (tokens, evenly spaced logarithms) and the next."""
+    import numpy as np
+
+    edges = np.geomspace(min(tokens), max(tokens) + 1, _BINS + 1)
+    counts, _ = np.histogram(tokens, edges)
+    return Histogram(
+        edges=tuple(float(f"{edge:.6g}") for edge in edges), percent=tuple((100 * counts / len(tokens)).tolist())
+    )
+
+
+def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
+    objectives, figures = plan.question.objectives, best.offer.trial.figures
+    fewer = best.fewer.figures if best.fewer else None
+    gpus, spares = best.offer.engine.gpus, plan.limits.spares
+    assert figures is not None
+    seen = zip(objectives.each, figures.observed, strict=True)
+    fast, slow = (end.replicas and (end.replicas + spares) * gpus for end in (best.fast, best.slow))
+    assert fast is not None
+    return Recommendation(
+        **_offered(best.offer, objectives.each),
+        deployment=_deployment(plan, best.offer).model_dump(mode="json"),
+        vllm_serve=vllm_command_of(best.offer.engine),
+        one_fewer=Fewer(**_seen(fewer, objectives.each), attainment=fewer.attainment) if fewer else None,
+        headroom_percent=best.knee.headroom_percent,
+        breaks_first=best.knee.breaks,
+        plausible_gpus=(fast, slow),
+        other_draws=Draws(drawn=len(best.draws), met=sum(best.draws)),
+        standing=Trust(mark=best.fast.standing, reason=best.fast.reason),
+        seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
+    )
+
+
+def _offered(offer: Offer, objectives: Sequence[Objective]) -> dict[str, Any]:
+    assert offer.trial.figures is not None
+    return {**dict(offer.point), **_seen(offer.trial.figures, objectives)}
+
+
+def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:
+    observed = zip(objectives, figures.observed, strict=True)
+    return {
+        "observed": {objective.text: value for objective, value in observed},
+        "e2e_p99_s": figures.e2e_p99_s,
+        "piling_up_per_s": figures.steady.piling_up_per_s,
+    }
+
+
+def _deployment(plan: Plan, offer: Offer) -> Deployment:
+    """Of one replica; of a split one with the fleet, which it takes."""
+    engine = offer.engine
+    fleet = engine.fleet(offer.trial.replicas, plan.question.router) if engine.split else None
+    return engine.deployment.model_copy(update={"fleet": fleet})

@@ -1,0 +1,175 @@
+"""What a fleet may be made of: a GPU, how many of them share the model, a policy, settings, a split; what fits on none.
+
+What the deployment leaves open is as `vllm serve` would have it on each GPU. One that names `gpu_memory_utilization`
+gets the KV blocks that the GPU has room for; one that does not keeps its own number everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from planning.settings import with_settings
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.vllm_defaults import served_by_default
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    from serving.workload import Workload
+
+_ROUND = 1024  # tokens to which the longest request is rounded up
+_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # in the name of an engine
+
+
+class Split(NamedTuple):
+    """So many engines that prefill to so many that decode."""
+
+    prefill: int
+    decode: int
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return f"{self.prefill}P{self.decode}D"
+
+    @classmethod
+    def parse(cls, text: str) -> Split | None:
+        """From `PREFILL:DECODE`; None of `none`. Raises UserError for anything else."""
+        prefill, _, decode = text.partition(":")
+        if text == "none":
+            return None
+        if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in (prefill, decode)):
+            raise UserError("split", text, "should be PREFILL:DECODE engines, e.g. 1:2, or none")
+        return cls(int(prefill), int(decode))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One replica of a candidate fleet: what it runs, on which GPUs (by the name the user gave), at what price.
+
+    `varied` has the settings that other candidates have otherwise, as they are shown, where the name does not say them.
+    With a `split`, a replica is that many engines for prefill and for decode, which all other replicas share.
+    """
+
+    gpu: str
+    usd_per_gpu_hour: float
+    deployment: Deployment
+    varied: tuple[str, ...] = ()
+    split: Split | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.deployment.gpus * (sum(self.split) if self.split else 1)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens for which one engine has KV blocks, beside the null block."""
+        scheduler = self.deployment.scheduler
+        return (scheduler.num_blocks - 1) * scheduler.block_size
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of one replica."""
+        return self.gpus * self.usd_per_gpu_hour
+
+    @property
+    def name(self) -> str:
+        """Short, and unique among the candidates."""
+        tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
+        stages = f" PP{pp}" if pp > 1 else ""
+        copies = f" DP{dp}" if dp > 1 else ""
+        split = [self.split.name] if self.split else []
+        others = [policy] if policy != "vllm" else []
+        return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *split, *others, *self.varied])
+
+    def fleet(self, replicas: int, router: str) -> FleetConfig:
+        """So many replicas behind a router."""
+        if self.split is None:
+            pools: tuple[PoolConfig, ...] = (PoolConfig(replicas=replicas),)
+        else:
+            prefill, decode = (replicas * engines for engines in self.split)
+            pools = (
+                PoolConfig(name="prefill", role="prefill", replicas=prefill),
+                PoolConfig(name="decode", role="decode", replicas=decode),
+            )
+        return FleetConfig(pools=pools, router=RouterConfig(name=router))
+
+
+class RuledOut(NamedTuple):
+    """A candidate that cannot serve at all, and why."""
+
+    name: str
+    reason: str
+
+
+def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
+    """`deployment` with room for the longest request, in steps of 1,024 tokens, as far as the model's positions go."""
+    longest = max((request.prompt_len + request.output_len for request in workload.requests), default=1)
+    fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
+    scheduler = deployment.scheduler.model_copy(update={"max_model_len": fitting})
+    return deployment.model_copy(update={"scheduler": scheduler})
+
+
+def candidate_engines(
+    base: Deployment,
+    gpus: Mapping[str, GpuSpec],
+    tensor_parallel_sizes: Sequence[int],
+    policies: Sequence[str],
+    prices: Mapping[str, float],
+    variations: Sequence[Mapping[str, Any]] = ({},),
+    splits: Sequence[Split | None] = (None,),
+) -> tuple[list[Engine], list[RuledOut]]:
+    """Every combination of GPUs by name, sizes, policies, settings and splits, in that order: what fits, and the rest.
+
+    What neither the scheduler section of `base` nor a variation states is as `vllm serve` has it on that GPU.
+    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
+    and when no combination of settings is allowed.
+    """
+    for name in prices:
+        if name not in gpus:
+            raise UserError("price", name, f"is none of the candidates {', '.join(gpus)}")
+    bases, fitting, ruled_out, refused = [], [], [], []
+    for settings in variations:
+        try:
+            others = {path: value for path, value in settings.items() if path not in _NAMED}
+            stated = {*base.scheduler.model_fields_set, *(path.rpartition(".")[2] for path in settings)}
+            bases.append((with_settings(base, settings), stated, shown_settings(others)))
+        except UserError as error:
+            refused.append(error)
+            ruled_out.append(RuledOut(" ".join(shown_settings(settings)), str(error)))
+    if not bases:
+        raise refused[0]
+    combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
+    for (name, gpu), tp, policy, (varied, stated, shown), split in combined:
+        served = served_by_default(varied, gpu, stated)
+        deployment = served.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
+        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown, split)
+        try:
+            fitting.append(_with_kv(engine, gpu))
+        except UserError as error:
+            ruled_out.append(RuledOut(engine.name, str(error)))
+    return fitting, ruled_out
+
+
+def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Each as `name=value`, without its path."""
+    values = ((path.rpartition(".")[2], value) for path, value in settings.items())
+    return tuple(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values)
+
+
+def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
+    deployment = engine.deployment
+    capacity = kv_capacity(find_model(deployment.model), gpu, deployment)
+    if deployment.gpu_memory_utilization is None:
+        return engine
+    capacity.check(deployment)
+    scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
+    return replace(engine, deployment=deployment.model_copy(update={"scheduler": scheduler}))

@@ -1,0 +1,97 @@
+"""What surrounds an answer: attainment with more and fewer replicas, and latency with more and less traffic.
+
+Each point is a run of its own, whole, on the same requests; those at other rates arrive faster or slower. `done` is
+told the share of them that are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING
+
+from planning.plan.candidates import Engine
+from planning.plan.document import FleetPoint, LoadPoint
+from planning.plan.objectives import Objective
+from planning.plan.trial import Figures, Question, simulated
+from planning.workers import Task, Workers
+
+if TYPE_CHECKING:
+    from calibration.steps.observed import JudgedCost
+
+# Of the rate at which an objective breaks: close together where latency turns up.
+_LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
+_P99 = tuple(Objective(f"{metric} p99", ((metric, math.inf),), Fraction(99, 100)) for metric in ("ttft_ms", "tpot_ms"))
+
+
+def fleet_curve(
+    workers: Workers[Question], engine: Engine, replicas: int, most: int, done: Callable[[float], None]
+) -> list[FleetPoint]:
+    """Around `replicas`, three fewer and three more, further apart in large fleets."""
+    stride = max(replicas // 8, 1)
+    around = {replicas - 1, replicas + 1, *(replicas + stride * step for step in range(-3, 4))}
+    numbers = sorted(number for number in around if 1 <= number <= most)
+    tasks: list[Task[Question, FleetPoint]] = [
+        partial(_fleet_point, engine=engine, replicas=number) for number in numbers
+    ]
+    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
+
+
+def load_curve(
+    workers: Workers[Question], engine: Engine, replicas: int, headroom_percent: int, done: Callable[[float], None]
+) -> list[LoadPoint]:
+    """From light load to beyond the rate at which an objective breaks; the traffic's own rate is among them."""
+    knee = 1 + headroom_percent / 100
+    scales: Sequence[float] = sorted({1.0, *(round(knee * load, 4) for load in _LOADS)})
+    tasks: list[Task[Question, LoadPoint]] = [
+        partial(_load_point, engine=engine, replicas=replicas, scale=scale) for scale in scales
+    ]
+    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
+
+
+def mean_rate(question: Question) -> float:
+    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
+    arrivals = [request.arrival_ns for request in question.workload.requests]
+    span_s = (arrivals[-1] - arrivals[0]) / 1e9
+    return (len(arrivals) - 1) / span_s if span_s else math.inf
+
+
+def _fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
+    centre = question.pricing(engine)
+    likely = _figures(question, engine, replicas, centre)
+    # The interval depends on which steps the run asks for, so the centre comes first.
+    fast, slow = (_figures(question, engine, replicas, end).attainment for end in centre.ends())
+    return FleetPoint(
+        replicas=replicas,
+        attainment=likely.attainment,
+        if_slow=slow,
+        if_fast=fast,
+        mark=likely.mark,
+        reason=likely.reason,
+    )
+
+
+def _figures(question: Question, engine: Engine, replicas: int, cost: JudgedCost) -> Figures:
+    figures = simulated(question, engine, cost, replicas, to_the_end=True).figures
+    assert figures is not None
+    return figures
+
+
+def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
+    from traces.reshape import reshaped
+
+    workload = reshaped(question.workload, rate_scale=scale)
+    scaled = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
+    figures = _figures(scaled, engine, replicas, question.pricing(engine))
+    ttft, tpot = figures.observed
+    return LoadPoint(
+        requests_per_s=scale * mean_rate(question),
+        ttft_p99_ms=ttft,
+        tpot_p99_ms=tpot,
+        attainment=figures.attainment,
+        mark=figures.mark,
+        reason=figures.reason,
+    )

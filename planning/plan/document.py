@@ -1,0 +1,292 @@
+"""A plan as one document: the answer, what stands behind it, what lost, and what was asked.
+
+It is what `tokentwin plan` prints and saves, what a job of the Plan page keeps, and what `tokentwin export` reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import computed_field
+
+from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
+from serving.document import Document, Number, Part, fact
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from planning.plan.frontier import Point
+
+
+class Offered(Point):
+    """A fleet that meets all objectives, the fewest replicas of its engine that do."""
+
+    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
+    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
+    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
+
+
+class Fewer(Part):
+    """What one replica fewer than recommended does, simulated to the end."""
+
+    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
+    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
+    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
+    attainment: float = fact("share of the requests within every bound", "fraction")
+
+
+class Draws(Part):
+    """Other draws of the traffic."""
+
+    drawn: int = fact("on how many the recommended fleet was simulated", default=0)
+    met: int = fact("on how many it meets every SLO", default=0)
+
+
+class Trust(Part):
+    """How far step times can be trusted."""
+
+    mark: str = fact("validated, interpolated or extrapolated")
+    reason: str = fact("why")
+
+
+class Recommendation(Offered):
+    """The cheapest offer, and what stands behind it."""
+
+    deployment: dict[str, Any] = fact("the deployment of one replica; of a split one with the fleet, which it takes")
+    vllm_serve: str | None = fact("the command that serves one replica, where there is one")
+    one_fewer: Fewer | None = fact("one replica fewer; null where that is none", default=None)
+    headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
+    breaks_first: str | None = fact("what breaks beyond that; null where nothing did up to the highest rate tried")
+    plausible_gpus: tuple[int, int | None] = fact(
+        "at the fast and the slow end of the 90 % interval of step times; null where no number of GPUs is enough"
+    )
+    other_draws: Draws = fact("other draws of the traffic", default=Draws())
+    standing: Trust = fact("how far its step times can be trusted")
+    seen: dict[str, str] = fact("`observed` in words", default={})
+
+
+class Dearer(Part):
+    """An engine that was given up: its cheapest fleet costs more than the answer."""
+
+    engine: str = fact("one replica")
+    usd_per_hour_at_least: float = fact("what a fleet of it costs at least", "$/h")
+
+
+class Infeasible(Part):
+    """An engine of which no number of replicas will do."""
+
+    engine: str = fact("one replica")
+    reason: str = fact("which objective breaks, and by how much; or why it does not fit")
+
+
+class FleetPoint(Part):
+    """Attainment of so many replicas of the recommended engine."""
+
+    replicas: int = fact("those that carry the traffic")
+    attainment: float = fact("share of the requests within every bound", "fraction")
+    if_slow: float = fact("the same at the slow end of the 90 % interval of step times", "fraction")
+    if_fast: float = fact("the same at the fast end", "fraction")
+    mark: str = fact("how far its step times can be trusted", default="")
+    reason: str = fact("why", default="")
+
+
+class LoadPoint(Part):
+    """Latencies of the recommended fleet at so much traffic; null where the request at that rank did not finish."""
+
+    requests_per_s: float = fact("mean rate", "requests/s")
+    ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
+    tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
+    attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
+    mark: str = fact("how far its step times can be trusted", default="")
+    reason: str = fact("why", default="")
+
+
+class Candidate(Part):
+    """An engine that was looked at."""
+
+    gpu: str = fact("its GPU", default="")
+    deployment: dict[str, Any] = fact("the deployment of one replica", default={})
+    kv_tokens: int | None = fact("for which one engine has KV blocks", "tokens", default=None)
+    kv_requests: float | None = fact("requests of mean length for which it has", "requests", default=None)
+
+
+class Histogram(Part):
+    """How a length is distributed."""
+
+    edges: tuple[float, ...] = fact("of the bins, evenly spaced logarithms", "tokens", min_length=2)
+    percent: tuple[float, ...] = fact("of the requests between each edge and the next", "%", min_length=1)
+
+
+class Lengths(Part):
+    """How long prompts and outputs are."""
+
+    prompt: Histogram = fact("prompts")
+    output: Histogram = fact("outputs")
+
+
+class PlanDocument(Document):
+    """The answer to a plan. Without a recommendation it is infeasible, and the first of `infeasible` came closest."""
+
+    what: ClassVar[str] = "a plan"
+    where: ClassVar[str] = "plan"
+
+    answer: str = fact("the answer in a sentence")
+    objectives: tuple[str, ...] = fact("what must hold")
+    requests: int = fact("simulated on every fleet")
+    span_s: float = fact("from the first arrival to the last", "s")
+    too_short: str | None = fact("said of traffic that ends before the recommended fleet is full", default=None)
+    spares: int = fact("replicas that may fail, which every fleet has besides")
+    recommendation: Recommendation | None = fact("the cheapest fleet that meets every SLO")
+    runners_up: tuple[Offered, ...] = fact("the next cheapest, of other engines")
+    dearer: tuple[Dearer, ...] = fact("engines that were given up, the cheapest first")
+    infeasible: tuple[Infeasible, ...] = fact("engines that will not do, the closest first; then what fits on no GPU")
+    frontier: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and of a GPU")
+    frontier_by_price: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and tokens for a dollar")
+    points: tuple[Point, ...] = fact("every fleet that was simulated to its end, by engine and replicas")
+    trials: int = fact("how many fleets were simulated in the search", default=0)
+    why_not_fewer: str | None = fact("what breaks with one replica fewer, in a sentence")
+    requests_per_s: float | None = fact("mean rate; null if all requests arrive at once", "requests/s")
+    candidates: dict[str, Candidate] = fact("engines that were looked at, by name", default={})
+    lengths: Lengths = fact("how long prompts and outputs are")
+    by_replicas: tuple[FleetPoint, ...] = fact("the recommended engine with more and fewer replicas")
+    by_rate: tuple[LoadPoint, ...] = fact("the recommended fleet with more and less traffic")
+    mean_prompt_tokens: float | None = fact("mean length of a prompt", "tokens", default=None)
+    mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
+    unforgiving: tuple[str, ...] = fact("objectives that, of so few requests, not one may break", default=())
+    version: str = fact("of tokentwin", default="")
+    asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def feasible(self) -> bool:
+        """Whether a fleet meets every SLO."""
+        return self.recommendation is not None
+
+    def gpu_of(self, point: Point) -> str:
+        """The GPU of a fleet; empty where the document does not say."""
+        return self.candidates[point.engine].gpu if point.engine in self.candidates else ""
+
+    def place(self, fleet: Point) -> int | None:
+        """Which of `points` is of the same engine and replicas."""
+        same = (at for at, p in enumerate(self.points) if (p.engine, p.replicas) == (fleet.engine, fleet.replicas))
+        return next(same, None)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("fleets",)
+
+    def table(self, name: str) -> pa.Table:
+        """`fleets`: a row for every fleet that was simulated to its end."""
+        from traces.document_table import table_of
+
+        recommended = self.recommendation and self.place(self.recommendation)
+        for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
+        rows = [
+            {
+                **dict(point),
+                "recommended": at == recommended,
+                "on_frontier": at in for_gpus,
+                "on_frontier_by_price": at in for_money,
+                "kv_tokens": self.candidates[point.engine].kv_tokens if point.engine in self.candidates else None,
+            }
+            for at, point in enumerate(self.points)
+        ]
+        return table_of(_Fleet, rows)
+
+    def report(self) -> Iterator[RenderableType]:
+        """As `tokentwin plan` prints it."""
+        return _plan_report(self)
+
+
+class _Fleet(Point):
+    """A row of the table `fleets`."""
+
+    recommended: bool = fact("whether this is the answer")
+    on_frontier: bool = fact("meets every SLO, and no other such fleet beats it per user and per GPU")
+    on_frontier_by_price: bool = fact("likewise, in tokens/s of a user and tokens for a dollar")
+    kv_tokens: int | None = fact("for which one engine has KV blocks", "tokens")
+
+
+_RUNNERS_UP = 3
+_SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine
+_COLUMNS = ("GPUs", "$/h", "tok/s\na user", "tok/s\na GPU", "$/Mtok\noutput", "attain-\nment")
+
+
+def _plan_report(plan: PlanDocument) -> Iterator[RenderableType]:
+    """The whole of it."""
+    from rich.text import Text
+
+    yield Text(plan.answer, style="bold")
+    yield from map(Text, _details(plan))
+    if plan.runners_up:
+        yield Text("\nRunners-up", style="italic")
+        yield _table([(point, "") for point in plan.runners_up[:_RUNNERS_UP]], plan.spares)
+    if plan.frontier:
+        title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
+        yield Text(f"\n{title}", style="italic")
+        yield _table(_frontiers(plan), plan.spares)
+    if plan.recommendation is not None and plan.recommendation.vllm_serve:
+        yield Text(f"\n{plan.recommendation.vllm_serve}")
+
+
+def _details(plan: PlanDocument) -> Iterator[str]:
+    best = plan.recommendation
+    if plan.too_short:
+        yield plan.too_short
+    yield f"traffic: {_traffic(plan)}"
+    for objective in plan.unforgiving:
+        yield f"{objective}: of so few requests, not one may break it"
+    if best is not None:
+        if best.seen:
+            yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
+        yield f"why not one fewer: {plan.why_not_fewer}"
+        if best.breaks_first:
+            yield f"beyond {best.headroom_percent} % more rate, {best.breaks_first} breaks first"
+        yield f"step times: {best.standing.mark}: {best.standing.reason}"
+    for dearer in plan.dearer:
+        yield f"dearer: {dearer.engine}, at least ${dearer.usd_per_hour_at_least:,.2f}/h"
+    for failure in plan.infeasible if best is not None else plan.infeasible[1:]:  # the first is the answer
+        yield f"will not do: {failure.engine}: {failure.reason}"
+
+
+def _traffic(plan: PlanDocument) -> str:
+    rate = "all at once" if plan.requests_per_s is None else f"{plan.requests_per_s:,.3g} a second"
+    told = f"{plan.requests} request{'' if plan.requests == 1 else 's'} in {plan.span_s:,.4g} s, {rate}"
+    if plan.mean_prompt_tokens is None or plan.mean_output_tokens is None:
+        return told
+    return f"{told}; {plan.mean_prompt_tokens:,.4g} prompt and {plan.mean_output_tokens:,.4g} output tokens on average"
+
+
+def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
+    """The points of both frontiers, the fastest for users first, and which of them each is on."""
+    points = dict.fromkeys(sorted((*plan.frontier, *plan.frontier_by_price), key=lambda p: -(p.tok_s_user or 0.0)))
+    on = (("GPU", plan.frontier), ("$", plan.frontier_by_price))
+    return [(point, " ".join(name for name, frontier in on if point in frontier)) for point in points]
+
+
+def _table(rows: Sequence[tuple[Point, str]], spares: int) -> Table:
+    """Fleets, and on which frontier each is."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, padding=(0, 0, 0, 1), show_edge=False, pad_edge=False)
+    table.add_column("fleet", overflow="fold")  # each setting on a line of its own
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    if any(on for _, on in rows):
+        table.add_column("best\nper", no_wrap=True)
+    for p, on in rows:
+        figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
+        replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
+        fleet = _SETTING.sub("\n ", f"{replicas} x {p.engine}")
+        cells = (fleet, str(p.gpus), *map(_shown, figures), f"{100 * p.attainment:.1f} %", on)
+        table.add_row(*cells[: len(table.columns)])
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"

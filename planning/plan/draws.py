@@ -1,0 +1,88 @@
+"""Other traffic of the same kind: whether an answer holds beyond the one draw of arrivals that it was found on.
+
+A specification is drawn again from other seeds. A trace was drawn once, so its requests and its gaps are put into
+another order, in blocks that keep bursts together (the block bootstrap, here without replacement: a request that came
+twice would find its own prompt in the prefix cache). Either way requests come at the rate that was planned for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+
+from planning.plan.candidates import Engine, long_enough
+from planning.plan.trial import Question, try_fleet
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+
+DRAWS = 2
+_BLOCKS = 20  # of a trace: long enough to hold a burst, and enough of them to fall otherwise
+
+
+def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Workload]:
+    """What `draw` makes of 1, 2, ..., each brought to the rate of `planned`.
+
+    Without those that are refused, as a draw of very little traffic may be; nothing where requests wait for others.
+    """
+    from traces.reshape import at_rate
+
+    found: list[Workload] = []
+    for number in range(1, DRAWS + 1) if not _waits(planned) else ():
+        with suppress(UserError):
+            found.append(at_rate(draw(number), _rate(planned)))
+    return found
+
+
+def reordered(planned: Workload) -> Callable[[int], Workload]:
+    """The requests of `planned`, with the gap before each, in blocks whose order follows from a number."""
+    import numpy as np
+
+    requests = list(planned.requests)
+    arrivals = [request.arrival_ns for request in requests]
+    gaps = [after - before for before, after in pairwise(arrivals)]
+    gaps.insert(0, round(sum(gaps) / len(gaps)))  # nothing came before the first
+
+    def draw(number: int) -> Workload:
+        blocks = np.array_split(np.arange(len(requests)), min(_BLOCKS, len(requests)))
+        order = np.random.Generator(np.random.PCG64(number)).permutation(len(blocks))
+        moved: list[WorkloadRequest] = []
+        now = 0
+        for at in np.concatenate([blocks[block] for block in order]).tolist():
+            now += gaps[at]
+            moved.append(replace(requests[at], arrival_ns=now))
+        return replace(planned, requests=sorted(moved, key=lambda request: (request.arrival_ns, request.id)))
+
+    return draw
+
+
+def holds(question: Question, engine: Engine, replicas: int, traffic: Workload) -> bool:
+    """Whether so many replicas meet all objectives on `traffic` instead."""
+    requests = sum(1 for _ in traffic.requests)
+    there = replace(question, workload=traffic, requests=requests)
+    return try_fleet(there, _with_room(engine, question.workload, traffic), replicas).met
+
+
+def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:
+    """The engine that would have been made for `other`, where that has a longer request than `planned`.
+
+    One whose length was stated stays as it is, and so does our own, of which there are no more positions to take.
+    """
+    deployment, room = engine.deployment, engine.deployment.scheduler.max_model_len
+    if all(request.prompt_len + request.output_len <= room for request in other.requests):
+        return engine
+    with suppress(UserError):
+        if long_enough(deployment, planned) == deployment:
+            return replace(engine, deployment=long_enough(deployment, other))
+    return engine
+
+
+def _waits(workload: Workload) -> bool:
+    return any(request.think_ns is not None for request in workload.requests)
+
+
+def _rate(workload: Workload) -> float:
+    """Requests a second, from the first arrival to the last."""
+    arrivals = [request.arrival_ns for request in workload.requests]
+    return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0]) * 1e9

@@ -1,0 +1,104 @@
+"""The fleets that meet the SLOs and that no other such fleet beats: in tokens per second of a user and of a GPU, or in
+those of a user and tokens for a dollar.
+
+Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from serving.document import Number, Part, fact, metric_fact
+
+if TYPE_CHECKING:
+    from planning.plan.candidates import Engine
+    from planning.plan.trial import Trial
+
+_STEADY = "in steady operation; a run's own divide by all of its time, its last answers included"
+
+
+class Fleet(Part):
+    """Replicas of an engine, and what they cost. Spares are paid for but carry nothing."""
+
+    engine: str = fact("one replica: its split, parallelism, GPU and whatever else tells it from others")
+    replicas: int = fact("those that carry the traffic")
+    gpus: int = fact("of all replicas, spares included")
+    usd_per_hour: float = fact("of all GPUs, spares included", "$/h")
+
+
+class Point(Fleet):
+    """One simulated fleet. Tokens of a GPU and for a dollar are those of steady operation (`steady`)."""
+
+    tok_s_user: Number = metric_fact("tok_s_user")
+    tok_s_gpu: Number = metric_fact("tok_s_gpu")
+    usd_per_mtok_out: Number = fact(f"all dollars over output tokens {_STEADY}", "$/Mtok")
+    usd_per_mtok_total: Number = fact(f"all dollars over prompt and output tokens {_STEADY}", "$/Mtok")
+    attainment: float = fact("share of the requests within every bound", "fraction")
+    met: bool = fact("whether every SLO is met")
+    mark: str = fact("how far its step times can be trusted: validated, interpolated, extrapolated", default="")
+    reason: str = fact("why", default="")
+
+
+def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
+    """The point of a trial that ran to its end. Raises ValueError for one that was stopped."""
+    figures = trial.figures
+    if figures is None:
+        raise ValueError("a trial that was stopped early has no figures")
+    bought = trial.replicas + spares
+    usd = bought * engine.usd_per_hour
+    output = figures.steady.output_throughput
+    return Point(
+        engine=engine.name,
+        replicas=trial.replicas,
+        gpus=bought * engine.gpus,
+        usd_per_hour=usd,
+        tok_s_user=figures.tok_s_user,
+        tok_s_gpu=output / (bought * engine.gpus),
+        usd_per_mtok_out=_per_million(usd, output),
+        usd_per_mtok_total=_per_million(usd, output + figures.steady.input_throughput),
+        attainment=figures.attainment,
+        met=trial.met,
+        mark=figures.mark,
+        reason=figures.reason,
+    )
+
+
+def per_gpu(point: Point) -> float:
+    """Output tokens per second of a GPU; NaN where that is not known."""
+    return math.nan if point.tok_s_gpu is None else point.tok_s_gpu
+
+
+def per_dollar(point: Point) -> float:
+    """Output tokens for a dollar; infinite where nothing costs anything, NaN where that is not known."""
+    if point.usd_per_mtok_out is None:
+        return math.nan
+    return 1e6 / point.usd_per_mtok_out if point.usd_per_mtok_out else math.inf
+
+
+def pareto(points: Iterable[Point], gain: Callable[[Point], float] = per_gpu) -> list[Point]:
+    """Those that meet the SLOs, and that no other such point equals or beats in both tokens per second of a user and
+    `gain`, fastest first. A point that lacks a figure is none of them.
+    """
+    listed = list(points)
+    return [listed[at] for at in unbeaten(listed, gain)]
+
+
+def unbeaten(points: Sequence[Point], gain: Callable[[Point], float] = per_gpu) -> list[int]:
+    """Which of the points are in `pareto`, in its order."""
+    ranked = sorted(
+        (-point.tok_s_user, -gain(point), point.usd_per_hour, point.engine, at)
+        for at, point in enumerate(points)
+        if point.met and point.tok_s_user is not None and not math.isnan(gain(point))
+    )
+    kept, best = [], math.inf
+    for _, loss, *_, at in ranked:
+        if loss < best:
+            kept.append(at)
+            best = loss
+    return kept
+
+
+def _per_million(usd_per_hour: float, tokens_per_s: float) -> float:
+    return usd_per_hour / (tokens_per_s * 3600) * 1e6 if tokens_per_s else math.inf

@@ -1,0 +1,83 @@
+"""How many replicas it takes at the very least, by throughput alone, without simulating any.
+
+An objective says until when most requests must have their first or their last token. By then their prompts, or their
+output tokens, have passed through steps at the best rate that the cost model has for either; sharing steps with
+something else makes neither faster. The bound only skips trials that would fail: it is never an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from planning.plan.candidates import Engine
+from planning.plan.objectives import Objective
+from planning.plan.trial import Question
+from serving.cost_model import CostModel
+from serving.decode_set import DecodeSet
+from serving.deployments.config import SchedulerConfig
+from serving.step_plan import StepPlan
+from serving.workload import PRIVATE
+
+_SHORTEST_CHUNK = 16  # tokens: prompts of a step are taken to be this short, so that they have next to no attention
+
+
+def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
+    """No fewer replicas than this meet the objectives, provided a larger step never takes less time."""
+    workload, scheduler = question.workload, engine.deployment.scheduler
+    prefilling, decoding = engine.split or (1, 1)  # engines of a replica
+    requests = list(workload.requests)
+    if any(request.think_ns is not None for request in requests):
+        return 1  # arrivals wait for answers, so there is no telling when the last one comes
+    span_ms = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e6
+    # What other requests begin with, too, a cache may have; the rest is computed, whatever the cache.
+    prompts = sorted(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
+    outputs = sorted(request.output_len - 1 for request in requests)  # the prompt's last step gives the first token
+    least = 1.0
+    for objective in question.objectives.each:
+        must = len(requests) - objective.allowed(len(requests))
+        first_ms, last_ms = _deadlines(objective, outputs[-1])
+        if math.isfinite(first_ms):
+            work_ms = sum(prompts[:must]) * _prompt_token_ms(cost, scheduler)
+            least = max(least, work_ms / prefilling / (span_ms + first_ms))
+        if math.isfinite(last_ms):
+            work_ms = sum(outputs[:must]) * _output_token_ms(cost, scheduler)
+            least = max(least, work_ms / decoding / (span_ms + last_ms))
+    return math.ceil(least * (1 - 1e-9))
+
+
+def _deadlines(objective: Objective, longest: int) -> tuple[float, float]:
+    """How long after its arrival a request that meets the objective has its first and its last token, in ms."""
+    bounds = dict(objective.bounds)
+    e2e = bounds.get("e2e_ms", math.inf)
+    first = min(bounds.get("ttft_ms", math.inf), e2e)
+    return first, min(e2e, first + bounds.get("tpot_ms", math.inf) * max(longest, 1))
+
+
+def _prompt_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
+    most = max(scheduler.max_num_batched_tokens, _SHORTEST_CHUNK)
+    return min(_prefill_ns(cost, tokens) / tokens for tokens in _doubling(_SHORTEST_CHUNK, most)) / 1e6
+
+
+def _prefill_ns(cost: CostModel, tokens: int) -> int:
+    plan = StepPlan(0, DecodeSet(1), 0)
+    plan.prefill_tokens = tokens
+    plan.prefill_rows = max(tokens // _SHORTEST_CHUNK, 1)
+    plan.prefill_pairs = tokens * (_SHORTEST_CHUNK + 1) // 2
+    return cost.step_ns(plan)
+
+
+def _output_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
+    """At one token of context each, which is less than any has, and with every draft token accepted."""
+    per_row = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
+    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    times = ((rows, next(iter(cost.decode_run_ns(rows, rows, rows, 1)))) for rows in _doubling(1, most))
+    return min(ns / (rows * per_row) for rows, ns in times) / 1e6
+
+
+def _doubling(first: int, last: int) -> Iterable[int]:
+    size = first
+    while size < last:
+        yield size
+        size *= 2
+    yield last

@@ -1,0 +1,209 @@
+"""From a question to an answer: search, rank, and ask of the winner what a planner would ask next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from planning.plan.candidates import Engine, RuledOut
+from planning.plan.draws import holds
+from planning.plan.frontier import Point, pareto, per_dollar, point
+from planning.plan.search import OnProgress, Progress, Searched, search, silent
+from planning.plan.sensitivity import End, Knee, knee, replicas_at_ends
+from planning.plan.trial import Question, Trial, try_fleet
+from planning.workers import Task, Workers
+from serving.workload import Workload
+
+RUNNERS_UP = 3
+_KNEE, _ENDS, _NEAR = 7, 6, 3  # simulations that it takes, more or less: of one fleet, and around each offer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may buy: at most so many replicas to carry the traffic, and so many spares besides."""
+
+    most: int = 1024
+    spares: int = 0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A fleet that meets all objectives, the fewest replicas of its engine that do."""
+
+    engine: Engine
+    point: Point
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The cheapest offer and what stands behind it.
+
+    fewer       one replica fewer, run to the end; None if that is none
+    fast, slow  the fewest replicas at the ends of the cost model's 90 % interval
+    knee        how much more traffic it takes
+    draws       whether it meets all objectives on other draws of the traffic
+    """
+
+    offer: Offer
+    fewer: Trial | None
+    fast: End
+    slow: End
+    knee: Knee
+    draws: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why no fleet of an engine will do: which objective, and what was observed at best (None: no fleet was tried)."""
+
+    name: str
+    reason: str
+    excess: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer. Without a recommendation it is infeasible, and the first of `failures` came closest.
+
+    runners_up  the next cheapest, of other engines
+    dearer      given up: name, and what it costs at least, in dollars per hour
+    failures    engines of which no number of replicas will do, the closest first; then what fits on no GPU
+    frontier    the fleets simulated that none beats in tokens/s of a user and of a GPU, and
+    by_price    in tokens/s of a user and tokens for a dollar
+    points      all fleets simulated to the end, by engine and replicas
+    trials      how many fleets were simulated in the search
+    """
+
+    question: Question
+    limits: Limits
+    recommendation: Recommendation | None
+    runners_up: tuple[Offer, ...]
+    dearer: tuple[tuple[str, float], ...]
+    failures: tuple[Failure, ...]
+    frontier: tuple[Point, ...]
+    by_price: tuple[Point, ...]
+    points: tuple[Point, ...]
+    trials: int
+
+
+def make_plan(
+    workers: Workers[Question],
+    engines: Sequence[Engine],
+    ruled_out: Sequence[RuledOut],
+    limits: Limits,
+    progress: OnProgress = silent,
+    draws: Sequence[Workload] = (),
+) -> Plan:
+    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then of higher attainment.
+
+    It is simulated on each of `draws`, other traffic of the same kind, too.
+    """
+    question = workers.common
+    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + len(draws)
+    found = search(
+        workers,
+        engines,
+        limits.most,
+        limits.spares,
+        RUNNERS_UP + 1,
+        lambda searching: progress(searching._replace(left=searching.left + after)),
+    )
+    offers = sorted(
+        (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
+        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
+    )
+    trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
+    recommendation = None
+    if offers:
+        recommendation, more = _recommended(workers, offers, limits, trials, len(engines), progress, draws)
+        trials += more
+    dearer = [(e.engine.name, e.usd_per_hour(e.least, limits.spares)) for e in found if e.pruned]
+    failures = [
+        _failure(question, entry, limits.most) for entry in found if entry.replicas is None and not entry.pruned
+    ]
+    points = {
+        (engine.name, trial.replicas): point(engine, trial, limits.spares) for engine, trial in trials if trial.figures
+    }
+    return Plan(
+        question=question,
+        limits=limits,
+        recommendation=recommendation,
+        runners_up=tuple(offers[1:]),
+        dearer=tuple(sorted(dearer, key=lambda entry: entry[1])),
+        failures=(
+            *sorted(failures, key=lambda failure: failure.excess),
+            *(Failure(name, reason, float("inf")) for name, reason in ruled_out),
+        ),
+        frontier=tuple(pareto(points.values())),
+        by_price=tuple(pareto(points.values(), per_dollar)),
+        points=tuple(points[key] for key in sorted(points)),
+        trials=sum(len(entry.trials) for entry in found),
+    )
+
+
+def _offer(entry: Searched, spares: int) -> Offer:
+    trial = next(trial for trial in entry.trials if trial.replicas == entry.replicas)
+    return Offer(entry.engine, point(entry.engine, trial, spares), trial)
+
+
+def _recommended(
+    workers: Workers[Question],
+    offers: Sequence[Offer],
+    limits: Limits,
+    known: Sequence[tuple[Engine, Trial]],
+    settled: int,
+    progress: OnProgress,
+    draws: Sequence[Workload],
+) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
+    """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
+
+    Those that are `known` to their end are not made again.
+    """
+    best = offers[0]
+    engine, replicas = best.engine, best.trial.replicas
+    there = {(of.name, trial.replicas) for of, trial in known if trial.figures}
+    around = [
+        (offer.engine, number)
+        for offer in offers[: RUNNERS_UP + 1]
+        for number in _around(offer.trial.replicas, limits.most)
+        if (offer.engine.name, number) not in there
+    ]
+    tasks: list[Task[Question, Any]] = [  # the longest first
+        partial(knee, engine=engine, replicas=replicas),
+        partial(replicas_at_ends, engine=engine, replicas=replicas, most=limits.most),
+        *(partial(holds, engine=engine, replicas=replicas, traffic=traffic) for traffic in draws),
+        *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
+    ]
+    runs = [_KNEE, _ENDS, *(1 for _ in (*draws, *around))]
+
+    def told(last: int) -> None:
+        progress(Progress(settled, len(known) + sum(runs[: last + 1]), sum(runs[last + 1 :])))
+
+    found_knee, (fast, slow), *rest = workers.run(tasks, told)
+    held, trials = rest[: len(draws)], rest[len(draws) :]
+    more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
+    fewer = next((t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.figures), None)
+    return Recommendation(best, fewer, fast, slow, found_knee, tuple(held)), more
+
+
+def _around(replicas: int, most: int) -> list[int]:
+    """Neighbours on the frontier, closer together near where the objective breaks."""
+    near = (replicas - 1, replicas + 1, replicas + max(replicas // 4, 2))
+    return [number for number in near if 1 <= number <= most]
+
+
+def _failure(question: Question, entry: Searched, most: int) -> Failure:
+    assert entry.alone is not None and entry.alone.figures is not None
+    alone = entry.alone.figures
+    objective, observed = question.objectives.each[alone.worst], alone.observed[alone.worst]
+    excess = objective.excess(observed)
+    if entry.alone.met:
+        return Failure(entry.engine.name, f"{most} replicas are too few; see --max-replicas", excess)
+    seen = question.objectives.seen(objective, observed, alone.broken)
+    turned_away = f" ({alone.unfinished} requests fit in no replica)" if alone.unfinished else ""
+    return Failure(
+        entry.engine.name, f"{objective.text}: {seen}, with every request alone on a replica{turned_away}", excess
+    )

@@ -1,0 +1,98 @@
+"""From a request to its answer: the traffic, the candidates, the search, and what surrounds the cheapest fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+from planning.plan.answer import plan_document
+from planning.plan.document import PlanDocument
+from planning.plan.draws import drawn_again, reordered
+from planning.plan.first_answer import first_answers
+from planning.plan.objectives import parse_objectives
+from planning.plan.plan import Limits, make_plan
+from planning.plan.pricing import priced_candidates
+from planning.plan.request import PlanRequest
+from planning.plan.search import Progress
+from planning.plan.trial import Question
+from planning.progress import Tell, untold
+from planning.workers import Workers
+from serving.workload import Workload
+from sim.router import find_router
+
+_CURVES = 30  # simulations that the curves around an answer take, more or less
+_UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
+
+
+def plan(
+    request: PlanRequest,
+    *,
+    jobs: int | None = None,
+    surroundings: bool = True,
+    first: Callable[[dict[str, Any]], None] | None = None,
+    asked: Mapping[str, Any] | None = None,
+    tell: Tell = untold,
+) -> PlanDocument:
+    """The cheapest fleet that meets the objectives of `request`. Raises UserError for what cannot be planned.
+
+    jobs          simulations at once; by default one for each CPU
+    surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
+    first         is given first answers, within seconds and by parts of fleets (`first_answers`)
+    asked         what the document says it was asked; by default the request
+    """
+    objectives = parse_objectives(request.slos)
+    find_router(request.router)
+    workload = request.workload(at_named_rate=True)
+    engines, ruled_out, pricing = priced_candidates(request, workload)
+    question = Question(workload, sum(1 for _ in workload.requests), objectives, pricing, request.router)
+    limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
+    if first is not None:
+        tell("a first answer", 0.0)
+        for answer in first_answers(question, engines, limits):
+            first(answer)
+    candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
+    searching = f"searching {candidates} on {question.requests:,} requests"
+    curves, done = _CURVES if surroundings else 0, 0
+
+    def searched(progress: Progress) -> None:
+        nonlocal done
+        done = progress.done
+        pace(searching, done, progress.left + curves)
+
+    with Workers(question, jobs) as workers:
+        found = make_plan(workers, engines, ruled_out, limits, searched, other_draws(request, workload))
+        return plan_document(
+            workers if surroundings else None,
+            found,
+            engines,
+            request.as_json() if asked is None else asked,
+            lambda stage, share: pace(stage, done + _CURVES * share, _CURVES * (1 - share)),
+        )
+
+
+def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
+    """The traffic of the request, drawn again; of a trace it is the same in another order."""
+    if request.recorded:
+        return drawn_again(planned, reordered(planned))
+    return drawn_again(planned, lambda number: request.workload(number, at_named_rate=True))
+
+
+class _Pace:
+    """Tells the share of the work that is done, in time: simulations still to come take as long as those so far did.
+
+    Tells 0 until enough of them are done to go by.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._began, self._share = tell, perf_counter(), 0.0
+        self._simulating: float | None = None
+
+    def __call__(self, stage: str, done: float, left: float) -> None:
+        now = perf_counter()
+        if self._simulating is None:
+            self._simulating = now
+        if done > _UNTOLD * (done + left):
+            left_s = (now - self._simulating) / done * left
+            self._share = max(self._share, (now - self._began) / (now - self._began + left_s))
+        self._tell(stage, self._share)

@@ -1,0 +1,141 @@
+"""What may serve the traffic of a request, and what times the steps of each candidate.
+
+That is kernel tables for any GPU and size, a calibration of our own engine, which fixes the model and the GPU, or a
+cost model of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from planning.costs import priced
+from planning.deployments import completed, served
+from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
+from planning.plan.request import PlanRequest
+from planning.plan.trial import Pricing
+from planning.settings import with_settings
+from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import find_gpu
+from serving.errors import UserError
+from serving.own_cost import names_a_class, own_cost
+from serving.scheduler import find_policy
+
+if TYPE_CHECKING:
+    from calibration.steps.external_calibration import ExternalCalibration
+    from calibration.steps.observed import JudgedCost
+    from calibration.steps.operation_cost import OperationCost
+    from calibration.steps.step_cost import Calibration
+    from serving.workload import Workload
+
+
+@dataclass(frozen=True)
+class KernelPricing:
+    """Kernel tables of each GPU, corrected by what an engine taught, or by what is bundled."""
+
+    learnt: ExternalCalibration | None = None
+    _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __call__(self, engine: Engine) -> JudgedCost:
+        from calibration.steps.observed import observed
+        from calibration.steps.predict import predicted_cost
+
+        key = engine.gpu, engine.deployment.model_dump_json()
+        if key not in self._known:
+            self._known[key] = predicted_cost(engine.gpu, engine.deployment, self.learnt)
+        return observed(self._known[key])
+
+
+@dataclass(frozen=True)
+class MeasuredPricing:
+    """Our own engine where it was calibrated; only policies and limits may differ between candidates."""
+
+    measured: Calibration
+
+    def __call__(self, engine: Engine) -> JudgedCost:
+        from calibration.steps.observed import observed
+        from calibration.steps.step_cost import StepCost
+
+        return observed(StepCost(self.measured))
+
+
+@dataclass(frozen=True)
+class OwnPricing:
+    """A cost model of one's own, by its `module:Class`."""
+
+    name: str
+
+    def __call__(self, engine: Engine) -> JudgedCost:
+        from calibration.steps.observed import observed
+
+        return observed(own_cost(self.name, engine.deployment))
+
+
+class Candidates(NamedTuple):
+    """The engines that may serve, what cannot, and what times the steps."""
+
+    engines: list[Engine]
+    ruled_out: list[RuledOut]
+    pricing: Pricing
+
+
+def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
+    """Every candidate of `request`, with room for the longest request of `workload`. Raises UserError for none."""
+    from calibration.steps.external_calibration import FILE, ExternalCalibration
+
+    for policy in request.policies or ():
+        find_policy(policy)
+    calibration, learnt = request.calibration, None
+    if calibration is not None:
+        if not (Path(calibration) / FILE).exists():
+            if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
+                remedy = "is of our own engine, which fixes the model, the GPU, its size and split; leave those out"
+                raise UserError("calibration", calibration, remedy)
+            return _of_our_engine(calibration, request)
+        learnt = ExternalCalibration.load(Path(calibration) / FILE)
+    base = served() if learnt is None else parse(Deployment, json.loads(learnt.deployment), "calibration.deployment")
+    if request.deployment is not None:
+        base = completed(request.deployment, base)
+    if request.model:
+        base = base.model_copy(update={"model": request.model})
+    if base.fleet is not None:
+        raise UserError("deployment.fleet", "given", "is what a plan finds; leave the section out")
+    if request.deployment is None:
+        base = long_enough(base, workload)
+    named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
+    if not named:
+        raise UserError("gpu", "none", "give at least one candidate, e.g. --gpu H100,H200")
+    engines, ruled_out = candidate_engines(
+        base,
+        {name: find_gpu(name) for name in named},
+        request.tensor_parallel_sizes or (base.tensor_parallel_size,),
+        request.policies or (base.policy,),
+        request.prices,
+        request.variations,
+        [Split.parse(text) for text in request.splits or ("none",)],
+    )
+    return Candidates(engines, ruled_out, KernelPricing(learnt))
+
+
+def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
+    """The one that was calibrated, under each policy and setting; its device is priced by the name `cpu` or `cuda`."""
+    from calibration.steps.step_cost import Calibration
+
+    prices, engines = request.prices, []
+    for settings in request.variations:
+
+        def changed(base: Deployment, settings: dict[str, object] = settings) -> Deployment:
+            return with_settings(completed(request.deployment, base) if request.deployment else base, settings)
+
+        deployment = priced(calibration, None, changed).deployment
+        device = deployment.device
+        if prices.keys() != {device}:
+            raise UserError("price", ", ".join(prices) or "none", f"give --price {device}=DOLLARS, and no other")
+        for policy in request.policies or (deployment.policy,):
+            ours = deployment.model_copy(update={"policy": policy})
+            engines.append(Engine(device, prices[device], ours, shown_settings(settings)))
+    if names_a_class(calibration):
+        return Candidates(engines, [], OwnPricing(calibration))
+    return Candidates(engines, [], MeasuredPricing(Calibration.load(calibration)))

@@ -1,0 +1,86 @@
+"""What `plan` is asked: what arrives, what must hold for its users, and what may serve it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from planning.plan.candidates import Split
+from planning.request import StatedDeployment
+from planning.traffic import BUSIEST_S, Offered
+from serving.errors import UserError
+
+_OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--policy"}
+
+
+class PlanRequest(Offered):
+    """Every combination of GPUs, sizes, policies, varied settings and splits is a candidate; None is what is usual."""
+
+    window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest stretch of this many seconds")
+    slos: tuple[str, ...] = Field(
+        description="an SLO, such as 'ttft_ms p99<=500' or 'attainment>=0.99'; repeat the option for more"
+    )
+    model: str | None = Field(None, description="model to serve; by default the deployment's, or Llama-3.1-8B")
+    gpus: tuple[str, ...] | None = Field(
+        None, description="a candidate GPU; repeat the option, or separate names by commas"
+    )
+    tensor_parallel_sizes: tuple[int, ...] | None = Field(
+        None, description="a candidate tensor-parallel size; repeat the option, or use commas"
+    )
+    policies: tuple[str, ...] | None = Field(
+        None, description="a candidate scheduling policy; repeat the option, or use commas"
+    )
+    vary: dict[str, tuple[Any, ...]] | None = Field(
+        None, description="candidate values of any other setting; repeat the option for another setting"
+    )
+    splits: tuple[str, ...] | None = Field(
+        None,
+        description="candidate ratios of prefill to decode engines, such as 1:1,1:2; none: every engine does both",
+    )
+    prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
+        {}, description="dollars per GPU-hour, such as H100=2.9; by default the catalogue's price"
+    )
+    spares: int = Field(0, ge=0, le=10_000, description="spare replicas: how many may fail while the SLOs still hold")
+    router: str = Field("least-requests", description="router by name, or path/to/file.py:Class of your own")
+    max_replicas: int = Field(1024, ge=1, le=100_000, description="most replicas to try")
+    calibration: str | None = Field(
+        None, description="directory made by `tokentwin calibrate`, or a cost model of your own: module:Class"
+    )
+    deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the deployment")
+
+    @field_validator("gpus", "tensor_parallel_sizes", mode="before")
+    @classmethod
+    def _some(cls, values: Any, info: Any) -> Any:
+        option = "gpu" if info.field_name == "gpus" else "tp"
+        if values is not None and not len(values):
+            raise UserError(option, "none", "choose at least one candidate")
+        for value in values or () if option == "tp" else ():
+            if not str(value).isdecimal() or not 1 <= int(value) <= 64:
+                raise UserError("tp", value, "must be a number of GPUs from 1 to 64")
+        return values
+
+    @field_validator("splits")
+    @classmethod
+    def _prefill_to_decode(cls, splits: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for text in splits or ():
+            Split.parse(text)
+        return splits
+
+    @field_validator("vary")
+    @classmethod
+    def _each_once(cls, vary: dict[str, tuple[Any, ...]] | None) -> dict[str, tuple[Any, ...]] | None:
+        for name, values in (vary or {}).items():
+            pair = f"{name}={','.join(map(str, values))}"
+            if name in _OPTIONS:
+                raise UserError("vary", pair, f"has an option of its own: {_OPTIONS[name]}")
+            if not values or any(value in values[:at] for at, value in enumerate(values)):
+                raise UserError("vary", pair, "should name each setting, and each value of it, once")
+        return vary
+
+    @property
+    def variations(self) -> list[dict[str, Any]]:
+        """Every combination of the values of each setting that varies."""
+        vary = self.vary or {}
+        return [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]

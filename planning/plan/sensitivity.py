@@ -1,0 +1,87 @@
+"""How far an answer can be trusted: at the ends of the cost model's interval, and at higher rates.
+
+Both are bisections, run to the end by one worker each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planning.plan.bisection import Bisection
+from planning.plan.candidates import Engine
+from planning.plan.trial import Question, Trial, simulated
+
+if TYPE_CHECKING:
+    from calibration.steps.observed import JudgedCost
+
+_FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
+KEEPING_UP = "keeping up with what arrives"
+
+
+@dataclass(frozen=True)
+class End:
+    """The fewest replicas if all steps take as long as at one end of the interval; None if `most` are too few."""
+
+    replicas: int | None
+    standing: str
+    reason: str
+
+
+def replicas_at_ends(question: Question, engine: Engine, replicas: int, most: int) -> tuple[End, End]:
+    """At the fast and the slow end, where `replicas` is the fewest at the centre.
+
+    Faster steps are taken never to need more, slower never fewer. The interval depends on which steps the run asks for,
+    so the centre is simulated once more.
+    """
+    centre = question.pricing(engine)
+    simulated(question, engine, centre, replicas, to_the_end=True)
+    mark, reason = centre.provenance()
+
+    def fewest(cost: JudgedCost, search: Bisection) -> End:
+        while not search.done:
+            number = search.ask()
+            search = search.told(number, simulated(question, engine, cost, number).met)
+        return End(search.high, mark.name.lower(), reason)
+
+    fast, slow = centre.ends()
+    return (
+        fewest(fast, Bisection(low=0, high=replicas, most=replicas, start=1)),
+        fewest(slow, Bisection(low=replicas - 1, most=most, start=replicas)),
+    )
+
+
+@dataclass(frozen=True)
+class Knee:
+    """How many percent more rate, at most, the fleet takes and still meets all objectives.
+
+    `breaks` is the objective that breaks beyond that, or `KEEPING_UP`; None if none does up to the highest rate tried.
+    """
+
+    headroom_percent: int
+    breaks: str | None
+
+
+def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
+    """By bisection over whole percents; the same requests arrive faster."""
+    from traces.reshape import reshaped
+
+    search, breaks = Bisection(low=0, most=most_percent, start=_FIRST_PERCENT), None
+    while not search.done:
+        percent = search.ask()
+        faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
+        trial = simulated(faster, engine, question.pricing(engine), replicas)
+        search = search.told(percent, not trial.met)
+        if not trial.met:  # each at less traffic than the one before, so that the last is at the knee
+            breaks = _broken(question, trial)
+    return Knee(search.low, breaks)
+
+
+def _broken(question: Question, trial: Trial) -> str:
+    """The first to break or, of a run that went to its end, the one furthest beyond its bound; else keeping up."""
+    if trial.broken is not None:
+        return trial.broken.text
+    figures = trial.figures
+    assert figures is not None
+    worst = question.objectives.each[figures.worst]
+    return worst.text if worst.excess(figures.observed[figures.worst]) > 1 else KEEPING_UP

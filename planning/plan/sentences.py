@@ -1,0 +1,97 @@
+"""A plan's answer in words: the fleet in a sentence, why not one replica fewer, and if the traffic was long enough."""
+
+from __future__ import annotations
+
+from planning.plan.objectives import Objective
+from planning.plan.plan import Plan, Recommendation
+from planning.plan.sensitivity import KEEPING_UP, Knee
+
+FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
+
+
+def answer(plan: Plan) -> str:
+    """The answer in a sentence."""
+    best = plan.recommendation
+    if best is None:
+        if not plan.failures:
+            return "Infeasible: there is no candidate."
+        first = plan.failures[0]
+        return f"Infeasible: no fleet meets the SLOs. Closest is {first.name}: {first.reason}."
+    point, spares = best.offer.point, plan.limits.spares
+    spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
+    return (
+        f"{count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {count(point.gpus, 'GPU')}, "
+        f"${point.usd_per_hour:,.2f}/h, {100 * point.attainment:.1f} % attainment, {_headroom(best.knee)}; "
+        f"plausible {_plausible(plan, best)}{_elsewhere(best)}"
+    )
+
+
+def why_not_fewer(plan: Plan, best: Recommendation) -> str:
+    """What breaks with one replica fewer, and by how much."""
+    if best.fewer is None or best.fewer.figures is None:
+        return "one replica is the least there is"
+    figures = best.fewer.figures
+    objectives = plan.question.objectives
+    broken = [
+        f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
+        for objective, value in zip(objectives.each, figures.observed, strict=True)
+        if _breaks(objective, value)
+    ]
+    if not figures.steady.keeps_up:
+        broken.append(f"{KEEPING_UP} ({figures.steady.piling_up_per_s:,.2g} more requests wait every second)")
+    attained = f"attainment {100 * figures.attainment:.1f} %"
+    return f"{count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}; {attained}"
+
+
+def too_short(plan: Plan) -> str | None:
+    """Said of traffic that ends before the recommended fleet is full; None of any other, or without one.
+
+    A fleet that begins empty holds as many requests as it ever will once the longest of the first have been answered.
+    """
+    best = plan.recommendation
+    if best is None or best.offer.trial.figures is None:
+        return None
+    longest_s, seconds = best.offer.trial.figures.e2e_p99_s, span_s(plan)
+    if not seconds < FILLS * longest_s:
+        return None
+    return (
+        f"the traffic is too short to fill the fleet: it lasts {seconds:,.3g} s, and answers up to {longest_s:,.3g} s "
+        f"(E2E p99); the same traffic for longer may take more replicas. Give at least {FILLS * longest_s:,.3g} s of it"
+    )
+
+
+def span_s(plan: Plan) -> float:
+    """From the first arrival to the last."""
+    requests = list(plan.question.workload.requests)
+    return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
+
+
+def _headroom(knee: Knee) -> str:
+    return f"{'' if knee.breaks else 'more than '}{knee.headroom_percent} % headroom"
+
+
+def _plausible(plan: Plan, best: Recommendation) -> str:
+    def gpus(replicas: int) -> int:
+        return (replicas + plan.limits.spares) * best.offer.engine.gpus
+
+    assert best.fast.replicas is not None
+    low = gpus(best.fast.replicas)
+    if best.slow.replicas is None:
+        return f"{low} or more; if steps take as long as they may, no fleet of it meets the SLOs"
+    high = gpus(best.slow.replicas)
+    return f"{low}" if low == high else f"{low}-{high}"
+
+
+def _elsewhere(best: Recommendation) -> str:
+    if not best.draws:
+        return ""
+    return f"; the SLOs hold in {sum(best.draws)} of {count(len(best.draws), 'other draw')} of the traffic"
+
+
+def _breaks(objective: Objective, value: float) -> bool:
+    return value < objective.share if objective.attainment else value > objective.bounds[0][1]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,188 @@
+"""One fleet on the traffic, simulated: which objectives it meets, and what it does per user and per GPU.
+
+A trial stops as soon as an objective is broken whatever the requests still to come do, unless it is asked to go on:
+most fleets that a search looks at are too small, and those are the slowest to simulate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from planning.plan.candidates import Engine
+from planning.plan.objectives import Objective, Objectives
+from serving.workload import Workload
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from calibration.steps.observed import JudgedCost
+    from planning.plan.steady import Steady
+    from traces.run_metrics import RunMetrics
+
+
+_LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
+
+
+class Pricing(Protocol):
+    """Times the steps of an engine. Called for each trial, with nothing asked of the answer yet."""
+
+    def __call__(self, engine: Engine) -> JudgedCost: ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router."""
+
+    workload: Workload
+    requests: int
+    objectives: Objectives
+    pricing: Pricing
+    router: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a whole run gives: attainment, median tokens/s of a user, 99th percentile of E2E; and in steady operation
+    output and prompt tokens/s in all, and by how many requests a second its queue grows.
+
+    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound. `broken`
+    has, for each bound that attainment counts, the share of requests that break it. `mark` and `reason` say how far the
+    times of its steps can be trusted, as `calibration.kernels.times.Coverage` has it.
+    """
+
+    attainment: float
+    steady: Steady
+    tok_s_user: float
+    e2e_p99_s: float
+    observed: tuple[float, ...]
+    worst: int
+    broken: tuple[float, ...]
+    unfinished: int
+    mark: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Whether so many replicas meet all objectives, and keep up with what arrives.
+
+    A run that was stopped before its end has no figures, but the objective that was `broken` by then.
+    """
+
+    replicas: int
+    met: bool
+    figures: Figures | None
+    broken: Objective | None = None
+
+
+class _Broken(Exception):
+    """An objective cannot be met any more."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
+
+class _Watch:
+    """A sink that keeps the requests, and stops the run when it has seen enough of them to know."""
+
+    def __init__(self, question: Question, to_the_end: bool) -> None:
+        self._objectives = () if to_the_end else question.objectives.each
+        self._allowed = [objective.allowed(question.requests) for objective in self._objectives]
+        self._misses = [0] * len(self._objectives)
+        self._tables: list[pa.Table] = []
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        from sim.run_log import TableSink
+        from traces.run_metrics import RunMetrics
+
+        block = TableSink()
+        block.add_requests(columns)
+        self._tables.append(block.requests)
+        seen = RunMetrics(block.requests)
+        for at, objective in enumerate(self._objectives):
+            self._misses[at] += objective.misses(seen)[0]
+            if self._misses[at] > self._allowed[at]:
+                raise _Broken(objective)
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Steps are not asked for."""
+
+    @property
+    def requests(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.concat_tables(self._tables)
+
+
+def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
+    """So many replicas of `engine`, at the centre of the cost model's interval."""
+    return simulated(question, engine, question.pricing(engine), replicas, to_the_end)
+
+
+def try_alone(question: Question, engine: Engine) -> Trial:
+    """Every request with a replica to itself: the best that any number of replicas can do.
+
+    One replica serves one request after another. It never forgets a prefix, as many replicas might not.
+    """
+    workload = question.workload
+    if workload.shares_prefixes:
+        engine = _never_forgetting(engine, workload)
+    alone = replace(question, workload=replace(workload, concurrency=1))
+    return simulated(alone, engine, question.pricing(engine), 1, to_the_end=True)
+
+
+def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
+    """So many replicas of `engine`, their steps timed by `cost`."""
+    from planning.plan.steady import steady
+    from sim.cluster import Cluster
+    from traces.run_metrics import RunMetrics
+
+    watch = _Watch(question, to_the_end)
+    cluster = Cluster(
+        engine.deployment,
+        cost,
+        watch,
+        fleet=engine.fleet(replicas, question.router),
+        shares_prefixes=question.workload.shares_prefixes,
+        steps=False,
+        block=_LOOK_EVERY,
+    )
+    try:
+        cluster.run(question.workload)
+    except _Broken as stopped:
+        return Trial(replicas, False, None, stopped.objective)
+    requests = watch.requests
+    metrics = RunMetrics(requests)
+    objectives = question.objectives.each
+    verdicts = [objective.misses(metrics) for objective in objectives]
+    met = all(o.allowed(counted) >= misses for o, (misses, counted) in zip(objectives, verdicts, strict=True))
+    figures = _figures(metrics, steady(requests), question.objectives, cost)
+    return Trial(replicas, met and figures.steady.keeps_up, figures)
+
+
+def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: JudgedCost) -> Figures:
+    mark, reason = cost.provenance()
+    observed = tuple(objective.observed(metrics) for objective in objectives.each)
+    excess = [objective.excess(value) for objective, value in zip(objectives.each, observed, strict=True)]
+    return Figures(
+        attainment=objectives.attainment(metrics),
+        steady=steady,
+        tok_s_user=metrics.distribution("tok_s_user").p50,
+        e2e_p99_s=metrics.distribution("e2e_ms").p99 / 1e3,
+        observed=observed,
+        worst=max(range(len(excess)), key=excess.__getitem__),
+        broken=objectives.broken(metrics),
+        unfinished=int((~metrics.finished).sum()),
+        mark=mark.name.lower(),
+        reason=reason,
+    )
+
+
+def _never_forgetting(engine: Engine, workload: Workload) -> Engine:
+    scheduler = engine.deployment.scheduler
+    tokens = sum(request.prompt_len + request.output_len + scheduler.block_size for request in workload.requests)
+    blocks = min(max(tokens // scheduler.block_size + 2, scheduler.num_blocks), 10_000_000)
+    roomy = scheduler.model_copy(update={"num_blocks": blocks})
+    return replace(engine, deployment=engine.deployment.model_copy(update={"scheduler": roomy}))

@@ -1,0 +1,96 @@
+"""The `vllm serve` command of a deployment: what it has otherwise than vLLM would by default.
+
+Types of weights are always spelt out, since by default they are the checkpoint's, which the shapes of a model do not
+tell.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from planning.plan.candidates import Engine
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.model_catalogue import find_model, hub_id
+from serving.deployments.vllm_defaults import BLOCK_SIZE, UTILIZATION, served_by_default
+from serving.errors import UserError
+from serving.speculative import SpeculativeConfig
+
+_QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  # None: as the checkpoint has it
+
+
+def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
+    """One line for a shell; without a `gpu`, whose defaults are those of vLLM, it says more than it need.
+
+    Raises UserError for what vLLM does not have, or cannot be told.
+    """
+    if deployment.policy != "vllm":
+        raise UserError("policy", deployment.policy, "is none of vLLM's; it runs on our engine (docs/policies.md)")
+    scheduler = deployment.scheduler
+    usual = served_by_default(deployment, gpu).scheduler if gpu else None
+    settings: dict[str, object] = {"dtype": deployment.dtype}
+    for name, value, default in (
+        ("tensor-parallel-size", deployment.tensor_parallel_size, 1),
+        ("pipeline-parallel-size", deployment.pipeline_parallel_size, 1),
+        ("data-parallel-size", deployment.data_parallel_size, 1),
+        ("max-model-len", scheduler.max_model_len, _longest(deployment)),
+        ("max-num-seqs", scheduler.max_num_seqs, usual and usual.max_num_seqs),
+        ("max-num-batched-tokens", scheduler.max_num_batched_tokens, usual and usual.max_num_batched_tokens),
+        ("block-size", scheduler.block_size, BLOCK_SIZE),
+        ("quantization", _QUANTIZATION[deployment.quantization], None),
+        ("kv-cache-dtype", deployment.kv_cache_dtype, "auto"),
+        ("scheduling-policy", scheduler.policy, "fcfs"),
+        ("long-prefill-token-threshold", scheduler.long_prefill_token_threshold, 0),
+    ):
+        if value != default:
+            settings[name] = value
+    if deployment.gpu_memory_utilization is None:
+        settings["num-gpu-blocks-override"] = scheduler.num_blocks
+    elif deployment.gpu_memory_utilization != UTILIZATION:
+        settings["gpu-memory-utilization"] = deployment.gpu_memory_utilization
+    if scheduler.speculative is not None:
+        settings["speculative-config"] = _speculative(scheduler.speculative)
+    switches = [
+        "--enable-expert-parallel" if deployment.enable_expert_parallel else "",
+        "--enforce-eager" if deployment.enforce_eager else "",
+        "" if scheduler.enable_chunked_prefill else "--no-enable-chunked-prefill",
+        "" if scheduler.enable_prefix_caching else "--no-enable-prefix-caching",
+        "" if scheduler.async_scheduling else "--no-async-scheduling",
+    ]
+    words = ["vllm", "serve", hub_id(deployment.model)]
+    words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    return shlex.join([*words, *filter(None, switches)])
+
+
+def _longest(deployment: Deployment) -> int | None:
+    """The positions of the model, which are vLLM's default; None for a model that has no catalogued shapes."""
+    try:
+        return find_model(deployment.model).max_positions
+    except UserError:
+        return None
+
+
+def vllm_command_of(engine: Engine) -> str | None:
+    """That of a candidate; None for what vLLM cannot serve, or not by one command."""
+    if engine.split:
+        return None
+    try:
+        return vllm_command(engine.deployment, _gpu(engine))
+    except UserError:
+        return None
+
+
+def _gpu(engine: Engine) -> GpuSpec | None:
+    """None for a device of our own engine, which is named `cpu` or `cuda`."""
+    try:
+        return find_gpu(engine.gpu)
+    except UserError:
+        return None
+
+
+def _speculative(config: SpeculativeConfig) -> str:
+    if config.method == "eagle":
+        raise UserError("scheduler.speculative.method", "eagle", "names no head's checkpoint, which vLLM needs")
+    known = {"method": config.method, "model": config.model, "num_speculative_tokens": config.num_speculative_tokens}
+    return json.dumps({name: value for name, value in known.items() if value is not None})

@@ -1,0 +1,46 @@
+"""How far long work is: what it tells of itself, and one progress bar on stderr, silent where nobody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+Tell = Callable[[str, float], None]  # the stage that work is at, and the share of all of it that is done
+
+
+def untold(stage: str, share: float) -> None:
+    """For when nobody asks."""
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar labelled `what`; call the yielded function with how many of `total` are done."""
+    from rich.progress import MofNCompleteColumn
+
+    with _bar(what, total, MofNCompleteColumn()) as update:
+        yield lambda done: update(completed=done)
+
+
+@contextmanager
+def telling() -> Iterator[Tell]:
+    """A bar that is labelled with the stage, for what takes a `Tell`."""
+    from rich.progress import TaskProgressColumn
+
+    with _bar("starting", 1, TaskProgressColumn()) as update:
+        yield lambda stage, share: update(description=stage, completed=share)
+
+
+@contextmanager
+def _bar(what: str, total: int, figures: ProgressColumn) -> Iterator[Callable[..., None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), figures, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total))

@@ -1,0 +1,30 @@
+"""What one can ask, as plain values: a request is checked when it is made, and its JSON names the job that answers it.
+
+Every face (the command line, the dashboard, a file, Python) makes the same requests, and nothing here knows of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+from serving.deployments.config import Deployment
+
+
+class Request(BaseModel):
+    """A request, or a part of one. Numbers are finite, and a field that is not known is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plain JSON that makes the same request; fields that are None are left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def _stated(deployment: Deployment | None) -> dict[str, Any] | None:
+    return None if deployment is None else deployment.model_dump(mode="json", exclude_unset=True)
+
+
+# A deployment of which only what was stated is kept: the rest follows from what it is completed by.
+StatedDeployment = Annotated[Deployment, PlainSerializer(_stated)]

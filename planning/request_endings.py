@@ -1,0 +1,56 @@
+"""How the requests of a run ended, in words: one that sheds most of them looks quick by the latencies of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traces.run_metrics import RunMetrics
+
+ENOUGH = 0.99  # share of the requests that must finish for the latencies of those to speak for all
+
+
+def status_word(status: str) -> str:
+    """A status of the dataset `requests` as people write it."""
+    return status.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class RequestEndings:
+    """How many requests ended in each status, most first."""
+
+    counts: Mapping[str, int]
+
+    @classmethod
+    def of(cls, metrics: RunMetrics) -> RequestEndings:
+        return cls(metrics.statuses())
+
+    @property
+    def text(self) -> str:
+        """How many ended how."""
+        return ", ".join(f"{count:,} {status_word(status)}" for status, count in self.counts.items())
+
+    @property
+    def shortfall(self) -> str | None:
+        """The share that did not finish, where it is more than 1 %."""
+        if self._finished >= ENOUGH * self._count:
+            return None
+        share = f"{100 * (1 - self._finished / self._count):.3g} % did not finish"
+        return share if self._finished else "no request finished"
+
+    @property
+    def latencies_of(self) -> str:
+        """Of how many requests the latencies are, as a clause."""
+        if not self._finished:
+            return "there are no latencies"
+        return f"latencies are those of the {self._finished:,} of {self._count:,} requests that finished"
+
+    @property
+    def _finished(self) -> int:
+        return self.counts.get("finished", 0)
+
+    @property
+    def _count(self) -> int:
+        return sum(self.counts.values())

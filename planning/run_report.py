@@ -1,0 +1,89 @@
+"""A run on a terminal: the percentiles of its latencies, its other metrics, and how its requests ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from planning.request_endings import RequestEndings
+from serving.metrics import metric
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from serving.metrics import Metric
+    from traces.run_metrics import RunMetrics
+
+Bands = Mapping[str, Mapping[str, tuple[float, float]]]
+
+_STATS = ("mean", "p50", "p90", "p95", "p99", "max")
+_DROPPED_FIRST = ("max", "p90", "p95")
+_NARROWEST_LABEL = 18
+
+
+def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100) -> Iterator[RenderableType]:
+    """Latency percentiles and the run's scalars.
+
+    `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers. Where `width` characters are
+    too few, statistics are left out; no number is cut.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
+    scalars = metrics.scalars()
+    rows: list[tuple[str, str, dict[str, str]]] = []
+    for name, numbers in distributions.items():
+        about = metric(name)
+        unit = about.read_unit
+        label = name if not unit or name.endswith(f"_{unit}") else f"{name}, {unit}"
+        rows.append((label, "", {stat: _shown(about.read(numbers[stat])) for stat in _STATS}))
+        ends = (bands or {}).get(name, {})
+        if any(high for _, high in ends.values()):
+            for end, which in enumerate(("from", "to")):
+                rows.append((f"  {which}", "dim", {stat: _shown(about.read(pair[end])) for stat, pair in ends.items()}))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("metric", overflow="fold")
+    stats = _fitting([cells for _, _, cells in rows], width)
+    for stat in stats:
+        table.add_column(stat, no_wrap=True, justify="right")
+    for label, style_of_row, cells in rows:
+        table.add_row(label, *(cells.get(stat, "") for stat in stats), style=style_of_row)
+    if distributions:
+        yield table
+    summary = Table("metric", "unit", "value", *(["90 % band"] if bands else []))
+    for name, value in scalars.items():
+        if value is not None:
+            about = metric(name.removesuffix("_peak"))
+            shown = [_range(about, (bands or {}).get(name, {}).get("value"))] if bands else []
+            summary.add_row(name, about.read_unit, _shown(about.read(value)), *shown)
+    yield summary
+    if bands:
+        yield Text("from, to: 90 % band, by how far off the step times of a whole run may be", style="dim")
+    outcome = RequestEndings.of(metrics)
+    yield Text(f"requests: {outcome.text}")
+    if outcome.shortfall:
+        yield Text.assemble((outcome.shortfall, "red"), f": {outcome.latencies_of}")
+
+
+def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
+    """The statistics whose columns fit on `width` characters in full, beside a label."""
+    widths = {stat: max((len(row.get(stat, "")) for row in rows), default=0) for stat in _STATS}
+    left = list(_STATS)
+    for stat in _DROPPED_FIRST:
+        if _NARROWEST_LABEL + sum(1 + max(len(stat), widths[stat]) for stat in left) < width:
+            break
+        left.remove(stat)
+    return left
+
+
+def _range(about: Metric, band: tuple[float, float] | None) -> str:
+    return "" if band is None else "–".join(_shown(about.read(end)) for end in band)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)

@@ -1,0 +1,111 @@
+"""Everything that one simulated run depends on: two runs of equal scenarios give equal numbers.
+
+`tokentwin simulate` and a sweep's file make them; the JSON form of one, defaults filled in, identifies a sweep's run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from planning.request import Request
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import RouterConfig
+from serving.workload import Workload
+
+if TYPE_CHECKING:
+    from planning.priced_scenario import PricedScenario
+
+
+class TraceWorkload(Request):
+    """The requests of a trace file."""
+
+    trace: str = Field(min_length=1, description="a trace in any format, or a recording's directory")
+    limit: int | None = Field(None, ge=1, description="use only the first N requests")
+    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
+    spread_ticks: bool = Field(False, description="spread arrivals that share a timestamp evenly over the tick")
+
+
+class Scenario(Request):
+    """One run: what is offered, to what, and how its steps are timed.
+
+    `workload` is a `TraceWorkload` when it names a `trace`, and otherwise what `tokentwin trace synth` takes.
+    """
+
+    deployment: Deployment = Field(description="the deployment, as in its own file")
+    gpu: str | None = Field(None, description="GPU of the catalogue whose kernel tables time the steps")
+    calibration: str | None = Field(
+        None, description="directory made by `tokentwin calibrate`, or a cost model of your own: module:Class"
+    )
+    workload: dict[str, Any] = Field(description="a trace, or a specification of a synthetic workload")
+    replicas: int | None = Field(None, ge=1, le=100_000, description="engines behind the router; null: 1, or the fleet")
+    router: RouterConfig | None = Field(None, description="a name, or a name with settings; null: round-robin")
+    prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
+        {}, description="dollars per GPU-hour by name, instead of the catalogue's; our own engine's is cpu or cuda"
+    )
+    slo: dict[str, float] = Field({}, description="bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
+
+    @field_validator("router", mode="before")
+    @classmethod
+    def _a_name_alone(cls, router: Any) -> Any:
+        return {"name": router} if isinstance(router, str) else router
+
+    @field_validator("slo")
+    @classmethod
+    def _known_bounds(cls, slo: dict[str, float]) -> dict[str, float]:
+        from traces.run_metrics import check_slo
+
+        return check_slo(slo)
+
+    @field_validator("prices")
+    @classmethod
+    def _of_known_gpus(cls, prices: dict[str, float]) -> dict[str, float]:
+        from serving.deployments.gpu_spec import gpus
+
+        unknown = prices.keys() - {*gpus(), "cpu", "cuda"}
+        if unknown:
+            raise ValueError(f"{min(unknown)} is no GPU of the catalogue; a GPU's own file says its price")
+        return prices
+
+    @field_validator("workload")
+    @classmethod
+    def _complete(cls, workload: dict[str, Any]) -> dict[str, Any]:
+        from serving.deployments.config import parse
+        from traces.synth import parse_spec
+
+        if "trace" in workload:
+            return parse(TraceWorkload, workload, where="workload").model_dump(mode="json")
+        return parse_spec(workload, where="workload").model_dump(mode="json")
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Scenario:
+        if self.gpu is None and self.calibration is None:
+            raise ValueError("give a gpu or a calibration, which time the steps")
+        if self.deployment.fleet is not None and (self.replicas or self.router):
+            raise ValueError("a deployment with a fleet says replicas and router there; leave them out here")
+        return self
+
+    def offered(self) -> Workload:
+        """The workload. Raises UserError when its trace cannot be read."""
+        from traces.reader import read_workload
+        from traces.reshape import reshaped
+        from traces.synth import parse_spec, synthesise
+        from traces.ticks import spread_ticks
+
+        if "trace" not in self.workload:
+            return synthesise(parse_spec(self.workload, where="workload"))
+        source = TraceWorkload.model_validate(self.workload)
+        workload = read_workload(source.trace)
+        if source.spread_ticks:
+            workload = spread_ticks(workload)
+        return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale)
+
+    def priced(self) -> PricedScenario:
+        """Ready to be simulated. Raises UserError when its settings do not go together."""
+        from planning.priced_scenario import price_scenario, with_fleet
+
+        deployment = with_fleet(self.deployment, self.replicas, self.router)
+        priced = price_scenario(Workload(()), self.calibration, self.gpu, lambda _: deployment, prices=self.prices)
+        return replace(priced, workload=self.offered())  # which takes longest, and comes once all else is right

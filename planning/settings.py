@@ -1,0 +1,59 @@
+"""Settings of a deployment by name, as options like `--vary max_num_seqs=64,256` give them.
+
+A name is a dotted path (`scheduler.max_num_seqs`, `fleet.router`); what only the scheduler has needs no path. Values
+are YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    from serving.deployments.config import Deployment
+
+
+def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
+    """The name and the value of `NAME=VALUE`, or, of `many`, the list of `NAME=VALUE,VALUE`. Raises UserError."""
+    name, equals, text = pair.partition("=")
+    if not name or not equals:
+        raise UserError(option, pair, "should be NAME=VALUE, e.g. max_num_seqs=" + ("64,256" if many else "64"))
+    try:
+        return name, yaml.safe_load(f"[{text}]" if many else text)
+    except yaml.YAMLError:
+        raise UserError(f"{option} {name}", text, "is not a value in YAML") from None
+
+
+def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each name, of `NAME=VALUE,VALUE` pairs. Raises UserError for a name that comes twice."""
+    values: dict[str, list[Any]] = {}
+    for pair in pairs:
+        name, listed = named_value(option, pair, many=True)
+        if name in values:
+            raise UserError(option, pair, "should name each setting, and each value of it, once")
+        values[name] = listed
+    return values
+
+
+def with_settings(base: Deployment, settings: Mapping[str, Any], where: str = "deployment") -> Deployment:
+    """`base` with each setting in its place. Raises UserError that names the setting that is wrong."""
+    from serving.deployments.config import Deployment, SchedulerConfig, parse
+
+    data = base.model_dump(mode="json")
+    for path, value in settings.items():
+        bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
+        *way, last = ("scheduler", path) if bare else path.split(".")
+        node = data
+        for name in way:
+            node[name] = {} if node.get(name) is None else node[name]
+            node = node[name]
+            if not isinstance(node, dict):
+                raise UserError(path, value, f"{name} has no settings of its own")
+        node[last] = value
+        if node is data["scheduler"] and last == "num_blocks":
+            data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
+    return parse(Deployment, data, where=where)

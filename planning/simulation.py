@@ -1,0 +1,131 @@
+"""A simulated run, recorded with what is known of it: what timed it, how far to trust that, its bands, its prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planning.progress import Tell, untold
+from planning.run_report import run_report
+from serving.document import Answer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import RenderableType
+
+    from calibration.steps.observed import JudgedCost
+    from planning.priced_scenario import PricedScenario
+    from planning.scenario import Scenario
+    from traces.recording import Recording
+    from traces.run_metrics import RunMetrics
+
+
+@dataclass(frozen=True)
+class SimulatedRun(Answer):
+    """A recording and its metrics.
+
+    bands       ends of the 90 % bands by metric and statistic; None where they were not asked for
+    standing    how far its step times can be trusted: the `mark`, and the `reason`
+    """
+
+    recording: Recording
+    metrics: RunMetrics
+    bands: dict[str, dict[str, tuple[float, float]]] | None
+    standing: dict[str, str]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("requests", "steps")
+
+    def table(self, name: str) -> pa.Table:
+        """`requests` or `steps` of the recording; `tokentwin columns` says what their columns are."""
+        return self.recording.table(name)
+
+    def report(self) -> Iterator[RenderableType]:
+        """As `tokentwin simulate` prints it."""
+        from rich.text import Text
+
+        yield from run_report(self.metrics, self.bands)
+        yield Text(f"{self.standing['mark']}: {self.standing['reason']}")
+
+
+def simulate(
+    scenario: Scenario,
+    out: str | Path,
+    *,
+    band: bool = True,
+    details: bool = True,
+    overwrite: bool = False,
+    tell: Tell = untold,
+) -> SimulatedRun:
+    """Simulate `scenario` and record it in the directory `out`.
+
+    `band` simulates the ends of the 90 % interval of step times, too; `details` keeps steps and token times. Raises
+    UserError for settings that do not go together, and if `out` exists and `overwrite` is not set.
+    """
+    return recorded(scenario.priced(), out, band=band, details=details, overwrite=overwrite, tell=tell)
+
+
+def recorded(
+    scenario: PricedScenario,
+    out: str | Path,
+    *,
+    band: bool = True,
+    details: bool = True,
+    overwrite: bool = False,
+    tell: Tell = untold,
+) -> SimulatedRun:
+    """`simulate`, of what is priced already."""
+    from calibration.validation.bands import bands, run_metrics
+    from sim.simulate import simulate_to
+    from traces.recording import Recording
+    from traces.recording_notes import add_notes
+    from traces.run_metrics import RunMetrics
+
+    tell("simulating", 0.0)
+    simulate_to(
+        out,
+        scenario.workload,
+        scenario.deployment,
+        scenario.cost,
+        fleet=scenario.fleet,
+        pools=scenario.pools,
+        calibration=scenario.calibration,
+        usd_per_gpu_hour=scenario.usd_per_gpu_hour,
+        steps=details,
+        tokens=details,
+        overwrite=overwrite,
+    )
+    recording = Recording.load(out)
+    metrics, around = RunMetrics.of(recording), None
+    if band:
+        others = []
+        for at, end in enumerate(scenario.ends()):
+            tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
+            others.append(run_metrics(end.workload, end.deployment, end.cost, fleet=end.fleet, pools=end.pools))
+        around = bands(metrics, *others)
+    notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
+    if scenario.gpu:
+        notes["gpu"] = scenario.gpu
+    if around:
+        notes["bands"] = around
+    add_notes(out, notes)
+    return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
+
+
+def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:
+    """That of the least certain pool; of steps that lie beyond what was measured also how many, if they were kept."""
+    from calibration.kernels.times import Coverage
+    from calibration.steps.coverage import recorded_beyond
+    from calibration.steps.observed import pure
+    from calibration.steps.operation_cost import OperationCost
+
+    mark, reason = max(cost.provenance() for cost in costs)
+    behind = pure(costs[0])
+    if mark == Coverage.EXTRAPOLATED and len(costs) == 1 and isinstance(behind, OperationCost):
+        beyond = recorded_beyond(behind, recording)
+        if beyond is not None:
+            reason = f"{reason}, in {beyond}"
+    return {"mark": mark.name.lower(), "reason": reason}

@@ -1,0 +1,167 @@
+"""A sweep on disk: a journal of finished runs, and the hive-partitioned Parquet dataset that it is folded into.
+
+A run is in once its journal entry has been renamed into place; whatever kills the sweep, an entry is there whole or
+not at all. Folding merges entries into the partitions by run id, rewrites those in place by rename, and only then drops
+the entries: killed anywhere in between, it can be done again. Rows are sorted, so that bytes depend on the runs alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serving.errors import UserError, reason
+from serving.whole_file import whole_file
+from traces.column_dictionary import FILE as COLUMNS
+from traces.column_dictionary import columns_text, described
+
+ABOUT = "sweep.json"  # what all rows have in common
+_FILE = "runs.parquet"
+
+
+class SweepDataset:
+    """The directory `path`, held by one sweep at a time.
+
+    `about` says what the rows have in common; a dataset made with another is refused. Its `inputs`, digests of files,
+    may grow, and must not change. Without `resume` there must be no dataset yet. Raises UserError.
+    """
+
+    def __init__(
+        self, path: Path, about: Mapping[str, Any], schema: pa.Schema, partition: Sequence[str], *, resume: bool
+    ) -> None:
+        self.path = path
+        self._schema = schema
+        self._partition = list(partition)
+        self._journal = path / ".journal"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("w")
+        except OSError as error:
+            raise UserError("out", str(path), f"cannot be made: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError("out", str(path), "is being written by another sweep; wait for it") from None
+        try:
+            self._claim(about, resume)
+        except UserError:
+            self.close()
+            raise
+
+    def _claim(self, about: Mapping[str, Any], resume: bool) -> None:
+        file = self.path / ABOUT
+        if file.exists():
+            if not resume:
+                raise UserError("out", str(self.path), "holds a sweep; --resume continues it, or choose another")
+            about = _agreed(file, about)
+        elif any(not child.name.startswith(".") for child in self.path.iterdir()):
+            raise UserError("out", str(self.path), "is a directory of other files; choose another")
+        for left in self.path.rglob(".*.partial"):
+            left.unlink()
+        _write(file, (json.dumps(about, indent=2, sort_keys=True) + "\n").encode())
+        _write(self.path / COLUMNS, columns_text({"runs": described(self._schema)}).encode())
+
+    def close(self) -> None:
+        """Let others have the directory."""
+        self._lock.close()
+
+    def errors(self) -> dict[str, str | None]:
+        """Every run that is in, by its id: why it failed, or None if it did not."""
+        found: dict[str, str | None] = {}
+        for file in sorted((self.path / "runs").rglob(_FILE)):
+            table = _read(file, ["run_id", "error"])
+            found |= zip(table["run_id"].to_pylist(), table["error"].to_pylist(), strict=True)
+        return found | {row["run_id"]: row.get("error") for row in self._entries()}
+
+    def add(self, row: Mapping[str, Any], requests: bytes | None = None) -> None:
+        """Take in a finished run: its values by column, and its requests as a Parquet file."""
+        if requests is not None:
+            _write(self.path / "requests" / f"run_id={row['run_id']}" / "requests.parquet", requests)
+        _write(self._journal / f"{row['run_id']}.json", json.dumps(row, allow_nan=False).encode())
+
+    def fold(self) -> None:
+        """Merge the journal into the partitions, newer rows in place of older ones of the same run."""
+        by_folder: dict[Path, list[dict[str, Any]]] = {}
+        for row in self._entries():
+            by_folder.setdefault(self._folder(row), []).append(row)
+        for folder, rows in by_folder.items():
+            self._merge(folder / _FILE, rows)
+            for row in rows:
+                (self._journal / f"{row['run_id']}.json").unlink()
+
+    def _merge(self, file: Path, rows: list[dict[str, Any]]) -> None:
+        stored = pa.schema([field for field in self._schema if field.name not in self._partition])
+        table = pa.Table.from_pylist(rows, schema=stored)
+        if file.exists():
+            old = _read(file)
+            table = pa.concat_tables([old.filter(pc.invert(pc.is_in(old["run_id"], table["run_id"]))), table])
+        parameters = [field.name for field in stored if b"path" in field.metadata]
+        table = table.sort_by([(name, "ascending") for name in (*parameters, "run_id")])
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.cast(stored), sink, compression="zstd")
+        _write(file, sink.getvalue())
+
+    def _folder(self, row: Mapping[str, Any]) -> Path:
+        keys = [f"{name}={_hive(row[name])}" for name in self._partition]
+        return Path(self.path, "runs", *keys)
+
+    def _entries(self) -> Iterable[dict[str, Any]]:
+        for file in sorted(self._journal.glob("*.json")):
+            yield json.loads(file.read_bytes())
+
+
+def _agreed(file: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `file` and `about` say together. Raises UserError when they contradict each other."""
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("out", str(file), f"cannot be read: {error}") from None
+    was, now = before.pop("inputs", {}), about["inputs"]
+    changed = [path for path in now if was.get(path, now[path]) != now[path]]
+    if changed:
+        raise UserError("input", changed[0], "has changed since the sweep began; give another --out")
+    difference = _difference("", before, {name: value for name, value in about.items() if name != "inputs"})
+    if difference:
+        path, old, new = difference
+        remedy = f"was {old} in {file.parent}; more values and seeds extend a sweep, other changes need another --out"
+        raise UserError(path, new, remedy)
+    return {**about, "inputs": {**was, **now}}
+
+
+def _difference(path: str, was: Any, now: Any) -> tuple[str, Any, Any] | None:
+    """Where two values first differ, and what is there in each."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        pairs = ((f"{path}.{name}".strip("."), was.get(name), now.get(name)) for name in {**now, **was})
+        return next(filter(None, (_difference(*pair) for pair in pairs)), None)
+    return None if was == now else (path, was, now)
+
+
+def _hive(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return quote(text, safe=" ")
+
+
+def _read(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """One file of the dataset, without what its path says."""
+    try:
+        return pq.ParquetFile(file).read(columns)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError("out", str(file), f"is damaged: {error}") from None
+
+
+def _write(file: Path, content: bytes) -> None:
+    """`file` with `content`, whole or not at all."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise UserError("out", str(file), f"cannot be written: {reason(error)}") from None

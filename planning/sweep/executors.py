@@ -1,0 +1,57 @@
+"""Where the runs of a sweep are made. Outcomes come as they are done, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Protocol
+
+from planning.sweep.one_run import DIED, RunResult, failed
+from planning.sweep.points import Point
+from planning.workers import WorkerDied, Workers
+from serving.errors import UserError
+
+EXECUTORS = ("process", "ray")
+
+
+class Executor(Protocol):
+    """Calls `measure` on each of `points`; a process that dies in it becomes a failed outcome."""
+
+    def run(
+        self, measure: Callable[[Point], RunResult], points: Sequence[Point]
+    ) -> Generator[RunResult, None, None]: ...
+
+
+class Processes:
+    """At most `jobs` processes of this machine, by default one for each CPU that this process may use."""
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self._jobs = jobs
+
+    def run(self, measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
+        """See `Executor`."""
+        tasks = [partial(_measured, point=point) for point in points]
+        with Workers(measure, self._jobs) as workers, closing(workers.each(tasks)) as outcomes:
+            for at, outcome in outcomes:
+                if isinstance(outcome, WorkerDied):
+                    yield failed(points[at], DIED)
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    yield outcome
+
+
+def find_executor(name: str, jobs: int | None) -> Executor:
+    """The executor called `name`, making `jobs` runs at once (None: as many as there are CPUs for)."""
+    if name == "process":
+        return Processes(jobs)
+    if name == "ray":
+        from planning.sweep.ray_tasks import RayTasks
+
+        return RayTasks(jobs)
+    raise UserError("executor", name, f"is none of {', '.join(EXECUTORS)}")
+
+
+def _measured(measure: Callable[[Point], RunResult], point: Point) -> RunResult:
+    return measure(point)

@@ -1,0 +1,82 @@
+"""One run of a sweep: from a point to its row. A pure function of the point, wherever it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from planning.scenario import Scenario
+from planning.sweep.columns import band_values, metric_values
+from planning.sweep.points import Point
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DIED = "the process that ran it died, perhaps for want of memory"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave: values by column (`status` among them), and its requests as a Parquet file if kept."""
+
+    point: Point
+    values: dict[str, Any]
+    requests: bytes | None = None
+
+
+def failed(point: Point, error: str) -> RunResult:
+    """The outcome of a run that came to nothing."""
+    return RunResult(point, {"status": "failed", "error": " ".join(error.split())})
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Simulates points.
+
+    full        also keep steps and tokens for the metrics
+    requests    keep the requests for the reader
+    bands       simulate twice more, at the ends of the cost model's interval
+    """
+
+    full: bool = False
+    requests: bool = False
+    bands: bool = False
+
+    def __call__(self, point: Point) -> RunResult:
+        if point.error:
+            return failed(point, point.error)
+        try:
+            return self._simulated(point)
+        except UserError as error:
+            return failed(point, str(error))
+        except Exception as error:  # a user's policy may fail in any way, and the sweep goes on
+            return failed(point, f"{type(error).__name__}: {error}")
+
+    def _simulated(self, point: Point) -> RunResult:
+        scenario = Scenario.model_validate(point.config)
+        priced = scenario.priced()
+        run = priced.measured(scenario.slo, self.full)
+        mark, reason = priced.provenance()
+        values = {
+            "status": "complete",
+            **metric_values(run.metrics),
+            "calibration_id": priced.calibration,
+            "standing": mark.name.lower(),
+            "standing_reason": reason,
+            "gpus": priced.gpus,
+            "num_blocks": priced.num_blocks,
+        }
+        if self.bands:
+            fast, slow = (end.measured(scenario.slo).metrics for end in priced.ends())
+            values |= band_values(run.metrics, fast, slow)
+        return RunResult(point, values, _parquet(run.requests) if self.requests else None)
+
+
+def _parquet(requests: pa.Table) -> bytes:
+    import pyarrow.parquet as pq
+
+    content = BytesIO()
+    pq.write_table(requests, content, compression="zstd")
+    return content.getvalue()

@@ -1,0 +1,184 @@
+"""The runs of a sweep: each a configuration in full, known by the hash of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from planning.scenario import Scenario
+from planning.sweep.settings import Overrides, SweepSettings, is_seed
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.own_cost import names_a_class, source_file
+
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run to be made.
+
+    config      the `Scenario` as JSON values, with all defaults; as far as it was given when `error` is set
+    parameters  value of each path that the sweep varies, and `seed` if it has seeds
+    error       why this cannot run at all, or empty
+    """
+
+    config: dict[str, Any]
+    parameters: dict[str, Any]
+    error: str = ""
+
+    @property
+    def id(self) -> str:
+        """Hash of the configuration. Begins with a letter, so that no reader takes it for a number.
+
+        What cannot run has no whole configuration, and seeds have no place in it yet: the parameters count as well.
+        """
+        told = [self.config, self.parameters] if self.error else self.config
+        return "r" + sha256(canonical(told).encode()).hexdigest()[:15]
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def points(settings: SweepSettings) -> list[Point]:
+    """The runs of a sweep, in the order of its file.
+
+    A combination that is not allowed becomes a point with an error. Raises UserError when none is allowed, or two are
+    the same run.
+    """
+    variations = list(settings.variations())
+    paths = dict.fromkeys(path for overrides, _ in variations for path in overrides)
+    made: dict[str, Point] = {}
+    first_error: UserError | None = None
+    for overrides, seed in variations:
+        config = _overridden(settings.base, overrides)
+        error = ""
+        try:
+            full = parse(Scenario, _on_calibrated(config), where="base").model_dump(mode="json")
+        except UserError as wrong:
+            error, first_error, full = str(wrong), first_error or wrong, config
+        parameters = {path: _found(config, path, _found(full, path)) for path in paths}
+        if seed is not None:
+            full, parameters[SEED] = _seeded(full, seed), seed
+        point = Point(full, parameters, error)
+        if point.id in made:
+            raise UserError("run", canonical(parameters), "comes about twice; leave one of the two out")
+        made[point.id] = point
+    if first_error and all(point.error for point in made.values()):
+        raise first_error
+    return list(made.values())
+
+
+def input_digests(runs: list[Point]) -> dict[str, str]:
+    """SHA-256 of every file that the runs read, by its path as given. Raises UserError for one that cannot be read."""
+    files = dict.fromkeys(file for point in runs if not point.error for file in _files(point.config))
+    return {file: _digest(Path(file)) for file in sorted(files)}
+
+
+def _files(config: dict[str, Any]) -> Iterator[str]:
+    calibrations = [config["calibration"]]
+    for pool in (config["deployment"]["fleet"] or {}).get("pools", ()):
+        calibrations.append(pool["calibration"])
+    for calibration in filter(None, calibrations):
+        file = source_file(calibration) if names_a_class(calibration) else calibration
+        if file:
+            yield file
+    workload = config["workload"]
+    if "trace" in workload:
+        yield workload["trace"]
+    for lengths in (workload.get("prompt"), workload.get("output")):
+        if isinstance(lengths, dict) and "path" in lengths:
+            yield lengths["path"]
+
+
+def _digest(path: Path) -> str:
+    """Of a file, or of what says everything in a recording's or a calibration's directory."""
+    from calibration.steps.external_calibration import FILE
+
+    files = [path]
+    if path.is_dir():
+        files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
+    digest = sha256()
+    try:
+        for file in files:
+            with file.open("rb") as content:
+                while chunk := content.read(1 << 20):
+                    digest.update(chunk)
+    except OSError as error:
+        raise UserError("input", str(path), f"cannot be read: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
+    """`config`, its deployment completed by that which a calibration of our own engine was measured with."""
+    from calibration.steps.step_cost import Calibration
+
+    directory = config.get("calibration")
+    if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
+        return config
+    measured = json.loads(Calibration.load(directory).deployment)
+    return {**config, "deployment": _merged(measured, config.get("deployment") or {})}
+
+
+def _merged(base: dict[str, Any], changes: Any) -> Any:
+    if not isinstance(changes, dict):
+        return changes
+    nested = {name: _merged(base[name], value) for name, value in changes.items() if isinstance(base.get(name), dict)}
+    return {**base, **changes, **nested}
+
+
+def _overridden(base: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """A copy of `base` with each value at its path; mappings that are missing on the way are made."""
+    config = deepcopy(base)
+    for path, value in overrides.items():
+        *way, last = path.split(".")
+        node: Any = config
+        for name in way:
+            if isinstance(node, dict) and node.get(name) is None:
+                node[name] = {}
+            node = _child(node, name, path)
+        if isinstance(node, list):
+            _child(node, last, path)
+            node[int(last)] = deepcopy(value)
+        elif isinstance(node, dict):
+            node[last] = deepcopy(value)
+        else:
+            raise UserError(path, node, "is a single value in base; give a mapping there, or vary the path above")
+    return config
+
+
+def _child(node: Any, name: str, path: str) -> Any:
+    try:
+        return node[int(name)] if isinstance(node, list) else node[name]
+    except (ValueError, IndexError, KeyError, TypeError):
+        raise UserError(path, name, "is not in base: a list has numbers from 0, a single value has no parts") from None
+
+
+def _found(config: Any, path: str, otherwise: Any = None) -> Any:
+    """What is at `path`, or `otherwise`."""
+    node = config
+    for name in path.split("."):
+        if isinstance(node, list) and name.isdigit() and int(name) < len(node):
+            node = node[int(name)]
+        elif isinstance(node, dict) and name in node:
+            node = node[name]
+        else:
+            return otherwise
+    return node
+
+
+def _seeded(node: Any, seed: int) -> Any:
+    """`node` with `seed` for every seed that is in it."""
+    if isinstance(node, dict):
+        return {
+            name: seed if is_seed(name) and isinstance(value, int) else _seeded(value, seed)
+            for name, value in node.items()
+        }
+    return [_seeded(value, seed) for value in node] if isinstance(node, list) else node

@@ -1,0 +1,131 @@
+"""A sweep's dataset read back: its rows, which columns were varied, and what each number is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from planning.sweep.dataset import ABOUT
+from serving.document import Answer
+from serving.errors import UserError
+from serving.metrics import METRICS, STATISTICS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
+
+
+@dataclass(frozen=True)
+class SweepResults(Answer):
+    """What a sweep found.
+
+    runs        one row a run, failed ones included
+    parameters  columns that were varied, in the order of the sweep
+    paths       the setting behind each parameter
+    metrics     columns of numbers that came out and that some run has, with the title of their axis
+    base        the settings that all runs began from
+    """
+
+    runs: pa.Table
+    parameters: tuple[str, ...]
+    paths: Mapping[str, str]
+    metrics: Mapping[str, str]
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, directory: Path) -> SweepResults:
+        """The dataset that `tokentwin sweep` left in `directory`. Raises UserError when it is damaged."""
+        about = _about(directory / ABOUT)
+        try:
+            paths = {str(name): str(path) for path, name in about["varied"].items()}
+            keys = [pa.field(name, _TYPES[about["columns"][name]]) for name in about["partition"]]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError("sweep", f"{directory.name}/{ABOUT}", f"is damaged: no {error}") from None
+        table = _rows(directory, pa.schema(keys))
+        missing = {*paths, "run_id", "status", "config"} - set(table.column_names)
+        if missing:
+            raise UserError("sweep", directory.name, f"is damaged: its runs have no {min(missing)}")
+        order = [name for name in table.column_names if name in paths]
+        metrics = {
+            column.name: title
+            for column in table.schema
+            if (title := axis_title(column.name))
+            if pa.types.is_floating(column.type) | pa.types.is_integer(column.type)
+            if table[column.name].null_count < table.num_rows
+        }
+        base = about.get("base")
+        return cls(table, tuple(order), paths, metrics, base if isinstance(base, dict) else {})
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("runs",)
+
+    def table(self, name: str) -> pa.Table:
+        """`runs`: one row a run."""
+        return self.runs
+
+    def report(self) -> Iterator[RenderableType]:
+        """How many runs there are, and the range of each metric."""
+        from rich.table import Table
+        from rich.text import Text
+
+        done = self.complete
+        failed = self.runs.num_rows - done.num_rows
+        varied = ", ".join(self.parameters) or "nothing"
+        yield Text(f"{self.runs.num_rows:,} runs, varied: {varied}" + (f"; {failed:,} failed" if failed else ""))
+        table = Table("metric", "lowest", "highest")
+        for name, title in self.metrics.items():
+            ends = pc.min_max(done[name]).as_py()
+            table.add_row(title, *("-" if end is None else f"{end:,.4g}" for end in ends.values()))
+        yield table
+
+    @property
+    def complete(self) -> pa.Table:
+        """The runs that did not fail."""
+        return self.runs.filter(pc.equal(self.runs["status"], "complete"))
+
+    def values(self, parameter: str) -> list[Any]:
+        """What a parameter was set to, in order; null last."""
+        found = self.runs[parameter].unique()
+        return found.take(pc.array_sort_indices(found)).to_pylist()
+
+
+def axis_title(column: str) -> str:
+    """What a column of metrics is called on an axis, with its unit; empty for a column that is no metric."""
+    if column in METRICS:
+        return METRICS[column].axis
+    name, _, statistic = column.rpartition("_")
+    if name not in METRICS or statistic not in (*STATISTICS, "peak"):
+        return ""
+    known = METRICS[name]
+    return f"{known.label} {statistic}" + (f" ({known.unit})" if known.unit and statistic != "count" else "")
+
+
+def _about(path: Path) -> dict[str, Any]:
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("sweep", name, f"cannot be read: {error}") from None
+    if not isinstance(about, dict):
+        raise UserError("sweep", name, "is no description of a sweep")
+    return about
+
+
+def _rows(directory: Path, keys: pa.Schema) -> pa.Table:
+    import pyarrow.dataset as ds
+
+    try:
+        rows = ds.dataset(directory / "runs", format="parquet", partitioning=ds.partitioning(keys, flavor="hive"))
+        table = rows.to_table()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError("sweep", directory.name, f"its runs cannot be read: {error}") from None
+    first = [*keys.names, *(name for name in table.column_names if name not in keys.names)]
+    return table.select(first)

@@ -1,0 +1,144 @@
+"""A sweep's file: one run in full, and what to vary of it.
+
+Every entry of `list` is combined with every combination of `grid`, every point of `sobol` and every seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from planning.request import Request
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.yaml_file import read_mapping
+
+Overrides = dict[str, Any]  # values by dotted path
+
+
+class SobolRange(Request):
+    """A range that a Sobol sequence fills evenly; with `integer`, both ends are included."""
+
+    low: float = Field(description="lower end")
+    high: float = Field(description="upper end")
+    scale: Literal["linear", "log"] = Field("linear", description="even in the value, or in its logarithm")
+    integer: bool = Field(False, description="whole numbers only")
+
+    @model_validator(mode="after")
+    def _a_range(self) -> SobolRange:
+        if not self.low < self.high:
+            raise ValueError("low must be below high")
+        if self.scale == "log" and self.low <= 0:
+            raise ValueError("low must be above 0 on a log scale")
+        if self.integer and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError("low and high must be whole numbers")
+        return self
+
+    def at(self, share: float) -> float | int:
+        """The value `share` of the way from `low` to `high`, 0 <= share < 1."""
+        high = self.high + 1 if self.integer else self.high
+        if self.scale == "log":
+            value = self.low * math.exp(share * math.log(high / self.low))
+        else:
+            value = self.low + share * (high - self.low)
+        return min(math.floor(value), int(self.high)) if self.integer else value
+
+
+class Sobol(Request):
+    """A scrambled Sobol sequence (Owen 1995): a larger one begins with the smaller."""
+
+    points: int = Field(ge=1, le=2**20, description="how many; a power of two, or the points are not balanced")
+    seed: int = Field(0, ge=0, description="seed of the scrambling")
+    ranges: dict[str, SobolRange] = Field(min_length=1, max_length=64, description="range of each dotted path")
+
+    @field_validator("points")
+    @classmethod
+    def _balanced(cls, points: int) -> int:
+        if points & (points - 1):
+            raise ValueError("must be a power of two: other Sobol samples are not balanced")
+        return points
+
+    def draw(self) -> Iterator[Overrides]:
+        """The points, each a value for every path."""
+        from scipy.stats.qmc import Sobol as Sequence
+
+        shares = Sequence(len(self.ranges), scramble=True, seed=self.seed).random(self.points)
+        for row in shares.tolist():
+            yield {path: span.at(share) for (path, span), share in zip(self.ranges.items(), row, strict=True)}
+
+
+class SweepSettings(Request):
+    """What FILE holds. Paths are dotted and start at `base`: `deployment.scheduler.max_num_seqs`, `replicas`."""
+
+    base: dict[str, Any] = Field(description="the run that everything is a variation of")
+    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({}, description="values by path")
+    list: tuple[Overrides, ...] = Field((), description="mappings from path to value, taken one by one")
+    sobol: Sobol | None = Field(None, description="ranges filled by a low-discrepancy sequence")
+    seeds: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="seeds of everything random, or how many from 0 on; null: as they are in base"
+    )
+    partition: tuple[str, ...] | None = Field(None, description="paths that partition the dataset; null: by kind")
+    per_request: bool = Field(False, description="keep a row for each request of each run, too")
+    bands: bool = Field(False, description="also 90 % bands on the headline metrics, for two more simulations a run")
+    full_metrics: bool = Field(False, description="also ITL and step metrics, which need every token and step")
+
+    @model_validator(mode="after")
+    def _one_value_a_path(self) -> SweepSettings:
+        axes = [list(self.grid), list(self.sobol.ranges if self.sobol else ())]
+        axes.append(list(dict.fromkeys(path for entry in self.list for path in entry)))
+        paths = [path for axis in axes for path in axis]
+        for number, path in enumerate(paths):
+            for other in paths[:number]:
+                if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
+                    raise ValueError(f"{path} is set twice, by {other} too")
+        if self.seeds is not None and (drawn := [path for path in paths if is_seed(path.rpartition(".")[2])]):
+            raise ValueError(f"seeds set {drawn[0]}; vary one of them")
+        unknown = set(self.partition or ()) - {*paths, "seed"}
+        if unknown:
+            raise ValueError(f"partition {min(unknown)} is not varied")
+        return self
+
+    @property
+    def seed_values(self) -> tuple[int | None, ...]:
+        """The seeds, or one None."""
+        if self.seeds is None:
+            return (None,)
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    def variations(self) -> Iterator[tuple[Overrides, int | None]]:
+        """What to change of `base` in each run, and its seed."""
+        grid = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+        sobol = self.sobol.draw() if self.sobol else ({},)
+        for entry, cell, drawn, seed in product(self.list or ({},), grid, sobol, self.seed_values):
+            yield {**entry, **cell, **drawn}, seed
+
+
+def is_seed(name: str) -> bool:
+    """Whether a setting of this name is the seed of something."""
+    return name == "seed" or name.endswith("_seed")
+
+
+def load_sweep(path: str | Path) -> SweepSettings:
+    """The sweep in a YAML file, with a deployment that is only named read in. Raises UserError."""
+    data = _mapping(path, "sweep")
+    settings = parse(SweepSettings, data, where=str(path))
+    deployment = settings.base.get("deployment")
+    if isinstance(deployment, str):
+        inlined = {**settings.base, "deployment": _mapping(deployment, "deployment")}
+        settings = settings.model_copy(update={"base": inlined})
+    return settings
+
+
+def _mapping(path: str | Path, kind: str) -> dict[str, Any]:
+    data = read_mapping(path, kind, "docs/sweeps.md")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(kind, str(path), f"holds more than text, finite numbers, lists and mappings: {error}") from None
+    return plain

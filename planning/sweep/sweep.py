@@ -1,0 +1,116 @@
+"""A sweep as a whole: the runs that are wanted, those that are there, and making the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from planning.progress import Tell, untold
+from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
+from planning.sweep.dataset import SweepDataset
+from planning.sweep.executors import Executor, find_executor
+from planning.sweep.one_run import Measure, RunResult
+from planning.sweep.points import Point, canonical, input_digests, points
+from planning.sweep.settings import SweepSettings
+
+_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Swept:
+    """How many runs were made now, how many were there before, and how many of all that FILE asks for failed."""
+
+    made: int
+    kept: int
+    failed: int
+    first_error: str
+
+
+def sweep(
+    settings: SweepSettings,
+    out: Path,
+    *,
+    executor: str = "process",
+    jobs: int | None = None,
+    resume: bool = False,
+    retry_failed: bool = False,
+    tell: Tell = untold,
+) -> Swept:
+    """Simulate every run of `settings`, `jobs` at once, into the dataset `out`; see `Sweep.run`.
+
+    executor    `process`, or `ray`
+    resume      go on with the sweep in `out`: only runs that it lacks are made, and with `retry_failed` the failed ones
+
+    Raises UserError for settings of which no run can be made, and for an `out` that holds something else.
+    """
+    runs = Sweep.of(settings)
+    return runs.run(out, find_executor(executor, jobs), resume=resume, retry_failed=retry_failed, tell=tell)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a file of settings comes to: its runs, and the columns of their rows."""
+
+    settings: SweepSettings
+    points: Sequence[Point]
+    schema: pa.Schema
+    partition: Sequence[str]
+
+    @classmethod
+    def of(cls, settings: SweepSettings) -> Sweep:
+        """The sweep of `settings`. Raises UserError when it cannot be made."""
+        runs = points(settings)
+        schema = run_schema(runs, settings.bands)
+        return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
+
+    def run(
+        self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = untold
+    ) -> Swept:
+        """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed."""
+        settings = self.settings
+        measure = Measure(full=settings.full_metrics, requests=settings.per_request, bands=settings.bands)
+        with closing(SweepDataset(out, self._about(), self.schema, self.partition, resume=resume)) as dataset:
+            there = {run for run, error in dataset.errors().items() if error is None or not retry_failed}
+            missing = [point for point in self.points if point.id not in there]
+            try:
+                with closing(executor.run(measure, missing)) as results:
+                    for made, result in enumerate(results, len(self.points) - len(missing) + 1):
+                        dataset.add(self._row(result), result.requests)
+                        tell(f"{made:,} of {len(self.points):,} runs", made / len(self.points))
+            finally:
+                dataset.fold()
+            return self._result(dataset, len(missing))
+
+    def _about(self) -> dict[str, Any]:
+        """What all rows of a dataset have in common."""
+        from traces.recording import code_version
+
+        return {
+            "format": _FORMAT,
+            "version": code_version(),
+            "base": self.settings.base,
+            "varied": {path: field.name for path, field in parameter_fields(self.schema).items()},
+            "columns": {field.name: str(field.type) for field in self.schema},
+            "partition": list(self.partition),
+            "per_request": self.settings.per_request,
+            "full_metrics": self.settings.full_metrics,
+            "bands": self.settings.bands,
+            "inputs": input_digests(list(self.points)),
+        }
+
+    def _row(self, result: RunResult) -> dict[str, Any]:
+        from traces.recording import code_version
+
+        point = result.point
+        origin = {"run_id": point.id, "config": canonical(point.config), "version": code_version()}
+        return {**parameter_values(point, self.schema), **origin, **result.values}
+
+    def _result(self, dataset: SweepDataset, made: int) -> Swept:
+        known = dataset.errors()
+        errors = [error for point in self.points if (error := known[point.id]) is not None]
+        return Swept(made, len(self.points) - made, len(errors), errors[0] if errors else "")

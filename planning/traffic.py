@@ -1,0 +1,159 @@
+"""The traffic that is asked about: a trace, or what a specification synthesises, as it is, cut, or at another rate.
+
+A fleet is sized for the busiest stretch of it. One that holds its objectives over the busiest hour holds them over the
+day; over the day alone, a bad hour could hide behind quiet ones. The stretch with the most tokens, prompt and output,
+is the busiest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from planning.request import Request
+from serving.errors import UserError
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces import synth
+from traces.synth import SynthSpec, read_spec
+
+BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, unless another is asked for
+WHOLE_S = 1e9  # longer than any traffic
+
+
+class Offered(Request):
+    """What arrives. Several specifications are of requests that arrive together, and share no prompt."""
+
+    traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
+        description="a trace in any format, a recording, or a YAML specification for `trace synth`"
+    )
+    limit: int | None = Field(None, ge=1, description="use only the first N requests")
+    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
+    window_s: float | None = Field(
+        None, gt=0, le=WHOLE_S, description="use only the busiest stretch of this many seconds, by tokens"
+    )
+
+    @field_validator("traffic", mode="before")
+    @classmethod
+    def _specified(cls, traffic: Any) -> Any:
+        """A file in YAML is read once, here."""
+        if isinstance(traffic, str | Path):
+            return read_spec(traffic) if Path(traffic).suffix in (".yaml", ".yml") else str(traffic)
+        return traffic
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is a trace, which has happened once."""
+        return isinstance(self.traffic, str)
+
+    @property
+    def expected_requests(self) -> float | None:
+        """How many a specification will give, or a ramp at most; None of a trace, which is not read for this."""
+        if isinstance(self.traffic, str):
+            return None
+        expected = sum(spec.expected_requests for spec in self._specs)
+        return expected if self.limit is None else min(expected, self.limit)
+
+    @property
+    def _specs(self) -> tuple[SynthSpec, ...]:
+        assert not isinstance(self.traffic, str)
+        return self.traffic if isinstance(self.traffic, tuple) else (self.traffic,)
+
+    def workload(self, draw: int = 0, at_named_rate: bool = False) -> Workload:
+        """The requests, in a list; of a specification those of the seed `draw` after its own.
+
+        `at_named_rate` brings them to the very rate that a specification names. Raises UserError for a trace that
+        cannot be read, and where a `window_s` holds nothing to plan for.
+        """
+        from traces.reader import read_workload
+        from traces.reshape import reshaped
+
+        if isinstance(self.traffic, str):
+            made = reshaped(read_workload(self.traffic), limit=self.limit)
+        elif isinstance(self.traffic, tuple):
+            made = reshaped(mixed([_reseeded(spec, draw) for spec in self.traffic]), limit=self.limit)
+        elif at_named_rate:
+            made = specified_traffic(_reseeded(self.traffic, draw), self.limit)
+        else:
+            made = reshaped(synth.synthesise(_reseeded(self.traffic, draw)), limit=self.limit)
+        if self.window_s is not None:
+            return planned_traffic(made, self.window_s, self.rate_scale)
+        scaled = reshaped(made, rate_scale=self.rate_scale)
+        return replace(scaled, requests=list(scaled.requests))
+
+
+def waits_for_answers(workload: Workload) -> bool:
+    """Whether arrivals depend on answers."""
+    return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+
+
+def mixed(specs: Sequence[SynthSpec]) -> Workload:
+    """The requests of all `specs`, which share no prompt with one another, in the order in which they arrive."""
+    workloads = [synth.synthesise(spec) for spec in specs]
+    streams = [_renamed(workload, number) for number, workload in enumerate(workloads)]
+    ordered = heapq.merge(*streams, key=lambda request: request.arrival_ns)
+    requests = [replace(request, id=number) for number, request in enumerate(ordered)]
+    return Workload(requests, specs[0].name, shares_prefixes=any(w.shares_prefixes for w in workloads))
+
+
+def _renamed(workload: Workload, part: int) -> Iterator[WorkloadRequest]:
+    """Its requests, with segments that no other part has."""
+    for request in workload.requests:
+        prompt = tuple((name if name == PRIVATE else f"{part}.{name}", tokens) for name, tokens in request.prompt)
+        yield replace(request, prompt=prompt)
+
+
+def _reseeded(spec: SynthSpec, draw: int) -> SynthSpec:
+    return spec.model_copy(update={"seed": spec.seed + draw}) if draw else spec
+
+
+def specified_traffic(spec: SynthSpec, limit: int | None = None) -> Workload:
+    """The requests of a specification, or the first `limit` of them, at the very rate that it names.
+
+    What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as asked. Of sessions
+    and of a ramp no single rate is named; their requests are as drawn.
+    """
+    from traces.reshape import at_rate, reshaped
+
+    made = reshaped(synth.synthesise(spec), limit=limit)
+    rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
+    return at_rate(made, rate) if rate else made
+
+
+def planned_traffic(workload: Workload, window_s: float, rate_scale: float | None) -> Workload:
+    """The busiest `window_s` seconds of `workload`, its requests in a list, arriving `rate_scale` times as fast.
+
+    Raises UserError for a workload that has no rate, or no requests.
+    """
+    from traces.reshape import reshaped
+
+    if workload.concurrency is not None:
+        raise UserError("trace", workload.name, "is a closed loop, which waits for any fleet; give one with arrivals")
+    requests = list(workload.requests)
+    if len(requests) < 2:
+        raise UserError("trace", workload.name, f"holds {len(requests)} requests, too few to plan for")
+    first, end = _busiest([r.arrival_ns for r in requests], [r.prompt_len + r.output_len for r in requests], window_s)
+    if end - first < 2:
+        raise UserError("window-s", window_s, "holds one request; take a longer stretch")
+    if requests[first].arrival_ns == requests[end - 1].arrival_ns:
+        remedy = "holds requests of one instant, which have no rate; give a trace with arrivals over some time"
+        raise UserError("trace", workload.name, remedy)
+    return reshaped(replace(workload, requests=requests[first:end]), rate_scale=rate_scale)
+
+
+def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:
+    """The first and the end index of the window, beginning with an arrival, that has the most tokens."""
+    length_ns = round(window_s * 1e9)
+    best, found, held, end = -1, (0, 0), 0, 0
+    for begin, arrival in enumerate(arrivals_ns):
+        while end < len(arrivals_ns) and arrivals_ns[end] < arrival + length_ns:
+            held += tokens[end]
+            end += 1
+        if held > best:
+            best, found = held, (begin, end)
+        held -= tokens[begin]
+    return found

@@ -1,0 +1,3 @@
+"""The version that answers and recordings carry."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,165 @@
+"""Tasks on several processors: each worker is given what all tasks have in common once, and then one task at a time.
+
+A pool of the standard library is broken for good when one of its processes dies; here only the task in it is lost.
+Workers are deaf to Ctrl-C, which is for their parent to answer, and end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection, wait
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+Common = TypeVar("Common")
+Answer = TypeVar("Answer")
+Task = Callable[[Common], Answer]
+
+_SPAWN = get_context("spawn")
+_LOST = (EOFError, OSError)
+
+
+class WorkerDied(Exception):
+    """The process that a task was in ended before the task did, perhaps for want of memory."""
+
+
+class _Worker(NamedTuple):
+    connection: Connection
+    process: SpawnProcess
+
+
+class Workers(Generic[Common]):
+    """At most `jobs` processes, by default one for each CPU that this process may use, which live until it is left.
+
+    common      what every task is called with
+    """
+
+    def __init__(self, common: Common, jobs: int | None = None) -> None:
+        self.common = common
+        self.jobs = jobs or len(os.sched_getaffinity(0))
+        self._idle: list[_Worker] = []
+
+    def run(
+        self, tasks: Sequence[Task[Common, Answer]], done: Callable[[int], None] = lambda count: None
+    ) -> list[Answer]:
+        """The answer of each task, in their order, whatever the number of workers; one job is done in this process.
+
+        `done` is told how many of the first are there. Raises what a task raises, and UserError when a worker dies.
+        """
+        found: dict[int, Answer] = {}
+        told = 0
+        alone = ((at, task(self.common)) for at, task in enumerate(tasks))
+        with closing(alone if self.jobs == 1 else self.each(tasks)) as answers:
+            for at, answer in answers:
+                if isinstance(answer, WorkerDied):
+                    raise UserError("jobs", self.jobs, "a worker died, perhaps for want of memory; try --jobs 1")
+                if isinstance(answer, BaseException):
+                    raise answer
+                found[at] = answer
+                while told in found:
+                    done(told)
+                    told += 1
+        return [found[at] for at in range(len(tasks))]
+
+    def each(self, tasks: Sequence[Task[Common, Answer]]) -> Generator[tuple[int, Answer | BaseException], None, None]:
+        """The number of each task and its answer, or what it raised, as they come; `WorkerDied` where its process did.
+
+        Always in other processes.
+        """
+        left = iter(enumerate(tasks))
+        busy: dict[Connection, tuple[_Worker, int]] = {}
+
+        def give(worker: _Worker | None = None) -> None:
+            following = next(left, None)
+            if following is None:
+                if worker is not None:
+                    self._idle.append(worker)
+                return
+            worker = worker or (self._idle.pop() if self._idle else _started(self.common))
+            busy[worker.connection] = worker, following[0]
+            with suppress(*_LOST):  # a process that is gone is found out when it is waited for
+                worker.connection.send(following[1])
+
+        try:
+            for _ in range(self.jobs):
+                give()
+            while busy:
+                for ready in wait(list(busy)):
+                    worker, at = busy.pop(cast(Connection, ready))
+                    try:
+                        answer = worker.connection.recv()
+                    except _LOST:
+                        _end(worker)
+                        yield at, WorkerDied()
+                        give()
+                    else:
+                        give(worker)
+                        yield at, answer
+        finally:
+            for worker, _ in busy.values():  # nobody waits for what they are at
+                _end(worker)
+
+    def __enter__(self) -> Workers[Common]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._idle:
+            _end(self._idle.pop())
+
+
+def _started(common: Any) -> _Worker:
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_serve, args=(common, theirs), daemon=True)
+    resource_tracker.ensure_running()  # which start() would do, and thereby unblock the signal
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # and so for good in the child
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+    theirs.close()
+    return _Worker(ours, process)
+
+
+def _end(worker: _Worker) -> None:
+    worker.connection.close()
+    worker.process.terminate()
+    worker.process.join()
+
+
+def _serve(common: Any, connection: Connection) -> None:
+    Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(*_LOST):
+        while True:
+            task = connection.recv()
+            try:
+                answer = task(common)
+            except Exception as error:
+                answer = _portable(error)
+            connection.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or what it says: one of somebody's own class may not survive the way to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for an answer any more when the parent was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,176 @@
+"""The phases of the suite, most valuable first. None needs another to have worked.
+
+The headline figures come before the long grid of kernel times, the recordings before what can be computed elsewhere
+from what was written.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realengine.engine import Engine
+from realengine.gpu_suite.ceilings import measure_ceilings
+from realengine.gpu_suite.correctness import check_kernels
+from realengine.gpu_suite.end_to_end import check_engines
+from realengine.gpu_suite.engine_benchmark import benchmark
+from realengine.gpu_suite.kernel_grid import kernel_grid, write_grid
+from realengine.gpu_suite.peer import peer_throughput
+from realengine.gpu_suite.precompile import precompile
+from realengine.gpu_suite.recorded_runs import record_runs
+from realengine.gpu_suite.recordings import pack, unpack
+from realengine.gpu_suite.suite import Phase, Work
+from realengine.gpu_suite.timing import find_bench
+from realengine.gpu_suite.validation import calibrate_all, validate_runs
+from realengine.hardware import describe
+from realengine.weights import load_model_files
+from serving.deployments.config import Deployment
+
+
+def environment(work: Work) -> None:
+    """Machine and versions."""
+    found: dict[str, Any] = dict(describe(work.sizes.device))
+    found |= {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": work.commit,
+        "platform": platform.platform(),
+        "dry_run": work.sizes.dry_run,
+    }
+    if work.sizes.device == "cuda":
+        found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
+        found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
+        asked = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+        with suppress(OSError):  # an image without it
+            found["clocks"] = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    work.results.set("environment", found)
+
+
+def ceilings(work: Work) -> None:
+    work.keep("ceilings", measure_ceilings(find_bench(work.sizes.device), work.sizes.dry_run))
+
+
+def fill_cache(work: Work) -> None:
+    """Compile ahead what the phases after this one launch."""
+    work.keep("precompile", precompile(work.sizes, work.left))
+
+
+def correctness(work: Work) -> None:
+    work.keep("correctness", check_kernels(torch.device(work.sizes.device), work.sizes.dry_run))
+
+
+def end_to_end(work: Work) -> None:
+    work.keep("end_to_end", check_engines(work.sizes.device, work.sizes.dry_run))
+
+
+def small(work: Work) -> None:
+    """The small model, its throughput first."""
+    _benchmark(work, work.sizes.small, "engine_small", ("throughput", "decode", "prefill", "timing"))
+
+
+def decode(work: Work) -> None:
+    """The large model's decode steps, of which `benchmark` runs each size before it measures it: no other warm-up."""
+    _benchmark(work, work.sizes.large, "engine_large", ("decode",), warm=False)
+
+
+def large(work: Work) -> None:
+    """The rest of the large model's figures."""
+    _benchmark(work, work.sizes.large, "engine_large", ("prefill", "throughput", "timing"))
+
+
+def _benchmark(work: Work, deployment: Deployment, name: str, kinds: tuple[str, ...], warm: bool = True) -> None:
+    engine = _engine(work, deployment, warm)
+    for row in benchmark(engine, work.ceilings, work.sizes.benchmark, kinds, work.left):
+        work.results.add(name, {"model": deployment.model.removeprefix("random:"), **row})
+    engine.close()
+
+
+def _engine(work: Work, deployment: Deployment, warm: bool = True) -> Engine:
+    engine = Engine(deployment, load_model_files(deployment.model, Path()))
+    if engine.memory_report:
+        work.results.set("memory", engine.memory_report)
+    if warm:
+        engine.warm_up()
+    return engine
+
+
+def runs(work: Work) -> None:
+    """Recorded scenarios of the large model."""
+    engine = _engine(work, work.sizes.large)
+    recordings = work.scratch / "runs"
+    for row in record_runs(engine, recordings, work.sizes.run_seconds, work.sizes.run_longest, work.left):
+        work.results.add("runs", row)
+        pack(recordings / row["run"], work.out)
+    engine.close()
+
+
+def kernels(work: Work) -> None:
+    device = torch.device(work.sizes.device)
+    work.keep("kernels", kernel_grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run))
+
+
+def _kernel_table(work: Work) -> None:
+    """What was measured, whether the phase came to its end or not."""
+    found = work.results.found
+    write_grid(found.get("kernels", []), work.out / "kernels.parquet", found.get("environment", {}))
+
+
+def peer(work: Work) -> None:
+    model, sizes = work.sizes.small.model.removeprefix("random:"), work.sizes
+    workload = (sizes.benchmark["requests"], sizes.benchmark["longest"], sizes.peer_requests)
+    found = peer_throughput(model, sizes.small.dtype, sizes.device, *workload, sizes.dry_run, seconds=work.left())
+    work.results.set("transformers", {"model": model, **found})
+
+
+def validation(work: Work) -> None:
+    """Needs nothing but the archives: it may run later, on another machine."""
+    recordings = unpack(work.out, work.scratch / "validated")
+    if not recordings:
+        raise RuntimeError("there are no recordings; the phase that records them must run first")
+    work.results.set("validation", [])
+    for row in validate_runs(recordings, work.scratch / "validation", work.left):
+        work.results.add("validation", row)
+    failed = calibrate_all(recordings, work.scratch / "calibration")
+    work.results.set("calibration_failed", failed)
+    if failed is None:
+        shutil.copy(work.scratch / "calibration" / "calibration.json", work.out / "calibration.json")
+
+
+PHASES = (
+    Phase("environment", 0.1, environment),
+    Phase("ceilings", 0.3, ceilings),
+    Phase("precompile", 0.7, fill_cache),
+    Phase("correctness", 0.5, correctness),
+    Phase("end_to_end", 0.5, end_to_end),
+    Phase("small", 0.8, small),
+    Phase("decode", 0.7, decode),
+    Phase("large", 0.8, large),
+    Phase("runs", 1.9, runs),
+    Phase("kernels", 0.9, kernels, after=_kernel_table),
+    Phase("peer", 0.4, peer),
+    Phase("validation", 0.4, validation),
+)
+GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end_to_end", "decode")}
+
+
+def chosen(only: str, skip: str) -> list[Phase]:
+    """The phases that comma-separated names ask for, in their order. Raises ValueError for a name there is not."""
+    wanted = _named(only) or {phase.name for phase in PHASES}
+    return [phase for phase in PHASES if phase.name in wanted - _named(skip)]
+
+
+def _named(names: str) -> set[str]:
+    """Phases by their names, and by the groups'."""
+    found: set[str] = set()
+    for name in filter(None, names.split(",")):
+        members = GROUPS.get(name, (name,))
+        if name not in GROUPS and name not in {phase.name for phase in PHASES}:
+            raise ValueError(name)
+        found.update(members)
+    return found

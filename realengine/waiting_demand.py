@@ -1,0 +1,39 @@
+"""The KV blocks that waiting requests would need, kept as they come and go: a step must never cost more for a longer
+queue."""
+
+from __future__ import annotations
+
+from serving.kv.blocks import blocks_for
+from serving.request import Request
+from serving.step_plan import StepPlan
+
+
+class WaitingDemand:
+    """`blocks` is what all that is known of the waiting requests would take, in blocks of `block_size` tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._of: dict[int, int] = {}
+        self.blocks = 0
+
+    def wait(self, request: Request) -> None:
+        """It waits from now on, or does already and another token of it is known."""
+        self.leave(request.id)
+        need = self._of[request.id] = blocks_for(request.known, self._block_size)
+        self.blocks += need
+
+    def leave(self, id: int) -> None:
+        """It waits no longer, if it ever did."""
+        self.blocks -= self._of.pop(id, 0)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Who was preempted waits; who was admitted does not."""
+        for request in plan.preempted:
+            self.wait(request)
+        for request in plan.admitted:
+            self.leave(request.id)
+
+    def returned(self, request: Request) -> None:
+        """A token of it has come; a preempted request may get one of a step before."""
+        if request.id in self._of:
+            self.wait(request)

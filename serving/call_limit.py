@@ -1,0 +1,85 @@
+"""The time limit on one call to a user's own policy: a loop in it that never ends becomes an error.
+
+A wall clock is looked at, but only to end a run that hangs: no result ever depends on it. One timer ticks for a whole
+run and sees whether the call under way is still the one of the tick before, so that a call costs two additions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+CALL_LIMIT_S = 10.0
+
+
+class Overtime(BaseException):
+    """Raised inside the call that takes too long. No `except Exception` of a policy stops it."""
+
+
+class CallWatch:
+    """Watches one thread's calls while it is `on`, if they are to be watched at all.
+
+    calls    calls begun plus calls ended: odd while one is under way
+    limit_s  seconds that a call may take, and up to twice that until it is seen
+    """
+
+    def __init__(self, needed: bool) -> None:
+        self.calls = 0
+        self.limit_s = CALL_LIMIT_S
+        self._needed = needed
+        self._at_last_tick = 0
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """From now on a call that lasts from one tick to the next is ended by `Overtime`."""
+        if not self._needed:
+            yield
+            return
+        timer = self._by_signal if threading.current_thread() is threading.main_thread() else self._by_thread
+        self._at_last_tick = 0
+        with timer():
+            yield
+
+    @property
+    def _overtime(self) -> bool:
+        same = self.calls == self._at_last_tick
+        self._at_last_tick = self.calls
+        return same and self.calls % 2 == 1
+
+    @contextmanager
+    def _by_signal(self) -> Iterator[None]:
+        """The main thread: a signal also wakes it from a sleep."""
+
+        def tick(number: int, frame: FrameType | None) -> None:
+            if self._overtime:
+                raise Overtime
+
+        before = signal.signal(signal.SIGALRM, tick)
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s, self.limit_s)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
+    @contextmanager
+    def _by_thread(self) -> Iterator[None]:
+        """Any other thread gets the exception when it next runs Python code."""
+        watched, over = threading.get_ident(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(self.limit_s):
+                if self._overtime:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), ctypes.py_object(Overtime))
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

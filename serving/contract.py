@@ -1,0 +1,132 @@
+"""What every policy owes the loop that runs it, held in every run: plans within the limits of the deployment.
+
+The limits are the *deployment's*, whatever limits the policy believes in, and somebody must get on as long as somebody
+waits. Nothing here ever changes what a policy decides. The tests hold built-in policies to the rest of the contract, so
+that they pay for this only; a user's own is held to all of it (`own_contract.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NoReturn, cast
+
+from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
+from serving.kv.external import ExternalKv, ExternalScheduler, connect
+from serving.request import Request
+from serving.scheduler import Scheduler
+from serving.step_plan import StepPlan
+from serving.workload import WorkloadRequest
+
+Rule = Literal["budget", "KV", "rows", "progress", "promises", "calls", "time"]
+
+
+class Breach(UserError):
+    """A policy broke `rule`; the message says in which step, with which request, and how."""
+
+    def __init__(self, rule: Rule, policy: str, told: str) -> None:
+        self.rule = rule
+        super().__init__("policy", policy, told)
+
+
+class Contract:
+    """The calls of a loop to `scheduler`, which must keep to `limits`. Raises `Breach` where it does not.
+
+    step  number of the last plan
+    """
+
+    def __init__(self, policy: str, scheduler: Scheduler, limits: SchedulerConfig) -> None:
+        self.policy = policy
+        self.scheduler = scheduler
+        self.limits = limits
+        self.step = 0
+        self.commit: Callable[..., list[Request]] = scheduler.commit
+        self.steady_steps: Callable[[], int] = scheduler.steady_steps
+        self._most_tokens = limits.max_num_batched_tokens
+        self._most_running = limits.max_num_seqs
+        self._blocks = limits.num_blocks - 1
+        self._loads = False  # whether requests may wait for KV from outside
+
+    def schedule(self) -> StepPlan:
+        scheduler = self.scheduler
+        plan, pool = scheduler.schedule(), scheduler.pool
+        free = pool.free
+        self.step = plan.seq
+        if (
+            plan.prefill_tokens + plan.decode_rows + plan.draft_tokens > self._most_tokens
+            or len(scheduler.running) > self._most_running
+            or free < 0
+            or pool.total - free > self._blocks
+        ):
+            self._refuse(plan)
+        return plan
+
+    def must_get_on(self, plan: StepPlan) -> None:
+        """Nothing is in flight and `plan` runs nothing: then nobody who could run may be waiting."""
+        requests, pool = self.scheduler.requests, self.scheduler.pool
+        if requests and not (self._loads and pool.free < pool.total):
+            waiting = f"{len(requests)} requests wait" if len(requests) > 1 else "it waits"
+            self.breach("progress", f"plans nothing while {waiting} and no step runs", next(iter(requests.values())))
+
+    def must_be_steady(self, plan: StepPlan) -> None:
+        """`plan` is one of those that `steady_steps` promised."""
+        if plan.listed or plan.preempted or not plan.decode_rows:
+            request = plan.listed[0].request if plan.listed else None
+            self.breach("promises", "is not the decode set alone, as steady_steps() had promised", request)
+
+    def skip(self, steps: int) -> list[Request]:
+        finished = self.scheduler.skip(steps)
+        self.step += steps
+        if self.scheduler.pool.free < 0:
+            self.breach("KV", f"takes more KV blocks than there are, in {steps} steady steps")
+        return finished
+
+    def add(self, arrived: WorkloadRequest) -> Request:
+        return self.scheduler.add(arrived)
+
+    def abort(self, id: int) -> Request | None:
+        return self.scheduler.abort(id)
+
+    # KV from outside
+
+    def connect(self, external: ExternalKv) -> None:
+        """Make the scheduler use `external`. Raises UserError if its policy cannot."""
+        self._loads = True
+        connect(self.scheduler, external)
+
+    def add_prefilled(self, arrived: WorkloadRequest, outputs: int) -> Request:
+        return self._external.add(arrived, outputs)
+
+    def loaded(self, request: Request) -> None:
+        self._external.loaded(request)
+
+    def load_failed(self, request: Request) -> None:
+        self._external.load_failed(request)
+
+    def release(self, request: Request) -> None:
+        self._external.release(request)
+
+    @property
+    def _external(self) -> ExternalScheduler:
+        return cast(ExternalScheduler, self.scheduler)
+
+    # Breaches
+
+    def breach(self, rule: Rule, told: str, request: Request | None = None) -> NoReturn:
+        """Raise the one line that says what was broken, and where."""
+        where = f"step {self.step}" if request is None else f"step {self.step}, request {request.id}"
+        raise Breach(rule, self.policy, f"{where}: {told}")
+
+    def _refuse(self, plan: StepPlan) -> NoReturn:
+        running, pool, blocks = self.scheduler.running, self.scheduler.pool, self._blocks
+        last = next(reversed(running.values()), None)
+        if plan.tokens > self._most_tokens:
+            largest = max(plan.listed, key=lambda row: row.tokens, default=None)
+            told = f"plans {plan.tokens} tokens; the deployment's max_num_batched_tokens is {self._most_tokens}"
+            self.breach("budget", told, largest.request if largest else last)
+        if len(running) > self._most_running:
+            told = f"runs {len(running)} requests; the deployment's max_num_seqs is {self._most_running}"
+            self.breach("budget", told, last)
+        held = pool.total - pool.free
+        told = f"holds {held} KV blocks; there are {blocks}, by the deployment's num_blocks {blocks + 1}"
+        self.breach("KV", told, last)

@@ -1,0 +1,240 @@
+"""How one engine is set up: scheduler settings and the deployment they belong to.
+
+Read once at the edge from YAML, validated, then passed on frozen; nothing below reads a file. Names and
+defaults are vLLM's where vLLM has the setting. The same file describes a run for both clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from serving.deployments.fleet import FleetConfig
+from serving.deployments.kv_tiers import KvTiersConfig
+from serving.errors import UserError
+from serving.plugins import located
+from serving.speculative import SpeculativeConfig
+from serving.yaml_file import read_mapping
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class SchedulerConfig(BaseModel):
+    """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="requests running at once")
+    max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="tokens scheduled in one step")
+    max_model_len: int = Field(8192, ge=2, le=100_000_000, description="prompt plus output tokens of one request")
+    block_size: int = Field(16, ge=1, le=65_536, description="tokens in one KV block")
+    num_blocks: int = Field(4096, ge=2, le=10_000_000, description="KV blocks, one of which is the null block")
+    enable_chunked_prefill: bool = Field(True, description="split a prompt over several steps")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="most prefill tokens of one request a step; 0 is no limit"
+    )
+    scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits")
+    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of the blocks admission leaves free")
+    policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="order of waiting requests, among those that the scheduling policy holds equal"
+    )
+    forget_withdrawn: bool = Field(
+        False,
+        description="under policy priority, a preempted request's tokens of this very step are taken back; also forget "
+        "the blocks they would have filled. vLLM does not, and may hit blocks that were never computed",
+    )
+    async_scheduling: bool = Field(False, description="plan step N+1 while step N runs")
+    speculative: SpeculativeConfig | None = Field(
+        None, description="verify several draft tokens in a step; simulated only (docs/speculative.md)"
+    )
+    sarathi_token_budget: int = Field(
+        0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0 is max_num_batched_tokens"
+    )
+    sjf_error: float = Field(
+        0.0, ge=0.0, le=10.0, description="sjf: standard deviation of the log of predicted over actual output length"
+    )
+    sjf_seed: int = Field(0, description="sjf: seed of the errors of prediction")
+    ageing_s: float = Field(
+        10.0, ge=0.0, le=1e9, description="priority-ageing: seconds of waiting that make up for one step of priority"
+    )
+    edf_ttft_ms: dict[str, float] = Field(
+        {}, description="edf: TTFT bound of each SLO class; a class that is not named gets the longest of them"
+    )
+    fair_input_weight: int = Field(1, ge=0, le=1000, description="fair: service that one prompt token is worth")
+    fair_output_weight: int = Field(2, ge=0, le=1000, description="fair: service that one output token is worth")
+
+    @model_validator(mode="after")
+    def _whole_prompts_fit(self) -> SchedulerConfig:
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_are_positive(self) -> SchedulerConfig:
+        for slo_class, bound in self.edf_ttft_ms.items():
+            if not 0 < bound <= 1e9:
+                raise ValueError(f"edf_ttft_ms.{slo_class} must be a number of milliseconds above 0, at most 1e9")
+        return self
+
+
+class Deployment(BaseModel):
+    """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("smollm2", description="a Hugging Face folder, `smollm2`, or `random:FAMILY`")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the real engine runs")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights, activations and KV")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the real engine")
+    attention: str = Field(
+        "auto", description="attention backend of the real engine: torch, triton, hybrid, or auto (triton on CUDA)"
+    )
+    quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
+        "none",
+        description="weights and activations in GEMMs: fp8 is e4m3, fp8_block e4m3 scaled by blocks; mxfp4 keeps a "
+        "mixture's experts in 4 bits. The real engine runs none and fp8",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")
+    pipeline_parallel_size: int = Field(
+        1, ge=1, le=64, description="stages of consecutive layers that steps pass one after another; simulated only"
+    )
+    data_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="copies of the attention that step together and share a mixture's experts; simulated only",
+    )
+    enable_expert_parallel: bool = Field(
+        False, description="spread a mixture's experts over the devices, not slices of each expert; simulated only"
+    )
+    expert_imbalance: float | Literal["random"] = Field(
+        1.0,
+        description="tokens of the busiest device's experts over the mean of all, under expert parallelism; random: as "
+        "expected when tokens choose experts evenly and independently; simulated only",
+    )
+    enforce_eager: bool = Field(False, description="run decode steps without graphs")
+    batch_invariant: bool = Field(False, description="attention whose result for a row never depends on the batch")
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="size scheduler.num_blocks by this share of the device's memory; null: as given"
+    )
+    policy: str = Field("vllm", description="scheduling policy: a name, path/to/file.py:Class or package.module:Class")
+    scheduler: SchedulerConfig = SchedulerConfig()
+    fleet: FleetConfig | None = Field(None, description="many engines instead of one; simulated only (docs/fleet.md)")
+    kv_tiers: KvTiersConfig | None = Field(
+        None, description="slower memory behind the KV blocks; simulated only (docs/kv-tiers.md)"
+    )
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_found_from_anywhere(cls, name: str) -> str:
+        return located(name)
+
+    @model_validator(mode="after")
+    def _tiers_find_prefixes(self) -> Deployment:
+        if self.kv_tiers is not None and not self.scheduler.enable_prefix_caching:
+            raise ValueError("kv_tiers go with scheduler.enable_prefix_caching: blocks are found by their prefix")
+        if self.kv_tiers is not None and self.scheduler.speculative is not None:
+            raise ValueError("kv_tiers go without scheduler.speculative: rejected drafts would be written to them")
+        return self
+
+    @field_validator("expert_imbalance", mode="before")
+    @classmethod
+    def _imbalance_is_a_ratio(cls, value: object) -> object:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != "random" and not (number and value >= 1.0):  # type: ignore[operator]
+            raise ValueError("must be a number of at least 1, or random")
+        return value
+
+    @model_validator(mode="after")
+    def _stages_run_the_plain_loop(self) -> Deployment:
+        if self.pipeline_parallel_size > 1 and self.scheduler.async_scheduling:
+            raise UserError(
+                "scheduler.async_scheduling",
+                True,
+                f"is not simulated with pipeline_parallel_size {self.pipeline_parallel_size}; set it to false",
+            )
+        if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
+            raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, "goes without scheduler.speculative")
+        return self
+
+    @model_validator(mode="after")
+    def _imbalance_is_possible(self) -> Deployment:
+        if self.expert_imbalance == 1.0:
+            return self
+        devices = self.expert_parallel_size
+        if devices == 1:
+            remedy = "needs enable_expert_parallel and more than one device; leave it out"
+            raise UserError("expert_imbalance", self.expert_imbalance, remedy)
+        if self.expert_imbalance != "random" and self.expert_imbalance > devices:
+            remedy = f"is at most {devices}, the devices that share the experts: then one of them has every token"
+            raise UserError("expert_imbalance", self.expert_imbalance, remedy)
+        return self
+
+    @property
+    def gpus(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def expert_parallel_size(self) -> int:
+        """Devices over which a mixture's experts are spread, whole."""
+        return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
+
+    def timing(self) -> Deployment:
+        """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
+        kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling", "speculative"})
+        return self.model_copy(
+            update={
+                "policy": "vllm",
+                "gpu_memory_utilization": None,
+                "scheduler": SchedulerConfig(**kept),
+                "fleet": None,
+                "kv_tiers": None,
+            }
+        )
+
+
+def load_deployment(path: str | Path) -> Deployment:
+    """A deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
+    return parse(Deployment, read_mapping(path, "deployment", "docs/engine.md"), where=str(path))
+
+
+def parse(model: type[Model], data: Any, where: str) -> Model:
+    """`data` as a `model`, or a UserError with the first field that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join([where, *map(str, first["loc"])])
+        if first["type"] == "missing":
+            raise UserError(field, "none", "is missing; give it") from None
+        remedy = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            *way, name = first["loc"]
+            near = get_close_matches(str(name), _settings(model, way), n=1)
+            remedy = f"is no setting; did you mean {near[0]}?" if near else "is no setting; leave it out"
+        given = first["input"]
+        raise UserError(field, "given" if isinstance(given, dict) else given, remedy) from None
+
+
+def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:
+    """The names of the settings at the end of `way`, which begins in `model`; of a union's members, all of them."""
+    models = [model]
+    for part in way:
+        fields = [kind.model_fields[part] for kind in models if isinstance(part, str) and part in kind.model_fields]
+        if fields:  # an index of a list, or the tag of a union's member, leads no further down
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return list(dict.fromkeys(name for kind in models for name in kind.model_fields))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

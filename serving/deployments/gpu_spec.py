@@ -1,0 +1,73 @@
+"""GPUs by their datasheets: a small catalogue, and files of a user's own.
+
+Datasheet numbers are ceilings, not what a kernel reaches: calibration measures that. Prices are dated defaults.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.yaml_file import read_yaml
+
+_CATALOGUE = Path(__file__).with_name("gpus.yaml")
+
+
+class GpuSpec(BaseModel):
+    """One GPU: memory, its bandwidth, dense tensor rates, links and price. What each means stands in `gpus.yaml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    memory_bytes: int = Field(gt=0, description="memory that CUDA reports, less than the label says")
+    memory_bytes_per_s: float = Field(gt=0, description="memory bandwidth")
+    bf16_flop_per_s: float = Field(gt=0, description="dense 16-bit operations a second, without sparsity")
+    fp8_flop_per_s: float | None = Field(None, gt=0, description="dense fp8 operations a second; null: no such unit")
+    fp4_flop_per_s: float | None = Field(None, gt=0, description="dense fp4 operations a second; null: no such unit")
+    sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
+    link_bytes_per_s: float = Field(gt=0, description="to another GPU of the node, one direction")
+    pcie_bytes_per_s: float = Field(gt=0, description="to the host, one direction")
+    usd_per_hour: float = Field(ge=0, description="price of one GPU")
+    price_as_of: str = Field(description="date of the price")
+    price_source: str = Field(description="whose price it is")
+    source: str = Field(description="where the other numbers are from")
+
+    def flop_per_s(self, dtype: str) -> float:
+        """Peak rate of GEMMs by the type of their weights, as `Deployment` names it.
+
+        A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or
+        fp8 activations; where there is an fp4 unit its rate is the ceiling.
+        """
+        native = {"fp8": self.fp8_flop_per_s, "fp8_block": self.fp8_flop_per_s, "mxfp4": self.fp4_flop_per_s}
+        return native.get(dtype) or self.bf16_flop_per_s
+
+
+def find_gpu(name_or_path: str) -> GpuSpec:
+    """The catalogued GPU of that name, in any case, or the one that a YAML file describes."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        entries = _read(path)
+        if len(entries) != 1:
+            raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with one")
+        return next(iter(entries.values()))
+    found = {name.lower(): gpu for name, gpu in gpus().items()}.get(name_or_path.lower())
+    if found is None:
+        raise UserError("gpu", name_or_path, f"is not one of {', '.join(gpus())}, nor a YAML file")
+    return found
+
+
+@cache
+def gpus() -> dict[str, GpuSpec]:
+    """The catalogue, by name."""
+    return _read(_CATALOGUE)
+
+
+def _read(path: Path) -> dict[str, GpuSpec]:
+    data = read_yaml(path, "gpu")
+    if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
+        raise UserError("gpu", str(path), "is no mapping of a GPU's name to its numbers; see docs/models-and-gpus.md")
+    return {str(name): parse(GpuSpec, {"name": str(name), **entry}, where=str(name)) for name, entry in data.items()}

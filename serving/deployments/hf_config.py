@@ -1,0 +1,270 @@
+"""Hugging Face's `config.json`, of transformers 4 and 5, read into a `ModelSpec`.
+
+Only fields that shape a model or its numbers are read. An architecture is listed here when its cost follows from the
+spec; latent attention, state spaces and linear attention are not, and are refused by name: nearly right is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from serving.deployments.config import parse
+from serving.deployments.model_spec import ModelSpec, RopeScaling
+from serving.errors import UserError
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "Phi3ForCausalLM": "phi3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+}
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2")
+_QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3")
+_QKV_BIAS = ("qwen2", "qwen2_moe")
+_TIED_BY_DEFAULT = ("gemma2", "gemma3")
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: one layer of so many sees everything
+_SLIDES_WHEN_IT_CAN = ("mistral", "mixtral", "phi3")  # Qwen asks for its window with use_sliding_window
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+
+
+class _Rope(BaseModel):
+    """`rope_parameters` of transformers 5 or `rope_scaling` of 4, whose `rope_type` was once called `type`."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: float | None = None
+    partial_rotary_factor: float | None = None
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.rope_type or self.type or "default"
+
+    def scaling(self, where: str) -> RopeScaling | None:
+        if self.kind != "llama3":
+            return None
+        fields = {
+            "factor": self.factor,
+            "low_freq_factor": self.low_freq_factor,
+            "high_freq_factor": self.high_freq_factor,
+            "original_max_positions": self.original_max_position_embeddings,
+        }
+        return parse(RopeScaling, fields, where=f"{where}.rope_scaling")
+
+
+_OUTSIDE_LAYERS = re.compile("lm_head|embed|^(model[.])?norm")
+
+
+class _HfConfig(BaseModel):
+    """The part of a `config.json` that shapes a decoder, under Hugging Face's names.
+
+    Bounds are far beyond any model there is: they tell a slip from a size.
+    """
+
+    vocab_size: int = Field(ge=1, le=100_000_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    num_hidden_layers: int = Field(ge=1, le=10_000)
+    num_attention_heads: int = Field(ge=1, le=100_000)
+    num_key_value_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, le=100_000)
+    intermediate_size: int = Field(ge=1, le=100_000_000)
+    max_position_embeddings: int = Field(ge=1, le=1_000_000_000)
+    rope_theta: float | None = None
+    rope_scaling: _Rope | None = None
+    rope_parameters: _Rope | None = None
+    rope_interleaved: bool = False
+    partial_rotary_factor: float | None = None
+    rotary_dim: int | None = None
+    sliding_window: int | None = Field(None, ge=1)
+    use_sliding_window: bool | None = None
+    max_window_layers: int | None = None
+    sliding_window_pattern: int | None = Field(None, ge=1)
+    layer_types: list[str] | None = None
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    tie_word_embeddings: bool | None = None
+    rms_norm_eps: float = 1e-6
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    num_experts: int | None = Field(None, le=100_000)
+    num_local_experts: int | None = Field(None, le=100_000)
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    shared_expert_intermediate_size: int | None = None
+    shared_intermediate_size: int | None = None
+    decoder_sparse_step: int = Field(1, ge=1)
+    mlp_only_layers: list[int] | None = None
+    kv_lora_rank: int | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
+    """The spec called `name` of a `config.json`, as transformers 4 or 5 writes it.
+
+    Raises UserError for a field that is missing, wrong or cannot be priced.
+    """
+    if not isinstance(config, Mapping):
+        raise UserError(f"{name}.config", config, "is not a JSON object; give a Hugging Face config.json")
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else named
+    if isinstance(architecture, str) and (architecture.startswith("Deepseek") or config.get("kv_lora_rank")):
+        remedy = "has multi-head latent attention, whose KV is one latent vector a token; that is not modelled yet"
+        raise UserError(f"{name}.architectures", architecture, remedy)
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        given = "missing" if architecture is None else architecture
+        remedy = f"is not one of {', '.join(FAMILIES)}; of a model built like one of them, name that one"
+        raise UserError(f"{name}.architectures", given, remedy)
+    for key in _REQUIRED:
+        if config.get(key) is None:
+            raise UserError(f"{name}.{key}", "missing", "is needed in config.json")
+    return _spec(parse(_HfConfig, config, where=name), name, family)
+
+
+def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
+    given = [rope.model_dump(exclude_none=True) for rope in (config.rope_scaling, config.rope_parameters) if rope]
+    rope = _Rope(**{"rope_theta": config.rope_theta, **{key: value for each in given for key, value in each.items()}})
+    heads, eos = config.num_attention_heads, config.eos_token_id
+    kv_heads = config.num_key_value_heads or heads
+    if heads % kv_heads:
+        raise UserError(f"{name}.num_key_value_heads", kv_heads, f"does not divide num_attention_heads, {heads}")
+    head_dim = config.head_dim or config.hidden_size // heads
+    tied = config.tie_word_embeddings
+    fields = {
+        "name": name,
+        "family": family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": config.intermediate_size,
+        "max_positions": config.max_position_embeddings,
+        "rope_theta": 10000.0 if rope.rope_theta is None else rope.rope_theta,
+        "rope_scaling": rope.scaling(name),
+        "other_rope": None if rope.kind in ("default", "llama3") else rope.kind,
+        "rope_interleaved": config.rope_interleaved,
+        "rotary_share": _rotary_share(config, rope, head_dim),
+        "activation": config.hidden_activation or config.hidden_act or "silu",
+        "qkv_bias": family in _QKV_BIAS or bool(config.attention_bias),
+        "out_bias": family not in _QKV_BIAS and bool(config.attention_bias),
+        "mlp_bias": family == "gpt_oss" or bool(config.mlp_bias),
+        "qk_norm": family in _QK_NORM,
+        "tied_embeddings": family in _TIED_BY_DEFAULT if tied is None else tied,
+        "norm_eps": config.rms_norm_eps,
+        "bos_id": config.bos_token_id,
+        "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        "checkpoint_quantization": _quantization(config.quantization_config, name),
+        **(_mixture(config, name, family) if family in _MIXTURES else {}),
+        **_window(config, name, family),
+    }
+    return parse(ModelSpec, fields, where=name)
+
+
+def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
+    given = [config.partial_rotary_factor, rope.partial_rotary_factor]
+    dim = config.rotary_dim / head_dim if config.rotary_dim else 1.0
+    return min(dim, *(share for share in given if share is not None), 1.0)
+
+
+def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int]:
+    experts = config.num_experts or config.num_local_experts
+    if not experts or not config.num_experts_per_tok:
+        missing = "num_experts_per_tok" if experts else "num_experts"
+        raise UserError(f"{name}.{missing}", "missing", f"is needed in config.json of a {family} model")
+    sparse, dense = config.decoder_sparse_step, config.mlp_only_layers or []
+    layers = range(config.num_hidden_layers)
+    return {
+        "num_experts": experts,
+        "experts_per_token": config.num_experts_per_tok,
+        "moe_intermediate_size": config.moe_intermediate_size or config.intermediate_size,
+        "shared_intermediate_size": config.shared_expert_intermediate_size or config.shared_intermediate_size or 0,
+        "dense_layers": sum(layer in dense or (layer + 1) % sparse != 0 for layer in layers),
+    }
+
+
+def _window(config: _HfConfig, name: str, family: str) -> dict[str, int]:
+    """The window and how many layers have it; none where it is no narrower than the positions are."""
+    window = config.sliding_window
+    if family == "mistral" and "sliding_window" not in config.model_fields_set:
+        window = 4096  # what transformers takes when config.json is silent
+    sliding = _sliding_layers(config, name, family)
+    if window is None or window >= config.max_position_embeddings or not sliding:
+        return {}
+    return {"sliding_window": window, "sliding_layers": sliding}
+
+
+def _sliding_layers(config: _HfConfig, name: str, family: str) -> int:
+    layers = config.num_hidden_layers
+    if config.layer_types is not None:
+        for kind in config.layer_types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise UserError(f"{name}.layer_types", kind, "is not priced; full_attention and sliding_attention are")
+        return config.layer_types.count("sliding_attention")
+    if family in _FULL_EVERY:
+        return layers - layers // (config.sliding_window_pattern or _FULL_EVERY[family])
+    if family == "gpt_oss":
+        return (layers + 1) // 2
+    if config.use_sliding_window:
+        return max(layers - (config.max_window_layers or 0), 0)
+    return layers if config.use_sliding_window is None and family in _SLIDES_WHEN_IT_CAN else 0
+
+
+def _quantization(config: dict[str, Any] | None, name: str) -> str:
+    """How the weights are stored: `Deployment.quantization`'s name for what `quantization_config` says."""
+    if not config:
+        return "none"
+    method = config.get("quant_method")
+    if method == "fp8":
+        return "fp8_block" if config.get("weight_block_size") else "fp8"
+    if method == "mxfp4":
+        return "mxfp4"
+    if (method, config.get("format")) == ("compressed-tensors", "float-quantized"):
+        return "fp8"
+    if (method, config.get("quant_algo")) == ("modelopt", "FP8"):
+        return "fp8"
+    if method == "fbgemm_fp8":  # e4m3, weights scaled by channel and activations by token, as compressed-tensors has it
+        _all_layers(config, name)
+        return "fp8"
+    stored = config.get("quant_algo") or method
+    raise UserError(f"{name}.quantization_config", stored, "is not priced; fp8 and mxfp4 are, and unquantised weights")
+
+
+def _all_layers(config: dict[str, Any], name: str) -> None:
+    """Refuse a checkpoint that keeps parts of its layers in 16 bits.
+
+    Meta's of Llama 3.1 405B so keeps its attention, and the first and the last layer (The Llama 3 Herd of Models, 6.2).
+    """
+    kept = config.get("modules_to_not_convert") or []
+    for module in kept if isinstance(kept, list) else [kept]:
+        if not _OUTSIDE_LAYERS.search(str(module)):
+            remedy = (
+                "stays in 16 bits, and a mix of both is not priced; leave quantization_config out, "
+                "and plan with quantization fp8, which is FP8 in all layers"
+            )
+            raise UserError(f"{name}.quantization_config.modules_to_not_convert", str(module)[:80], remedy)

@@ -1,0 +1,24 @@
+"""How many bytes the KV of one token takes, over all layers and devices of an engine."""
+
+from __future__ import annotations
+
+from serving.deployments.config import Deployment
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+
+
+def kv_dtype(deployment: Deployment) -> str:
+    """What keys and values are kept in."""
+    return deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+
+
+def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) -> int:
+    """As `given`, else by the model's shapes. Raises UserError that names `setting` where those are not known."""
+    if given is not None:
+        return given
+    try:
+        model = find_model(deployment.model)
+    except UserError:
+        raise UserError("model", deployment.model, f"has no shapes to be found: give {setting}") from None
+    return model.kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(deployment)]))

@@ -1,0 +1,256 @@
+"""How many KV blocks an engine will have, before it has run: vLLM's arithmetic with its measurements estimated.
+
+vLLM measures what loading and one largest step leave of its share of the memory. Here weights are exact, and the
+activations of that step follow from the shapes, so the answer comes with an interval. The terms are those of
+`realengine.kv_budget`, which is what to trust once the engine is there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serving.deployments.config import Deployment
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
+from serving.deployments.pipeline_stages import stage_models
+from serving.errors import UserError
+from serving.kv.blocks import blocks_for
+
+UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
+_GIB = 1024**3
+_SAMPLER_BYTES = 38.6  # a logit: float32 logits, sorted with 64-bit indices, softmax, cumulative sum, mask; measured
+_NON_TORCH = 0.15 * _GIB  # kernels loaded and workspaces: 0.05 to 0.26 GiB are logged for one device
+_OVER_PCIE = 0.10 * _GIB  # buffers of collectives: 0.20 to 0.30 GiB are logged in all (RTX 4090, L40S)
+_OVER_NVLINK = 1.0 * _GIB  # 0.95 to 1.38 GiB are logged in all (H200, GB200)
+_MEMORY_SPREAD = 0.003  # of the memory that boards of one name report
+_RUNTIME_SPREAD = 0.3  # of activations and what is not torch's
+_MXFP4_MULTIPLE = 256  # kernels pad the hidden size of experts in mxfp4
+
+
+class KvCapacity(NamedTuple):
+    """Bytes of the fullest device of a deployment.
+
+    total         memory of the device
+    utilization   the share of it that may be used
+    weights       with the table of rotary embeddings
+    forward       activations of the largest step: `max_num_batched_tokens` through a layer
+    sampler       sampling for `max_num_seqs` rows; the larger of the two is what a profile run sees
+    non_torch     libraries, workspaces, communication
+    graphs        what is set aside for CUDA graphs
+    block         one KV block, over the layers that share it
+    full_groups   blocks that `block_size` tokens take: 1, unless layers with a window are outnumbered
+    window_blocks blocks that a request holds for its layers with a window, whatever its length
+    """
+
+    total: int
+    utilization: float
+    weights: int
+    forward: int
+    sampler: int
+    non_torch: int
+    graphs: int
+    block: int
+    full_groups: int = 1
+    window_blocks: int = 0
+
+    @property
+    def activations(self) -> int:
+        """The most that a profile run allocates: sampling follows the step, in the memory that it has freed."""
+        return max(self.forward, self.sampler)
+
+    @property
+    def left(self) -> int:
+        """Bytes for KV; may be negative."""
+        budget = int(self.total * self.utilization)
+        return budget - self.weights - self.activations - self.non_torch - self.graphs
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, the null block among them, as `SchedulerConfig.num_blocks` counts."""
+        return self._blocks(self.left)
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Blocks at the least and at the most, by the spread of boards and of what engines log."""
+        spread = int(_MEMORY_SPREAD * self.total + _RUNTIME_SPREAD * (self.activations + self.non_torch))
+        return self._blocks(self.left - spread), self._blocks(self.left + spread)
+
+    def _blocks(self, left: int) -> int:
+        return max(left, 0) // (self.block * self.full_groups)
+
+    def explain(self) -> list[tuple[str, float]]:
+        """The arithmetic: what each term is, and its GiB; what is taken away is negative."""
+        parts = [
+            (f"memory x {self.utilization:g}", self.total * self.utilization),
+            ("weights", -self.weights),
+            ("activations of a step" if self.forward >= self.sampler else "activations of sampling", -self.activations),
+            ("libraries and communication", -self.non_torch),
+            ("CUDA graphs", -self.graphs),
+            ("left for KV", self.left),
+        ]
+        return [(what, value / _GIB) for what, value in parts]
+
+    def check(self, deployment: Deployment) -> None:
+        """Raise UserError unless a request of `max_model_len` fits, beside the null block."""
+        config = deployment.scheduler
+        need = blocks_for(config.max_model_len, config.block_size) + self.window_blocks + 1
+        if self.num_blocks < need:
+            frugal = self._blocks(self.left + self.activations - self.forward) >= need
+            remedy = "lower max_num_seqs, or " if frugal else ""
+            raise UserError(
+                "gpu",
+                f"{self.total / _GIB:,.1f} GiB",
+                f"has room for {self.num_blocks:,} KV blocks beside {self.weights / _GIB:,.1f} GiB of weights; a "
+                f"request of {config.max_model_len} tokens needs {need}: {remedy}use more or larger devices, or "
+                "quantisation",
+            )
+
+
+def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_bytes: int = 0) -> KvCapacity:
+    """What a device of `deployment` has for KV. With pipeline stages, it is the stage that has the fewest blocks.
+
+    `graph_bytes` is for vLLM from 0.21 on, which sets its estimate of CUDA graphs aside; before, they came on top.
+    Raises UserError where heads or layers cannot be split.
+    """
+    tp = deployment.tensor_parallel_size
+    if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
+        remedy = f"does not split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
+        raise UserError("tensor_parallel_size", tp, remedy)
+    weights = stage_weight_bytes(model, deployment)
+    layers = stage_models(model, deployment.pipeline_parallel_size)
+    layouts = [_block_layout(layer, deployment) for layer in layers]
+    speculative = deployment.scheduler.speculative
+    if speculative is not None and speculative.model is not None:  # its KV lies in the same blocks, after the target's
+        draft = find_model(speculative.model)
+        weights[-1] += weight_bytes(draft, deployment)
+        layouts[-1]["block"] += _page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("full_groups", 1)
+    forward, last = _forward_bytes(model, deployment), len(layers) - 1
+    received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
+    stages = [
+        KvCapacity(
+            total=gpu.memory_bytes,
+            utilization=deployment.gpu_memory_utilization or UTILIZATION,
+            weights=weights[stage],
+            forward=forward + (int(received) if stage else 0),
+            sampler=_sampler_bytes(model, deployment) if stage == last else 0,
+            non_torch=_non_torch_bytes(gpu, deployment.gpus),
+            graphs=graph_bytes,
+            **layouts[stage],
+        )
+        for stage in range(len(layers))
+    ]
+    return min(stages, key=lambda stage: (stage.num_blocks, stage.left / stage.block))
+
+
+def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
+    """What GEMM weights are kept in: as the deployment says, else as they are published, else `dtype`."""
+    for quantization in (deployment.quantization, model.checkpoint_quantization):
+        if quantization != "none":
+            return quantization
+    return deployment.dtype
+
+
+def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """Weights on one device, the fullest stage's; see `stage_weight_bytes`."""
+    return max(stage_weight_bytes(model, deployment))
+
+
+def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
+    """Weights on one device of each pipeline stage, with the table of rotary embeddings.
+
+    The embedding is on the first stage, the last norm and the head on the last, which has a copy of the embedding where
+    the two are tied; both stay in `dtype`.
+    """
+    stages = stage_models(model, deployment.pipeline_parallel_size)
+    tp, plain = deployment.tensor_parallel_size, DTYPE_BYTES[deployment.dtype]
+    rotary = plain * model.max_positions * model.head_dim * model.rotary_share
+    norm, matrix = model.hidden_size, model.vocab_size * model.hidden_size / tp
+    ends = [0.0] * len(stages)
+    ends[0] += matrix
+    ends[-1] += norm + (0.0 if model.tied_embeddings and len(stages) == 1 else matrix)
+    return [
+        int(_layer_bytes(layers, deployment) + plain * end + rotary) for layers, end in zip(stages, ends, strict=True)
+    ]
+
+
+def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
+    """Weights of all layers, on one device.
+
+    Norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are repeated where
+    there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
+    """
+    tp = deployment.tensor_parallel_size
+    plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)
+    linear = plain if kept == "mxfp4" else DTYPE_BYTES[kept]
+    padded = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / model.hidden_size if kept == "mxfp4" else 1
+    repeated = max(tp // model.num_kv_heads, 1) - 1
+    keys_and_values = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
+    attention = linear * (model.attention_parameters + repeated * keys_and_values) / tp + plain * 2 * model.hidden_size
+    experts = model.num_experts * model.expert_parameters * DTYPE_BYTES[kept] * padded
+    mixture = (
+        experts / (tp * deployment.data_parallel_size)
+        + plain * model.router_parameters
+        + (linear * model.mlp_parameters(model.shared_intermediate_size) / tp if model.shared_intermediate_size else 0)
+    )
+    dense = linear * model.mlp_parameters(model.intermediate_size) / tp
+    moe = model.moe_layers
+    return model.num_layers * attention + moe * mixture + (model.num_layers - moe) * dense
+
+
+def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """The widest moment of a layer, for every token of the largest step.
+
+    Four hidden states live through it (residual, input, normed, output). In a dense MLP gate and up and their product
+    are held beside them, in a mixture a row for each expert of a token, around attention Q, K, V and its output.
+    """
+    tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
+    ranks = deployment.data_parallel_size
+    widths = [2 * (model.num_heads + model.num_kv_heads) * model.head_dim / tp]
+    if model.moe_layers < model.num_layers:
+        widths.append(3 * model.intermediate_size / tp)
+    if model.moe_layers:
+        inter = model.moe_intermediate_size / (1 if deployment.enable_expert_parallel else tp * ranks)
+        routed = ranks * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
+        widths.append(routed + 3 * model.shared_intermediate_size / tp)
+    return int(DTYPE_BYTES[deployment.dtype] * tokens * (4 * model.hidden_size + max(widths)))
+
+
+def _sampler_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    config = deployment.scheduler
+    return int(_SAMPLER_BYTES * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size)
+
+
+def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
+    if devices == 1:
+        return int(_NON_TORCH)
+    return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
+
+
+def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """KV of one block in one layer."""
+    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
+    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
+
+
+def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
+    """Bytes of a block, over the layers of `model`, and what else it takes to count blocks.
+
+    Where some layers have a window, vLLM's hybrid allocator puts layers into groups of one size, as many as the rarer
+    kind has. A block serves one group; a group of full layers takes a block for every `block_size` tokens, one with a
+    window only for what the window sees.
+    """
+    block_size, page = deployment.scheduler.block_size, _page_bytes(model, deployment)
+    sliding = model.sliding_layers
+    full = model.num_layers - sliding
+    if not sliding or not full:
+        return {"block": page * model.num_layers}
+    group = min(full, sliding)
+    window = blocks_for(model.sliding_window, block_size) + 1
+    return {
+        "block": page * group,
+        "full_groups": -(-full // group),
+        "window_blocks": -(-sliding // group) * window,
+    }

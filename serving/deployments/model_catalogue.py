@@ -1,0 +1,79 @@
+"""Models by name: a catalogue of well-known ones, or any `config.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serving.deployments.hf_config import spec_from_hf_config
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
+
+_CATALOGUE = Path(__file__).with_name("models.yaml")
+_EDITION = re.compile(r"-(instruct|chat|base|it|hf|thinking|fp8|dynamic|\d{4})(?=-|$)")
+
+
+def find_model(name_or_path: str) -> ModelSpec:
+    """The model of a catalogued name, or of the `config.json` (or its folder) at that path.
+
+    A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
+    Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8. Raises UserError listing what there is.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() or path.suffix == ".json":
+        return _from_file(path / "config.json" if path.is_dir() else path)
+    name = name_or_path.rsplit("/", 1)[-1].lower()
+    entry = _by_key().get(_key(name))
+    if entry is None:
+        remedy = f"is no config.json or folder with one, nor one of {', '.join(models())}"
+        raise UserError("model", name_or_path, remedy)
+    spec, fp8 = entry
+    if "fp8" in name and spec.checkpoint_quantization == "none":
+        return spec.model_copy(update={"checkpoint_quantization": fp8})
+    return spec
+
+
+def hub_id(name: str) -> str:
+    """The Hugging Face id of a name of the catalogue, for whom the catalogue means nothing; any other name as it is."""
+    entry = _entries().get(name)
+    return entry["id"] if entry else name
+
+
+@cache
+def models() -> dict[str, ModelSpec]:
+    """The catalogue, by name."""
+    return {name: spec_from_hf_config(entry, name) for name, entry in _entries().items()}
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(_CATALOGUE.read_text(encoding="utf-8"))
+    return entries
+
+
+@cache
+def _by_key() -> dict[str, tuple[ModelSpec, str]]:
+    """Every name that a model goes by, with how its fp8 edition is stored."""
+    return {
+        _key(known): (models()[name], entry.get("fp8", "fp8"))
+        for name, entry in _entries().items()
+        for known in (name, entry["id"], *entry.get("also", ()))
+    }
+
+
+def _key(name: str) -> str:
+    """What two editions of a model have in common in their names."""
+    return _EDITION.sub("", name.rsplit("/", 1)[-1].lower()).removeprefix("meta-")
+
+
+def _from_file(path: Path) -> ModelSpec:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError("model", str(path), f"cannot be read as JSON: {error}") from None
+    return spec_from_hf_config(data, path.resolve().parent.name or "model")

@@ -1,0 +1,155 @@
+"""A decoder as a Hugging Face `config.json` describes it: dense or a mixture of experts, with or without windows.
+
+It states what a model *is*. What an engine runs of that is the engine's business: the simulator prices every spec, the
+real engine refuses by name what it would compute wrongly.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class RopeScaling(BaseModel):
+    """Llama 3.1's stretching of long wavelengths (`rope_type: llama3`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    factor: float = Field(gt=0)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_max_positions: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _bands_are_apart(self) -> RopeScaling:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError("high_freq_factor must be above low_freq_factor")
+        return self
+
+
+class ModelSpec(BaseModel):
+    """Shapes and constants of a decoder. Sizes are elements, not bytes.
+
+    A layer is attention and either a dense MLP of `intermediate_size` or, in a mixture, a router, `num_experts` MLPs of
+    `moe_intermediate_size` and one shared MLP of `shared_intermediate_size`. Every MLP has a gate, an up and a down
+    projection.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    family: str
+    vocab_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_layers: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2, multiple_of=2)
+    intermediate_size: int = Field(ge=1)
+    max_positions: int = Field(ge=1)
+    rope_theta: float = Field(gt=0)
+    rope_scaling: RopeScaling | None = None
+    other_rope: str | None = Field(None, description="a rope_type whose constants are not kept, such as yarn")
+    rope_interleaved: bool = False
+    rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head that is rotated")
+    activation: str = Field("silu", description="of the MLP's gate, as transformers names it")
+    qkv_bias: bool = False
+    out_bias: bool = Field(False, description="attention's output projection has a bias")
+    mlp_bias: bool = Field(False, description="MLPs, experts and routers have biases")
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    norm_eps: float = Field(1e-6, gt=0)
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    num_experts: int = Field(0, ge=0, description="routed experts of a layer; 0: a dense model")
+    experts_per_token: int = Field(0, ge=0)
+    moe_intermediate_size: int = Field(0, ge=0, description="of one routed expert")
+    shared_intermediate_size: int = Field(0, ge=0, description="of the expert that every token passes; 0: none")
+    dense_layers: int = Field(0, ge=0, description="layers of a mixture that are dense all the same")
+    sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
+    sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
+    checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
+        "none", description="how the published weights are stored, as `Deployment.quantization` names it"
+    )
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> ModelSpec:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
+        if self.num_experts and not (1 <= self.experts_per_token <= self.num_experts and self.moe_intermediate_size):
+            raise ValueError(f"experts_per_token must be from 1 to {self.num_experts}, and moe_intermediate_size given")
+        if max(self.dense_layers, self.sliding_layers) > self.num_layers:
+            raise ValueError(f"dense_layers and sliding_layers are among the {self.num_layers} layers")
+        if bool(self.sliding_window) != bool(self.sliding_layers):
+            raise ValueError("sliding_window and sliding_layers come together")
+        return self
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.num_layers - self.dense_layers if self.num_experts else 0
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights of one layer's attention with its norms."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        qkv = queries + 2 * keys
+        return (
+            self.hidden_size * (qkv + queries)
+            + (qkv if self.qkv_bias else 0)
+            + (self.hidden_size if self.out_bias else 0)
+            + (2 * self.head_dim if self.qk_norm else 0)
+        )
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one routed expert."""
+        return self.mlp_parameters(self.moe_intermediate_size)
+
+    @property
+    def router_parameters(self) -> int:
+        """Weights that choose a layer's experts."""
+        return self.num_experts * (self.hidden_size + (1 if self.mlp_bias else 0))
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding and the head; one matrix where they are tied."""
+        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the whole model. Exact for the families that the real engine runs; elsewhere attention sinks,
+        further norms and the like are left out, less than 0.01 %."""
+        return self._parameters(self.num_experts)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token meets, the embedding included; all of them in a dense model."""
+        return self._parameters(self.experts_per_token)
+
+    def mlp_parameters(self, intermediate_size: int) -> int:
+        """Weights of a gated MLP: gate, up and down."""
+        biases = 2 * intermediate_size + self.hidden_size if self.mlp_bias else 0
+        return 3 * self.hidden_size * intermediate_size + biases
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Memory of the weights, all in one type."""
+        return self.parameters * dtype_bytes
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """KV cache of one token over all layers: keys and values."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    def _parameters(self, experts: int) -> int:
+        moe = self.moe_layers
+        mixture = experts * self.expert_parameters + self.router_parameters
+        if self.shared_intermediate_size:
+            mixture += self.mlp_parameters(self.shared_intermediate_size)
+        return (
+            self.num_layers * (self.attention_parameters + 2 * self.hidden_size)
+            + (self.num_layers - moe) * self.mlp_parameters(self.intermediate_size)
+            + moe * mixture
+            + self.embedding_parameters
+            + self.hidden_size
+        )

@@ -1,0 +1,49 @@
+"""How pipeline parallelism splits a model: consecutive layers for each stage, as vLLM shares them out.
+
+A stage is itself a `ModelSpec`, of fewer layers: what prices and what sizes a model does so for a stage. The embedding
+is on the first stage, the last norm, the head and the sampler on the last; a spec does not say that, whoever needs it
+knows which stage it asks about.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
+
+
+def layers_of_stages(num_layers: int, stages: int) -> list[int]:
+    """Layers of each stage, in order: equal shares, and what is left over one by one from the last stage but one on
+    forwards (vLLM's `get_pp_indices`): the first stage has the embedding, the last the head.
+
+    Raises UserError where a stage would be without layers.
+    """
+    if stages > num_layers:
+        raise UserError("pipeline_parallel_size", stages, f"is more than the model's {num_layers} layers")
+    share, left = divmod(num_layers, stages)
+    return [share + (stages - 1 - left <= stage < stages - 1) for stage in range(stages)]
+
+
+def stage_models(model: ModelSpec, stages: int) -> list[ModelSpec]:
+    """The layers of each stage as a model; `[model]` for one stage.
+
+    Of a mixture, dense layers are the first ones; layers with a window are spread evenly over the model. Raises
+    UserError where a stage would be without layers.
+    """
+    bounds = list(accumulate(layers_of_stages(model.num_layers, stages), initial=0))
+    return [_layers(model, first, end) for first, end in pairwise(bounds)]
+
+
+def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
+    if end - first == model.num_layers:
+        return model
+    sliding = end * model.sliding_layers // model.num_layers - first * model.sliding_layers // model.num_layers
+    return model.model_copy(
+        update={
+            "num_layers": end - first,
+            "dense_layers": min(max(model.dense_layers - first, 0), end - first),
+            "sliding_layers": sliding,
+            "sliding_window": model.sliding_window if sliding else 0,
+        }
+    )

@@ -1,0 +1,118 @@
+"""What every saved answer is: one JSON document, checked when it is read, from which all else is made.
+
+A table on a terminal, a page, a file or a report reads a document and nothing beside it, so that one that was saved
+says the same as one that was just made. Fields that a later version adds are ignored; what is damaged is one line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.metrics import metric
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Read = TypeVar("Read", bound="Document")
+_NOTEBOOK_COLUMNS = 120
+
+
+def _none_if_infinite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_none_if_infinite)]  # None for what no number says: JSON has no NaN
+
+
+def fact(description: str, unit: str = "", **more: Any) -> Any:
+    """A field with what it means and, of a number, its unit. `more` is as pydantic's `Field` takes it."""
+    return Field(description=description, json_schema_extra={"unit": unit}, **more)
+
+
+def metric_fact(name: str) -> Any:
+    """A field that holds a metric of the glossary."""
+    return fact(metric(name).definition, metric(name).unit)
+
+
+class Part(BaseModel):
+    """A part of a document: frozen, and every number of it finite."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON, for scripts and to be read again."""
+        return self.model_dump(mode="json")
+
+
+class Answer:
+    """What every answer can do: give its tables, and show itself on a terminal and in a notebook."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of its tables, the main one first."""
+        raise NotImplementedError
+
+    def table(self, name: str) -> Any:
+        """One of them as a `pyarrow.Table`, whose fields carry units and definitions."""
+        raise NotImplementedError
+
+    def report(self) -> Iterator[RenderableType]:
+        """What a terminal shows, from top to bottom: `rich` text, a line each, and tables."""
+        raise NotImplementedError
+
+    def to_arrow(self, table: str | None = None) -> Any:
+        """One of its `tables`, by default the main one. Raises UserError for a name that is none of them."""
+        if table is not None and table not in self.tables:
+            raise UserError("table", table, f"is none that this has; choose one of {', '.join(self.tables) or 'none'}")
+        return self.table(table or self.tables[0])
+
+    def to_pandas(self, table: str | None = None) -> Any:
+        """`to_arrow` as a `pandas.DataFrame`."""
+        return self.to_arrow(table).to_pandas()
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
+        yield from self.report()
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from rich.console import Console
+
+        console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+class Document(Part, Answer):
+    """An answer. A kind of it says what messages call it (`what`), and as what errors name its fields (`where`)."""
+
+    what: ClassVar[str]
+    where: ClassVar[str]
+
+    schema_version: Literal[1] = fact("raised when an older reader would misread the document", default=1)
+
+    @classmethod
+    def read(cls: type[Read], data: Any) -> Read:
+        """From plain JSON. Raises UserError with the first field that is wrong."""
+        return parse(cls, data, where=cls.where)
+
+    def dumps(self, indent: int | None = None) -> str:
+        """`as_json` as text."""
+        return json.dumps(self.as_json(), indent=indent, allow_nan=False)
+
+
+def print_document(document: Answer, console: Console | None = None) -> None:
+    """Its report on stdout. A line stays a line however long it is, so that scripts can look for it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console(highlight=False)
+    for shown in document.report():
+        console.print(shown, soft_wrap=isinstance(shown, Text))

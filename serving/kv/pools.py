@@ -1,0 +1,16 @@
+"""Which KV memory an engine gets: blocks with identities, or counts of them where no identity can matter."""
+
+from __future__ import annotations
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.block_pool import BlockPool
+from serving.kv.blocks import KvBlocks
+from serving.kv.content import Content, SegmentContent
+from serving.kv.counting_pool import CountingPool
+
+
+def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
+    """Identities where something can be shared or an engine needs them (it brings its own `content`)."""
+    if content is not None or (shares_prefixes and config.enable_prefix_caching):
+        return BlockPool(config, content or SegmentContent(config.block_size))
+    return CountingPool(config)

@@ -1,0 +1,134 @@
+"""A cost model of one's own: a class with `step_ns`, found by its name, held to sanity at every step.
+
+Whatever else a cost model answers has a default here. An answer that cannot be a time ends the run with one line that
+names the model and the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from importlib.util import find_spec
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from serving.cost_model import decode_plans
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.plugins import find, make
+from serving.step_plan import AGGREGATES, StepPlan
+
+_FIELD = "cost model"
+_MOST_NS = 10**18  # 31 years
+
+
+def names_a_class(text: str) -> bool:
+    """Whether this is `module:Class` or `path/to/file.py:Class`, not a directory."""
+    return ":" in text and text.rpartition(":")[2].isidentifier()
+
+
+def own_cost(name: str, deployment: Deployment) -> OwnCost:
+    """The cost model `module:Class` of `deployment`. Raises UserError when there is none, or it cannot be made.
+
+    The class is called with the deployment if it has a constructor of its own, else with nothing.
+    """
+    found = find(_FIELD, name, {}, ("step_ns",))
+    arguments = () if found.__init__ is object.__init__ else (deployment,)
+    return OwnCost(name, make(_FIELD, name, found, *arguments))
+
+
+def source_file(name: str) -> str | None:
+    """The file that `module:Class` or `path/to/file.py:Class` is read from; None if there is none."""
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        return place
+    try:
+        spec = find_spec(place)
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec and spec.has_location else None
+
+
+def identity(name: str) -> str:
+    """The name, and twelve hexadecimal digits that change with the file it is read from."""
+    file = source_file(name)
+    return f"{name}@{blake2b(Path(file).read_bytes(), digest_size=6).hexdigest()}" if file else name
+
+
+class OwnCost:
+    """`CostModel` by a user's `model`, which has `step_ns(plan)` and whichever it likes of the following.
+
+    cpu_ns(plan)    else planning takes no time
+    decode_run_ns   as in `CostModel`; else the steps are priced one by one
+    interval        factors of the predicted time between which 9 of 10 runs lie; else none is known
+
+    Raises UserError for an answer that is no int, is negative, or is an exception.
+    """
+
+    def __init__(self, name: str, model: Any, factor: float = 1.0) -> None:
+        self.name, self._model, self._factor = name, model, factor
+        self._step = model.step_ns
+        self._cpu = getattr(model, "cpu_ns", None)
+        self._run = getattr(model, "decode_run_ns", None)
+        self.interval = self._checked_interval(getattr(model, "interval", None))
+
+    def scaled(self, factor: float) -> OwnCost:
+        """The same with `factor` times the time."""
+        return OwnCost(self.name, self._model, self._factor * factor)
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return 0 if self._cpu is None else self._asked("cpu_ns", self._cpu, plan)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return self._asked("step_ns", self._step, plan)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        if self._run is None:
+            plans = decode_plans(rows, context, squares, steps)
+            return [self.cpu_ns(plan) + self.step_ns(plan) for plan in plans]
+        first = next(decode_plans(rows, context, squares, 1))
+        try:
+            times = list(self._run(rows, context, squares, steps))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit: a model may not end the run by itself
+            raise self._wrong("decode_run_ns", first, f"raised {error!r}") from error
+        if len(times) != steps:
+            raise self._wrong("decode_run_ns", first, f"gave {len(times)} times for {steps} steps")
+        return [self._time("decode_run_ns", ns, first) for ns in times]
+
+    def _asked(self, method: str, answer: Any, plan: StepPlan) -> int:
+        try:
+            ns = answer(plan)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit
+            raise self._wrong(method, plan, f"raised {error!r}") from error
+        return self._time(method, ns, plan)
+
+    def _time(self, method: str, ns: Any, plan: StepPlan) -> int:
+        if type(ns) is not int:
+            if not isinstance(ns, Integral) or isinstance(ns, bool):
+                raise self._wrong(method, plan, f"gave {ns!r}, which is no int; give whole nanoseconds")
+            ns = int(ns)
+        if not 0 <= ns < _MOST_NS:
+            raise self._wrong(method, plan, f"gave {ns:,} ns; give a time from 0 up")
+        return ns if self._factor == 1.0 else round(ns * self._factor)
+
+    def _wrong(self, method: str, plan: StepPlan, what: str) -> UserError:
+        held = ", ".join(f"{name}={amount}" for name in AGGREGATES if (amount := getattr(plan, name)))
+        return UserError(_FIELD, self.name, " ".join(f"{method} {what} in a step of {held}".split()))
+
+    def _checked_interval(self, stated: Any) -> tuple[float, float] | None:
+        if stated is None:
+            return None
+        try:
+            low, high = map(float, stated)
+        except (TypeError, ValueError):
+            low = high = -1.0
+        if not 0 < low <= 1 <= high < 1e3:
+            raise UserError(
+                _FIELD, self.name, f"has an interval {stated!r}; give two factors around 1, e.g. (0.9, 1.2)"
+            )
+        return low, high

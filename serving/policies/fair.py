@@ -1,0 +1,42 @@
+"""The `fair` policy: tenants share the engine by the virtual token counter of Sheng et al. (OSDI 2024).
+
+Service is what a tenant is given: `fair_input_weight` a prompt token, charged whole at first admission, and
+`fair_output_weight` an output token, charged when its step is planned. Computing again what a preemption threw away is
+no service. The policy is work-conserving: an idle tenant's share goes to the others.
+"""
+
+from __future__ import annotations
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.content import Content
+from serving.policies.tenant_queue import ServiceCounters, TenantQueue
+from serving.policies.vllm import VllmScheduler
+from serving.request import Request
+from serving.waiting import WaitingQueue
+
+
+class FairScheduler(VllmScheduler):
+    """Admits for the tenant served least so far and preempts the tenant served most; otherwise as `vllm`.
+
+    counters  service of each tenant so far
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        self.counters = ServiceCounters(lambda: self.decodes.clock, config.fair_input_weight, config.fair_output_weight)
+        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+        self.service = self.decodes.listener = self.counters
+
+    def new_queue(self) -> WaitingQueue:
+        return TenantQueue(self.counters, super().new_queue)
+
+    def victim(self) -> Request:
+        """Of the tenant served most, the least urgent or the last to have been admitted."""
+        by_priority = self.config.policy == "priority"
+
+        def expendable(request: Request) -> tuple[int, int, int]:
+            service = self.counters.of(request.arrived.tenant)
+            return service, request.priority if by_priority else 0, request.admitted
+
+        return max(self.running.values(), key=expendable)

@@ -1,0 +1,34 @@
+"""The `prefill-first` policy: no mixed batches.
+
+While prompts are waiting and fit, steps hold prefill only and decoding requests pause; otherwise they decode. It
+shortens TTFT and stretches inter-token latency, as engines did before chunked prefill. Only a prompt that has begun
+and then lacks KV blocks goes on beside decodes, because that is when `vllm` preempts.
+"""
+
+from __future__ import annotations
+
+from serving.policies.vllm import VllmScheduler
+from serving.step_plan import StepPlan, by_admission
+
+
+class PrefillFirstScheduler(VllmScheduler):
+    """Prefill steps before decode steps; otherwise as `vllm`."""
+
+    def fill(self, plan: StepPlan, budget: int) -> None:
+        self.admit_waiting(plan, self._go_on_with_prompts(plan, budget))
+        if plan.tokens:
+            self.pause_decodes()
+        else:
+            self.serve_running(plan, budget)
+
+    def waiting_budget(self) -> int:
+        return self.step_budget()  # they come first
+
+    def _go_on_with_prompts(self, plan: StepPlan, budget: int) -> int:
+        """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests."""
+        for request in sorted(self.unsteady.values(), key=by_admission):
+            tokens = min(self.wanted(request), budget)
+            decoding = request.pending == 1 and request.computed >= request.prompt_len
+            if tokens and not decoding and self.lacking_blocks(request, tokens) <= self.pool.free:
+                budget -= self.give(plan, request, tokens)
+        return budget

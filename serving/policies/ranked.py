@@ -1,0 +1,57 @@
+"""Policies that are an order of requests: `vllm`, admitting by a rank fixed at arrival and preempting in reverse.
+
+Ranks are strict, so the first of them can never lose its place to another, and what runs always gets on. Running
+requests get their tokens in order of admission, as under `vllm`: a rank decides who runs, never who pauses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from numbers import Real
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.content import Content
+from serving.policies.vllm import VllmScheduler
+from serving.request import Request, Status
+from serving.waiting import OrderedQueue, WaitingQueue
+
+Rank = tuple[float, int, int, int]
+
+
+class RankedScheduler(VllmScheduler, ABC):
+    """Smallest `score` first. Equal ones go by `config.policy`: in order of arrival, or of priority and arrival."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+        self._by_priority = config.policy == "priority"
+        self._ranks: dict[int, Rank] = {}
+
+    @abstractmethod
+    def score(self, request: Request) -> float:
+        """What the policy ranks by; asked once, when the request arrives."""
+
+    def _rank(self, request: Request) -> Rank:
+        rank = self._ranks.get(request.id)
+        if rank is None:
+            priority = request.priority if self._by_priority else 0
+            rank = self._checked_score(request), priority, request.arrived.arrival_ns, request.id
+            self._ranks[request.id] = rank
+        return rank
+
+    def _checked_score(self, request: Request) -> float:
+        score = self.score(request)
+        if not isinstance(score, Real) or score != score:
+            raise ValueError(f"score() is {score!r} for request {request.id}; it must be a number, and not NaN")
+        return score
+
+    def new_queue(self) -> WaitingQueue:
+        return OrderedQueue(self._rank)
+
+    def victim(self) -> Request:
+        return max(self.running.values(), key=self._rank)
+
+    def end(self, request: Request, status: Status) -> None:
+        super().end(request, status)
+        del self._ranks[request.id]

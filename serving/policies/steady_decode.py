@@ -1,0 +1,201 @@
+"""Requests in steady decode, advanced together, and many such steps at once.
+
+When the whole decode set gets its tokens and blocks, the order in which it gets them cannot matter, and `DecodeSet`
+advances it in O(1). When it does not, the set is dissolved and the rules go through requests one by one. Nothing here
+may decide anything that the rules would not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from serving.decode_set import DecodeSet
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import KvBlocks
+from serving.policies.kv_loading import KvLoading
+from serving.request import Request
+from serving.step_plan import StepPlan, by_admission
+from serving.waiting import WaitingQueue
+
+
+class Rules(Protocol):
+    """What the fast path asks of the scheduler whose rules it follows; `VllmScheduler` says what each means."""
+
+    decodes_first: bool
+    pool: KvBlocks
+    decodes: DecodeSet
+    running: dict[int, Request]
+    unsteady: dict[int, Request]
+    waiting: WaitingQueue
+    kv_loading: KvLoading | None
+
+    def turns(self, requests: Iterable[Request]) -> list[Request]: ...
+    def wanted(self, request: Request) -> int: ...
+    def lacking_blocks(self, request: Request, tokens: int) -> int: ...
+    def step_budget(self) -> int: ...
+    def waiting_budget(self) -> int: ...
+    def head(self) -> Request | None: ...
+    def head_was_refused(self, head: Request, budget: int) -> bool: ...
+
+
+class SteadyDecode:
+    """The decode set of one scheduler, and its plans, which hold rows of that set by reference.
+
+    in_flight  plans that are not committed, the oldest first
+    planned    how many plans were made that run
+    """
+
+    def __init__(self, rules: Rules, config: SchedulerConfig, *, budget_varies: bool) -> None:
+        self.in_flight: deque[StepPlan] = deque()
+        self.planned = 0
+        self._rules = rules
+        self._pool = rules.pool
+        self._decodes = rules.decodes
+        self._unsteady = rules.unsteady
+        self._budget_varies = budget_varies
+        self._overlaps = config.async_scheduling
+        self._most_running = config.max_num_seqs
+        self._block_size = config.block_size
+        self._joins = config.speculative is None  # a decode set counts on one token of each request a step
+
+    # One step
+
+    def pipeline(self) -> None:
+        """Steps are planned behind tokens that are not known: nobody decodes in every step from now on."""
+        self._joins = False
+        self.dissolve()
+
+    def rows_beside(self, budget: int) -> list[tuple[Request, int]] | None:
+        """Rows outside the decode set if the whole set can be granted too; None if order matters."""
+        rules, decodes, free = self._rules, self._decodes, self._pool.free
+        left = budget - len(decodes.members)
+        need = len(decodes.crossing())
+        if not self._unsteady:
+            return [] if left >= 0 and need <= free else None
+        wanting = [
+            (request, tokens) for request in rules.turns(self._unsteady.values()) if (tokens := rules.wanted(request))
+        ]
+        if left < 0:
+            return None
+        set_first = not wanting or not decodes.members or self._set_comes_first(wanting, left)
+        if not set_first and (not self._pool.counts_only or sum(tokens for _, tokens in wanting) > left):
+            return None
+        rows = []
+        for request, tokens in wanting:
+            if left <= 0:
+                break
+            if tokens > left:
+                tokens = left
+            left -= tokens
+            more = rules.lacking_blocks(request, tokens)
+            if more > 0:  # what was loaded holds its blocks already
+                need += more
+            rows.append((request, tokens))
+        return rows if need <= free else None
+
+    def _set_comes_first(self, wanting: list[tuple[Request, int]], left: int) -> bool:
+        """Whether every member of the decode set has its turn before `wanting`, or all decodes get theirs anyway."""
+        if self._rules.decodes_first:
+            return sum(request.pending == 1 for request, _ in wanting) <= left
+        return wanting[0][0].admitted > self._decodes.newest
+
+    def tick(self, plan: StepPlan) -> int:
+        """One token for every member; those that got their last leave. The number of rows."""
+        decodes = self._decodes
+        rows = len(decodes.members)
+        plan.add_decodes(rows, decodes.context, decodes.squares)
+        self._pool.extend_decodes(decodes, plan.lag)
+        leaving = decodes.tick()
+        plan.clock = decodes.clock
+        for request in leaving:
+            self._leave(request, plan.seq)
+            plan.add_departed(request)
+        return rows
+
+    def launch(self, plan: StepPlan) -> None:
+        """The plan is final: what samples in it decodes steadily from the next one on."""
+        plan.clock = self._decodes.clock
+        self.planned += 1
+        self.in_flight.append(plan)
+        if not self._joins:
+            return
+        for request, _, _, samples, _ in plan.listed:
+            if samples and request.unscheduled:
+                del self._unsteady[request.id]
+                self._decodes.join(request)
+
+    # Leaving the set
+
+    def leave(self, request: Request) -> None:
+        """Take `request` out of the set; plans in flight, which held its row by reference, list it from now on."""
+        self._leave(request, self.planned - 1)
+
+    def _leave(self, request: Request, last: int) -> None:
+        """The same, its last row being in plan `last`."""
+        joined, ticks = request.joined, self._decodes.clock - request.joined
+        self._decodes.leave(request)
+        self._unsteady[request.id] = request
+        for plan in self.in_flight:
+            if plan.clock > joined:
+                plan.add_departed(request)
+        if ticks:
+            request.sampled_in.append((last - ticks + 1, ticks))
+
+    def dissolve(self) -> None:
+        """Take everyone out."""
+        for request in sorted(self._decodes.members.values(), key=by_admission):
+            self._leave(request, self.planned - 1)
+
+    # Many steps at once
+
+    def steps(self) -> int:
+        """See `Scheduler.steady_steps`."""
+        rules, decodes, in_flight, pool = self._rules, self._decodes, self.in_flight, self._pool
+        if self._unsteady or len(in_flight) != self._overlaps or not decodes.members:
+            return 0
+        if self._budget_varies and len(decodes.members) > rules.step_budget():
+            return 0
+        if in_flight and in_flight[0].rows_outside_decodes():
+            return 0
+        loading = rules.kv_loading
+        if loading is not None and (loading.ready or not pool.counts_only):  # it is told of every block that fills
+            return 0
+        steps = decodes.steps_to_exit() - len(in_flight)
+        if rules.waiting and len(rules.running) < self._most_running:
+            steps = self._steps_without_admission(steps)
+        most_blocks = len(decodes.members) * (steps // self._block_size + 1)
+        while steps and most_blocks > pool.free and decodes.crossings(steps) > pool.free:
+            steps //= 2
+        return steps
+
+    def _steps_without_admission(self, steps: int) -> int:
+        """How many of `steps` pure decode steps would leave the queue as it is, though there is a seat.
+
+        Where blocks have identities, every block that fills up may be one that the head could share.
+        """
+        rules = self._rules
+        budget, head = rules.waiting_budget(), rules.head()
+        if budget <= 0 or head is None:
+            return steps
+        if not self._pool.counts_only or not rules.head_was_refused(head, budget):
+            return 0
+        return rules.waiting.steps_at_head(head, steps)
+
+    def skip(self, steps: int) -> StepPlan | None:
+        """Take `steps` such steps; the last is returned to be committed if it is somebody's last."""
+        decodes = self._decodes
+        last = steps == decodes.steps_to_exit()
+        quiet = steps - last
+        self._pool.take_for(decodes, quiet, lag=len(self.in_flight))
+        decodes.skip(quiet)
+        self.planned += quiet
+        for plan in self.in_flight:
+            plan.skip(quiet)
+        if not last:
+            return None
+        plan = StepPlan(self.planned, decodes, lag=0)
+        self.tick(plan)
+        self.launch(plan)
+        return plan

@@ -1,0 +1,119 @@
+"""Who has had how much service, and the waiting requests in the order that evens it out.
+
+The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2: a
+tenant's counter grows with the tokens it is served; the next request is the first one of the tenant with the smallest
+counter. A tenant that comes back after idling is lifted to those it competes with, so idling saves up nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop
+
+from serving.request import Request
+from serving.waiting import WaitingQueue
+
+
+class ServiceCounters:
+    """One counter a tenant, in weighted tokens.
+
+    A member of the decode set is served one output token at every tick of its clock: the counter of its tenant is a
+    line over that clock, so that a tick costs nothing here.
+    """
+
+    def __init__(self, clock: Callable[[], int], per_prompt_token: int, per_output_token: int) -> None:
+        self._clock = clock
+        self._per_prompt_token = per_prompt_token
+        self._per_output_token = per_output_token  # which is also what one member gets in one tick
+        self._base: dict[str, int] = {}
+        self._members: dict[str, int] = {}
+
+    def of(self, tenant: str) -> int:
+        """Service so far."""
+        return self._base.get(tenant, 0) + self.slope(tenant) * self._clock()
+
+    def slope(self, tenant: str) -> int:
+        """What a tick adds."""
+        return self._per_output_token * self._members.get(tenant, 0)
+
+    def charge(self, tenant: str, service: int) -> None:
+        self._base[tenant] = self._base.get(tenant, 0) + service
+
+    def lift(self, tenant: str, to: int) -> None:
+        self.charge(tenant, max(to - self.of(tenant), 0))
+
+    # What a scheduler tells
+
+    def admitted(self, request: Request) -> None:
+        self.charge(request.arrived.tenant, self._per_prompt_token * request.prompt_len)
+
+    def sampled(self, request: Request, tokens: int) -> None:
+        self.charge(request.arrived.tenant, self._per_output_token * tokens)
+
+    def joined(self, request: Request) -> None:
+        tenant = request.arrived.tenant
+        self.charge(tenant, -self._per_output_token * self._clock())
+        self._members[tenant] = self._members.get(tenant, 0) + 1
+
+    def left(self, request: Request) -> None:
+        tenant = request.arrived.tenant
+        self.charge(tenant, self._per_output_token * self._clock())
+        self._members[tenant] -= 1
+
+
+class TenantQueue:
+    """Tenants with the smallest counter first, ties by name; `queue` makes the order within a tenant."""
+
+    def __init__(self, counters: ServiceCounters, queue: Callable[[], WaitingQueue]) -> None:
+        self._counters = counters
+        self._new_queue = queue
+        self._queues: dict[str, WaitingQueue] = {}  # of tenants with somebody waiting
+        self._length = 0
+        self._last_left: str | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Request]:
+        order = [(self._counters.of(tenant), tenant) for tenant in self._queues]
+        heapify(order)
+        while order:
+            yield from self._queues[heappop(order)[1]]
+
+    def add(self, request: Request) -> None:
+        self._of(request.arrived.tenant).add(request)
+        self._length += 1
+
+    def put_back(self, request: Request) -> None:
+        self._of(request.arrived.tenant).put_back(request)
+        self._length += 1
+
+    def remove(self, request: Request) -> None:
+        tenant = request.arrived.tenant
+        self._queues[tenant].remove(request)
+        self._length -= 1
+        if not self._queues[tenant]:
+            del self._queues[tenant]
+            self._last_left = tenant
+
+    def steps_at_head(self, head: Request, steps: int) -> int:
+        """Until another tenant's counter is the smaller, or its name comes first among equal ones."""
+        counters = self._counters
+        service, first = min((counters.of(tenant), tenant) for tenant in self._queues)
+        if head.arrived.tenant != first:  # what this tenant has waiting is being loaded
+            return 0
+        for tenant in self._queues:
+            closing = counters.slope(first) - counters.slope(tenant)
+            if closing > 0:
+                steps = min(steps, (counters.of(tenant) - service - (tenant < first)) // closing)
+        return steps
+
+    def _of(self, tenant: str) -> WaitingQueue:
+        """The queue of `tenant`; one that had nobody waiting is lifted first."""
+        if tenant not in self._queues:
+            if self._queues:
+                self._counters.lift(tenant, min(map(self._counters.of, self._queues)))
+            elif self._last_left is not None:
+                self._counters.lift(tenant, self._counters.of(self._last_left))
+            self._queues[tenant] = self._new_queue()
+        return self._queues[tenant]

@@ -1,0 +1,422 @@
+"""The `vllm` policy: decides exactly as vLLM 0.33's scheduler does, plain or overlapped.
+
+There are no phases: each step brings every request's computed tokens towards its known tokens. Running requests
+come first, in order of admission; then, if nothing had to be preempted, waiting ones, strictly in order. The
+recordings of vLLM's own scheduler in tests/data/oracle are the judge (`tokentwin conformance`).
+
+The rules are here. What makes them fast is in `steady_decode.py`, KV from outside in `kv_loading.py`, draft tokens in
+`drafts.py`. Other policies change the rules only where this class says so (docs/policies.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from serving.decode_set import DecodeSet
+from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
+from serving.kv.blocks import Hit, blocks_for
+from serving.kv.content import Content
+from serving.kv.external import ExternalKv
+from serving.kv.pools import kv_blocks
+from serving.policies.drafts import Drafts
+from serving.policies.kv_loading import KvLoading
+from serving.policies.service_meter import ServiceMeter
+from serving.policies.steady_decode import SteadyDecode
+from serving.request import Request, Status
+from serving.step_plan import Row, StepPlan, by_admission
+from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
+from serving.workload import WorkloadRequest
+
+# vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, each
+# starting over before it has sampled a token. This many preemptions without a token in between are taken for that.
+_LIVELOCK_PREEMPTIONS = 1000
+
+
+class VllmScheduler:
+    """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
+
+    decodes_first  whether decoding requests get their tokens before unfinished prompts; else all by admission
+    unsteady       running requests outside the decode set
+    service        who is told what requests are given, if anybody
+
+    `schedule` raises UserError when requests keep preempting one another without any of them getting on.
+    """
+
+    decodes_first = False
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        self.config = config
+        self.pool = kv_blocks(config, shares_prefixes, content)
+        self.requests: dict[int, Request] = {}
+        self.running: dict[int, Request] = {}
+        self.unsteady: dict[int, Request] = {}
+        self.waiting = self.new_queue()
+        self.decodes = DecodeSet(config.block_size)
+        self.service: ServiceMeter | None = None
+        self.kv_loading: KvLoading | None = None
+        self._drafts = Drafts(config.speculative) if config.speculative else None
+        varies = type(self).step_budget is not VllmScheduler.step_budget
+        self._steady = SteadyDecode(self, config, budget_varies=varies)
+        self._in_flight = self._steady.in_flight
+        self._admissions = 0
+        self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
+        self._preempted_in_vain = 0  # preemptions since a step last sampled
+        # A pydantic attribute costs three plain ones.
+        self._overlaps = config.async_scheduling
+        self._budget = config.max_num_batched_tokens
+        self._most_running = config.max_num_seqs
+        self._long_prefill = config.long_prefill_token_threshold
+        self._reserves_all = config.scheduler_reserve_full_isl
+        self._chunks = config.enable_chunked_prefill
+        self._block_size = config.block_size
+        self._watermark = int(config.watermark * config.num_blocks)
+        self._lookahead = self._drafts.lookahead if self._drafts else 0
+        self._most_of_one = self._budget  # tokens of one request in the step being planned
+        # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
+        self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
+
+    # What other policies order differently
+
+    def new_queue(self) -> WaitingQueue:
+        """The order in which waiting requests are admitted."""
+        return OrderedQueue(by_priority) if self.config.policy == "priority" else FcfsQueue()
+
+    def victim(self) -> Request:
+        """The running request that loses its place when blocks are lacking."""
+        if self.config.policy == "fcfs":
+            return self.running[next(reversed(self.running))]
+        return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
+
+    def step_budget(self) -> int:
+        """Most tokens of the step about to be planned; who runs and who waits decide it, not how often it is asked."""
+        return self._budget
+
+    def fill(self, plan: StepPlan, budget: int) -> None:
+        """Give `budget` tokens to requests, by the parts of a step below."""
+        left = self.serve_running(plan, budget)
+        if self.waiting and not plan.preempted:
+            self.admit_waiting(plan, left)
+
+    # What arrives and leaves
+
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        request = Request(arrived, outputs)
+        request.reason = self._reason_to_reject(request)
+        if request.reason:
+            request.status = Status.REJECTED
+            return request
+        if arrived.id in self.requests:
+            raise ValueError(f"request {arrived.id} is already here")
+        self.requests[arrived.id] = request
+        self.waiting.add(request)
+        return request
+
+    def abort(self, id: int) -> Request | None:
+        request = self.requests.get(id)
+        if request is not None:
+            self.end(request, Status.ABORTED)
+        return request
+
+    def _reason_to_reject(self, request: Request) -> str:
+        """Why the request could never finish, or an empty string."""
+        if request.prompt_len < 1 or request.max_len == request.prompt_len:
+            return "a request needs at least one prompt token and one output token"
+        if request.max_len > self.config.max_model_len:
+            return (
+                f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
+                f"exceed max_model_len {self.config.max_model_len}"
+            )
+        need = blocks_for(request.max_len - 1, self._block_size)  # the last token is never computed
+        if need > self.pool.total:
+            return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
+        return ""
+
+    def end(self, request: Request, status: Status) -> None:
+        """`request` leaves for good, with `status`: finished or aborted."""
+        loading = self.kv_loading
+        if request.decodes is not None:
+            self._steady.leave(request)
+        if self.running.pop(request.id, None):
+            del self.unsteady[request.id]
+        else:
+            self.waiting.remove(request)
+            if loading is not None:
+                loading.ready.pop(request.id, None)
+        if loading is None or not loading.keeps(request, status):
+            self.pool.release(request)
+        request.status = status
+        del self.requests[request.id]
+
+    # One step
+
+    def schedule(self) -> StepPlan:
+        lag = len(self._in_flight)
+        if lag and not self._overlaps:
+            self._steady.pipeline()
+        plan = StepPlan(self._steady.planned, self.decodes, lag)
+        self._most_of_one = self.most_of_one() if self._long_prefill else self._budget
+        self.fill(plan, self.step_budget())
+        self._preempted_in_vain = 0 if plan.sampled_rows else self._preempted_in_vain + len(plan.preempted)
+        if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
+            raise UserError(
+                "scheduler.num_blocks",
+                self.config.num_blocks,
+                "is so few that requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl",
+            )
+        if plan.decode_rows or plan.listed:
+            self._steady.launch(plan)
+        return plan
+
+    def most_of_one(self) -> int:
+        """Most tokens of one request in a step. Alone, a request is not held back."""
+        if not self._long_prefill or len(self.running) + len(self.waiting) <= 1:
+            return self._budget
+        return self._long_prefill
+
+    # Its parts: running requests
+
+    def serve_running(self, plan: StepPlan, budget: int) -> int:
+        """Tokens for the running requests, preempting where blocks are lacking; what is left of the budget."""
+        rows = self._steady.rows_beside(budget)
+        if rows is None:
+            self._steady.dissolve()
+            return self._serve_one_by_one(plan, budget)
+        if self.decodes.members:
+            budget -= self._steady.tick(plan)
+        for request, tokens in rows:
+            budget -= self.give(plan, request, tokens)
+        return budget
+
+    def _serve_one_by_one(self, plan: StepPlan, budget: int) -> int:
+        for request in self.turns(self.running.values()):
+            if budget <= 0:
+                break
+            if request.id not in self.running:  # preempted for the sake of one before it
+                continue
+            tokens = min(self.wanted(request), budget)
+            if not tokens:
+                continue
+            while self.lacking_blocks(request, tokens) > self.pool.free:
+                victim = self.victim()
+                budget += self._preempt(plan, victim)
+                if victim is request:
+                    break
+            else:
+                budget -= self.give(plan, request, tokens)
+        return budget
+
+    def turns(self, requests: Iterable[Request]) -> list[Request]:
+        """Running requests in the order in which they get their tokens."""
+        return sorted(requests, key=by_decodes_first if self.decodes_first else by_admission)
+
+    def wanted(self, request: Request) -> int:
+        """Tokens this running request could use in a step, drafts among them."""
+        if request.placeholders and (not self._overlaps or request.unscheduled < 1):
+            return 0  # its token is under way: the last one, or one that must be known first
+        wanted = request.pending
+        if request.proposed:
+            wanted += min(request.proposed, request.unscheduled - 1)
+        return wanted if wanted < self._most_of_one else self._most_of_one
+
+    def lacking_blocks(self, request: Request, tokens: int) -> int:
+        """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
+        end = request.computed + tokens
+        if self._lookahead:
+            end = self._drafts.slots(request, end)  # type: ignore[union-attr]
+        return -(-end // self._block_size) - request.held
+
+    def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
+        """Give `request`, which runs and lacks no block, its `tokens` in this step."""
+        start = request.computed
+        end = start + tokens
+        drafts = max(tokens - request.pending, 0) if request.proposed else 0
+        self.pool.extend(request, self._drafts.slots(request, end) if self._lookahead else end)  # type: ignore[union-attr]
+        samples = request.scheduled(tokens, drafts)
+        known = request.known
+        self.pool.register(request, end if end < known else known)
+        if samples:
+            request.sampled_in.append((plan.seq, 1))
+            if self._drafts is not None:
+                request.proposed = self._drafts.tokens
+            if self.service is not None:
+                self.service.sampled(request, 1)
+        plan.add(Row(request, start, tokens, samples, drafts))
+        return tokens
+
+    def _preempt(self, plan: StepPlan, request: Request) -> int:
+        """Back to waiting with nothing computed; the tokens it had been given in this step return."""
+        row = plan.withdraw(request)
+        if row:
+            request.withdraw(row.tokens, row.samples, row.drafts)
+            if self._forgets_withdrawn:
+                self.pool.forget(request, row.start)
+            if row.samples:
+                request.sampled_in.pop()
+                if self.service is not None:
+                    self.service.sampled(request, -1)
+        del self.running[request.id]
+        del self.unsteady[request.id]
+        request.recomputed += request.computed
+        request.preempted()
+        self.pool.release(request, may_return=True)
+        self.waiting.put_back(request)
+        plan.preempted.append(request)
+        return row.tokens if row else 0
+
+    # Its parts: waiting requests
+
+    def admit_waiting(self, plan: StepPlan, budget: int) -> None:
+        """Admit waiting requests, in order, until one does not fit."""
+        while budget > 0 and len(self.running) < self._most_running:
+            request = self.head()
+            if request is None:
+                break
+            circumstances = (request.id, self.pool.version, budget, self._most_of_one, not self.running)
+            if circumstances == self._refused:
+                break
+            tokens = self._admit(plan, request, budget)
+            if request.status is Status.LOADING:
+                continue
+            if not tokens:
+                self._refused = circumstances
+                break
+            budget -= self.give(plan, request, tokens)
+
+    def head(self) -> Request | None:
+        """Who is admitted next: what has been loaded, else the first that waits for no step and no load under way."""
+        if self.kv_loading is not None:
+            for request in self.kv_loading.ready.values():
+                return request
+        for request in self.waiting:
+            if not request.stale and not request.loading:
+                return request
+        return None
+
+    def head_was_refused(self, head: Request, budget: int) -> bool:
+        """Whether `head` did not fit when last looked at beside others, and nothing has changed since."""
+        return (head.id, self.pool.version, budget, self.most_of_one(), False) == self._refused
+
+    def waiting_budget(self) -> int:
+        """What waiting requests may have of the budget in a step in which the decode set runs."""
+        return self.step_budget() - len(self.decodes.members)
+
+    def _admit(self, plan: StepPlan, request: Request, budget: int) -> int:
+        """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait, or load."""
+        loading = self.kv_loading
+        if request.held:  # loaded: all its blocks are there
+            hit, found = None, request.computed
+        else:
+            hit = self.pool.lookup(request)
+            found = hit.blocks * self._block_size
+            if loading is not None and (loadable := loading.external.matched(request, found)):
+                if self._fits(request, request.known, hit):
+                    loading.load(request, hit, loadable)
+                return 0
+        tokens = request.known - found
+        if tokens > self._most_of_one:
+            tokens = self._most_of_one
+        if tokens > budget:
+            if not self._chunks:
+                return 0
+            tokens = budget
+        if hit is not None:
+            if not self._fits(request, request.known if self._reserves_all else found + tokens, hit):
+                return 0
+            self.pool.admit(request, hit)
+            request.found(found)
+            if request.first_hit is None:
+                request.first_hit = found
+        self.waiting.remove(request)
+        if request.preemptions:
+            request.recomputed -= found
+        elif self.service is not None:
+            self.service.admitted(request)
+        request.status = Status.RUNNING
+        request.admitted = self._admissions
+        self._admissions += 1
+        self.running[request.id] = request
+        self.unsteady[request.id] = request
+        plan.admitted.append(request)
+        if loading is not None:
+            loading.ready.pop(request.id, None)
+            loading.external.admitted(request)
+        return tokens
+
+    def _fits(self, request: Request, tokens: int, hit: Hit) -> bool:
+        """Whether there are blocks for the first `tokens` tokens, beside those of `hit`."""
+        need = blocks_for(tokens, self._block_size) - hit.blocks + hit.idle
+        return need + (self._watermark if self.running else 0) <= self.pool.free
+
+    # When a step has ended
+
+    def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
+        in_flight, decodes = self._in_flight, self.decodes
+        if not in_flight or in_flight.popleft() is not plan:
+            raise ValueError(f"plan {plan.seq} is not the oldest in flight")
+        decodes.committed = plan.clock
+        if decodes.lag > len(in_flight) and decodes.members:
+            self.pool.register_decodes(decodes, lag=len(in_flight))
+        rows = plan.rows_outside_decodes()
+        if not (rows or stopped):
+            return []
+        ended = []
+        for request, _, tokens, samples, drafts in rows:
+            if self.requests.get(request.id) is not request:  # it has ended
+                continue
+            fresh = not request.stale
+            accepted = 0
+            if drafts:
+                accepted = self._drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
+                if self.service is not None:
+                    self.service.sampled(request, accepted)
+            request.returned(tokens, samples, drafts, accepted)
+            if fresh and plan.lag:  # with nothing in flight, all was known and registered at planning
+                self.pool.register(request, request.computed - request.in_flight)
+            if samples and (request.known == request.max_len or request.id in stopped):
+                ended.append(request)
+        if stopped:
+            members = decodes.members
+            ended += [members[id] for id in stopped if id in members and members[id].joined < plan.clock]
+        if len(ended) > 1:
+            ended.sort(key=by_admission)
+        for request in ended:
+            self.end(request, Status.FINISHED)
+        return ended
+
+    # Many steps at once: see `steady_decode.py`
+
+    def pause_decodes(self) -> None:
+        """No decode set in this step: everyone who runs is `unsteady`."""
+        self._steady.dissolve()
+
+    def steady_steps(self) -> int:
+        return self._steady.steps()
+
+    def skip(self, steps: int) -> list[Request]:
+        self._preempted_in_vain = 0
+        last = self._steady.skip(steps)
+        return [] if last is None else self.commit(last)
+
+    # KV from outside: see `kv_loading.py`
+
+    def connect(self, external: ExternalKv) -> None:
+        self.kv_loading = KvLoading(external, self.pool, self._block_size)
+
+    def loaded(self, request: Request) -> None:
+        assert self.kv_loading is not None
+        self.kv_loading.loaded(request)
+
+    def load_failed(self, request: Request) -> None:
+        assert self.kv_loading is not None
+        self.kv_loading.load_failed(request)
+
+    def release(self, request: Request) -> None:
+        self.pool.release(request)
+
+
+def by_decodes_first(request: Request) -> tuple[bool, int]:
+    """Decoding requests, then unfinished prompts, both in order of admission."""
+    return request.pending > 1, request.admitted

@@ -1,0 +1,222 @@
+"""Does a policy keep its contract, and what else can be said of it? Scripted workloads on both loops.
+
+Each workload runs twice with every step looked at, and once with steady steps skipped: the three must agree to the
+nanosecond. Whether anybody can starve, and whether a steady decode step costs the same whatever the batch, is said
+besides; policies may choose either.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serving.call_limit import CALL_LIMIT_S, CallWatch
+from serving.contract import Breach
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
+from serving.errors import UserError
+from serving.own_contract import contract_with
+from serving.scheduler import find_policy
+from serving.workload import Segment, Workload, WorkloadRequest, shares_prefixes
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+
+RULES = {
+    "budget": "tokens and sequences within the deployment's limits",
+    "KV": "KV blocks within the deployment's, and enough of them",
+    "rows": "each row is of one request that runs, its next tokens",
+    "progress": "something is planned while somebody waits",
+    "promises": "steps that steady_steps() lets skip are what would have been planned",
+    "calls": "every call returns what it should, and raises nothing",
+    "time": f"every call returns within {CALL_LIMIT_S:g} s",
+    "determinism": "the same requests give the same decisions",
+}
+LOOPS = {"plain": False, "overlapped": True}
+_COST = TokenCost(2_000_000, 20_000, 1_000, 100_000)
+_SLOW = TokenCost(100_000_000, 0, 0)
+_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether `rule` holds in each loop: empty where it does, else how it was broken and under which workload."""
+
+    rule: str
+    broken: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PolicyCheck:
+    """What was found of `policy`. Of the last two, `None` says that nobody starves, or that a step costs O(1)."""
+
+    policy: str
+    findings: tuple[Finding, ...]
+    starves: str | None
+    grows: str | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the whole contract does."""
+        return not any(any(finding.broken.values()) for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class _Script:
+    """A workload, and the limits under which it is hard."""
+
+    name: str
+    requests: list[WorkloadRequest]
+    limits: dict[str, Any]
+    patience_s: float | None = None
+
+
+def check_policy(policy: str) -> PolicyCheck:
+    """Run `policy` through everything. Raises UserError if there is no such policy, or it cannot be made."""
+    made = find_policy(policy)
+    for overlapped in LOOPS.values():
+        made(SchedulerConfig(async_scheduling=overlapped))
+    broken: dict[tuple[str, str], str] = {}
+    for loop, overlapped in LOOPS.items():
+        for script in _scripts():
+            rule, told = _broken(policy, script, overlapped)
+            if rule:
+                broken.setdefault((rule, loop), f"{script.name}: {told}")
+            if rule == "time":
+                break
+    starves: str | None = "not looked at: the contract does not hold"
+    grows = starves
+    if not broken:
+        try:
+            starves, grows = _starved(policy), _growing(policy)
+        except Breach as breach:
+            broken[breach.rule, "plain"] = f"large batches, long queues: {breach.remedy}"
+    findings = tuple(Finding(rule, {loop: broken.get((rule, loop), "") for loop in LOOPS}) for rule in RULES)
+    return PolicyCheck(policy, findings, starves, grows)
+
+
+def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
+    """The rule that `script` shows to be broken, and how; two empty texts if none is."""
+    try:
+        once, again, skipping = (_ends(policy, script, overlapped, steps) for steps in (True, True, False))
+    except Breach as breach:
+        return breach.rule, breach.remedy
+    except UserError as error:  # requests that preempt one another for ever, or are left behind
+        return "progress", str(error)
+    for rule, other in (("determinism", again), ("promises", skipping)):
+        for mine, theirs in zip(once, other, strict=True):
+            if mine != theirs:
+                told = f"request {mine['request_id']} was {mine['status']} at {mine['end_ns']} ns, then at"
+                return rule, f"{told} {theirs['end_ns']} ns" + (" with steps skipped" if other is skipping else "")
+    return "", ""
+
+
+def _ends(policy: str, script: _Script, overlapped: bool, steps: bool) -> list[dict[str, Any]]:
+    limits = {"max_model_len": 640, "block_size": 16, **script.limits}
+    fleet = FleetConfig()
+    if script.patience_s is not None:
+        fleet = FleetConfig(admission=AdmissionConfig(patience=Patience(mean_s=script.patience_s, until="finish")))
+    deployment = Deployment(
+        policy=policy, scheduler=SchedulerConfig(**limits, async_scheduling=overlapped), fleet=fleet
+    )
+    return _run(deployment, _COST, script.requests, steps)
+
+
+def _run(deployment: Deployment, cost: TokenCost, requests: list[WorkloadRequest], steps: bool) -> list[dict[str, Any]]:
+    sink, shares = TableSink(), shares_prefixes(requests)
+    Cluster(deployment, cost, sink, shares_prefixes=shares, steps=steps).run(Workload(requests, shares_prefixes=shares))
+    return sink.requests.sort_by("request_id").to_pylist()
+
+
+def _scripts() -> Iterator[_Script]:
+    roomy = {"num_blocks": 400, "max_num_seqs": 16, "max_num_batched_tokens": 256}
+    plain = _requests(0, 40, every_ms=12, prompt=(20, 200), output=(1, 60))
+    yield _Script("tight KV", plain, {**roomy, "num_blocks": 60, "scheduler_reserve_full_isl": False})
+    yield _Script("prefix reuse", list(_talks(_requests(1, 40, 15, (20, 80), (5, 40)))), {**roomy, "num_blocks": 90})
+    yield _Script("bursts", [replace(r, arrival_ns=r.id // 20 * 400 * _MS) for r in plain], roomy)
+    yield _Script("priorities", plain, {**roomy, "max_num_seqs": 4, "policy": "priority"})
+    yield _Script("aborts", plain, {**roomy, "max_num_seqs": 6}, patience_s=0.15)
+    long = _requests(2, 12, every_ms=20, prompt=(300, 560), output=(1, 60))
+    yield _Script("long prompts", long, {**roomy, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 48})
+
+
+def _requests(
+    seed: int, count: int, every_ms: int, prompt: tuple[int, int], output: tuple[int, int]
+) -> list[WorkloadRequest]:
+    """Of three tenants, two SLO classes and three priorities; no two arrive together."""
+    chance = random.Random(seed)
+    return [
+        WorkloadRequest(
+            id,
+            id * every_ms * _MS + chance.randrange(every_ms * _MS),
+            (("", chance.randint(*prompt)),),
+            chance.randint(*output),
+            priority=chance.randrange(3),
+            tenant=chance.choice("aab"),
+            slo_class=chance.choice(["chat", "batch"]),
+        )
+        for id in range(count)
+    ]
+
+
+def _talks(requests: list[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    """Prompts that begin with a common one, half of them with an earlier prompt and its answer, too."""
+    for request in requests:
+        before: tuple[Segment, ...] = (("system", 40),)
+        if request.id % 2:
+            earlier = requests[request.id // 2]
+            before = (*before, (f"user{earlier.id}", earlier.prompt_len), (f"out:{earlier.id}", earlier.output_len))
+        yield replace(request, prompt=(*before, (f"user{request.id}", request.prompt_len)))
+
+
+def _starved(policy: str) -> str | None:
+    """Who is passed by nearly all that come later, in a queue that grows; None if nobody is."""
+    short = WorkloadRequest(0, 0, (("", 40),), 8, tenant="a", slo_class="chat")
+    long = WorkloadRequest(0, 0, (("", 400),), 60, priority=1, tenant="b", slo_class="batch")
+    requests = [replace(long if id % 25 == 5 else short, id=id, arrival_ns=id * 300 * _MS) for id in range(150)]
+    limits = SchedulerConfig(max_num_seqs=2, max_model_len=640, num_blocks=400, max_num_batched_tokens=512)
+    rows = _run(Deployment(policy=policy, scheduler=limits), _SLOW, requests, steps=False)
+    begun = [row["scheduled_ns"] for row in rows]
+    for id in range(100):
+        later = begun[id + 1 :]
+        passed = sum(other < begun[id] for other in later)
+        if passed > 0.9 * len(later):
+            return f"{passed} of the {len(later)} requests that came after request {id} were run before it"
+    return None
+
+
+def _growing(policy: str) -> str | None:
+    """By how much the work of a steady decode step grows with the batch; None if it does not."""
+    small, large = (_calls_of_steady_steps(policy, batch) for batch in (8, 128))
+    return None if large <= 1.5 * small else f"{small // 16} calls at a batch of 8, {large // 16} at 128"
+
+
+def _calls_of_steady_steps(policy: str, batch: int) -> int:
+    """Python calls of 16 steps, every phase of a KV block, in which `batch` requests decode."""
+    config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8 * batch, num_blocks=40 * batch + 1)
+    watch = CallWatch(needed=True)
+    scheduler = contract_with(policy, find_policy(policy)(config, shares_prefixes=False), config, watch)
+    counted = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            scheduler.commit(scheduler.schedule())
+
+    before = sys.getprofile()
+    with watch.on():
+        for id in range(batch):
+            scheduler.add(WorkloadRequest(id, 0, (("", 8),), 300))
+        run(batch + 4)  # everyone decodes by then, however cautiously they were admitted
+        sys.setprofile(count)
+        try:
+            run(16)
+        finally:
+            sys.setprofile(before)
+    return counted

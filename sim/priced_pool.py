@@ -1,0 +1,61 @@
+"""A pool of replicas, the deployment they run, and what times their steps: what a fleet is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from serving.cost_model import CostModel
+from serving.deployments.config import Deployment, parse
+from serving.deployments.fleet import FleetConfig, PoolConfig
+from serving.errors import UserError
+
+
+@dataclass(frozen=True)
+class PricedPool:
+    """A pool, the deployment its replicas run, and what times their steps."""
+
+    config: PoolConfig
+    deployment: Deployment
+    cost: CostModel
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.deployment.gpus
+
+
+def plain_fleet(replicas: int) -> FleetConfig:
+    """One pool, behind round robin."""
+    return FleetConfig(pools=(PoolConfig(replicas=replicas),))
+
+
+def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
+    """The pools of `fleet`, their steps all timed by `cost`."""
+    return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
+
+
+def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
+    """`deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
+    where = f"fleet.pools.{pool.name}.deployment"
+    own = _own_deployment(deployment, pool, where)
+    if own.kv_tiers is not None and pool.role != "serve":
+        raise UserError(f"{where}.kv_tiers", "given", f"goes with pools of role serve, not {pool.role}; set it to null")
+    return own
+
+
+def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Deployment:
+    alone = deployment.model_copy(update={"fleet": None})
+    if not pool.deployment:
+        return alone
+    if "fleet" in pool.deployment:
+        raise UserError(f"{where}.fleet", pool.deployment["fleet"], "a pool has no fleet of its own; leave it out")
+    return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
+        merged[name] = _merged(base[name], value) if nested else value
+    return merged

@@ -1,0 +1,173 @@
+"""Calibration: prices that are really there are found again, damage is named, domains are honest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibration.steps.design import Pace, designed_workloads
+from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps
+from calibration.steps.fit import fit, predict, residuals
+from calibration.steps.observed import ObservedPrices
+from calibration.steps.step_cost import Calibration, StepCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.decode_buckets import padded
+from serving.errors import UserError
+from serving.step_plan import StepPlan
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from traces.schema import arrow_schema
+
+CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=400)
+STEP_NS = (30e6, 2e6, 5_000.0, 1e6, 1e6, 100.0, 50.0, 0.0, 2e5)
+CPU_NS = (150_000.0, 10_000.0, 1_000.0)
+
+
+class KnownCost:
+    """Prices we choose, with seeded noise of a given size."""
+
+    def __init__(self, noise: float) -> None:
+        self._random = np.random.default_rng(0)
+        self._noise = noise
+
+    def _priced(self, prices: tuple[float, ...], amounts: tuple[int, ...]) -> int:
+        factor = 1 + self._noise * self._random.standard_normal()
+        return int(factor * sum(p * a for p, a in zip(prices, amounts, strict=True)))
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        from calibration.steps.features import cpu_features
+
+        return self._priced(CPU_NS, cpu_features(plan))
+
+    def step_ns(self, plan: StepPlan) -> int:
+        from calibration.steps.features import step_features
+
+        return self._priced(STEP_NS, step_features(plan, padded(plan.decode_rows)))
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> list[int]:
+        raise AssertionError("every step is kept")
+
+
+def measured(noise: float, seconds: float = 200) -> MeasuredSteps:
+    tables = []
+    for workload in designed_workloads(CONFIG, Pace(40_000_000, 1_000_000), seconds):
+        sink = TableSink()
+        Cluster(Deployment(scheduler=CONFIG), KnownCost(noise), sink).run(workload)
+        tables.append(sink.steps)
+    return MeasuredSteps(tables)
+
+
+def fitted(steps: MeasuredSteps, **changes: Any) -> Calibration:
+    given: dict[str, Any] = {"deployment": "{}", "hardware": {}, "version": "0", "created": "", "noise": {}}
+    return fit(steps, **{**given, **changes})
+
+
+def test_known_prices_predict_exactly_without_noise() -> None:
+    steps = measured(noise=0.0)
+    calibration = fitted(steps)
+    np.testing.assert_allclose(predict(calibration, steps), steps.step_ns, rtol=1e-4)
+    assert {r: v.steps > 0 for r, v in calibration.residuals.items()} == {
+        "prefill": True,
+        "decode": True,
+        "mixed": True,
+    }
+    cpu = [calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES]
+    np.testing.assert_allclose(cpu, CPU_NS, rtol=1e-3)
+
+
+def test_noise_is_reported_as_residual_and_outliers_do_not_pull() -> None:
+    steps = measured(noise=0.03)
+    steps.step_ns[::50] *= 6  # the machine was interrupted
+    calibration = fitted(steps)
+    truth = steps.step @ np.array(STEP_NS)
+    assert np.median(np.abs(predict(calibration, steps) / truth - 1)) < 0.01
+    assert 1 < calibration.residuals["decode"].median_error_pct < 4
+
+
+def test_too_few_steps_is_one_line() -> None:
+    steps = measured(noise=0.0, seconds=200)
+    for name in ("step", "cpu", "step_ns", "cpu_ns", "sample_ns", "regime"):
+        setattr(steps, name, getattr(steps, name)[:50])
+    with pytest.raises(UserError, match="at least 100"):
+        fitted(steps)
+
+
+def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    calibration = fitted(measured(noise=0.01))
+    calibration.save(tmp_path)
+    loaded = Calibration.load(tmp_path)
+    assert json.dumps(loaded.__dict__, default=lambda o: o.__dict__) == json.dumps(
+        calibration.__dict__, default=lambda o: o.__dict__
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "make one with calibrate"),
+        ("{", "not JSON"),
+        ("{}", "format"),
+        ('{"format": 1}', "calibrate again"),
+        ('{"format": 2}', "damaged"),
+    ],
+)
+def test_a_damaged_calibration_is_one_line(tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "calibration.json").write_text(content)
+    with pytest.raises(UserError, match=says) as caught:
+        Calibration.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_outside_the_domain_are_counted() -> None:
+    calibration = fitted(measured(noise=0.0))
+    sink = TableSink()
+    inside, outside = (ObservedPrices(StepCost(calibration)) for _ in range(2))
+    workload = designed_workloads(CONFIG, Pace(40_000_000, 1_000_000), 50)[2]
+    Cluster(Deployment(scheduler=CONFIG), inside, sink).run(workload)
+    wide = CONFIG.model_copy(update={"max_num_seqs": 64, "max_num_batched_tokens": 4096})
+    from dataclasses import replace
+
+    Cluster(Deployment(scheduler=wide), outside, sink).run(replace(workload, concurrency=60))
+    assert inside.extrapolated_share < 0.05
+    assert outside.extrapolated_share > 0.25
+
+
+def test_residuals_by_regime_are_signed_relative_errors() -> None:
+    found = residuals(np.array([0, 1, 1]), np.array([100.0, 200.0, 400.0]), np.array([110.0, 200.0, 300.0]))
+    assert found["prefill"].median_error_pct == pytest.approx(10)
+    assert found["decode"].p95_error_pct == pytest.approx(25)
+    assert found["decode"].bias_pct == pytest.approx(-100 / 6)
+    assert "mixed" not in found
+
+
+def test_features_from_a_plan_equal_features_from_a_recording() -> None:
+    """What is fitted and what is asked must be the same quantities."""
+    from calibration.steps.features import cpu_features, step_features
+
+    asked: list[tuple[int, ...]] = []
+
+    class Spy(KnownCost):
+        def step_ns(self, plan: StepPlan) -> int:
+            asked.append((*step_features(plan, padded(plan.decode_rows)), *cpu_features(plan)))
+            return super().step_ns(plan)
+
+    sink = TableSink()
+    workload = designed_workloads(CONFIG, Pace(40_000_000, 1_000_000), 60)[3]
+    Cluster(Deployment(scheduler=CONFIG), Spy(0.0), sink).run(workload)
+    steps = MeasuredSteps([sink.steps])
+    assert np.array_equal(np.array(asked, dtype=float), np.hstack((steps.step, steps.cpu)))
+    assert steps.step.shape[1] == len(STEP_FEATURES)
+
+
+def test_an_empty_steps_table_adds_nothing() -> None:
+    sink = TableSink()
+    Cluster(Deployment(scheduler=CONFIG), KnownCost(0.0), sink).run(
+        designed_workloads(CONFIG, Pace(40_000_000, 1_000_000), 30)[0]
+    )
+    empty = arrow_schema("steps").empty_table()
+    assert len(MeasuredSteps([sink.steps, empty])) == sink.steps.num_rows

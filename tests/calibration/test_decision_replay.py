@@ -1,0 +1,91 @@
+"""Rung 1 in the overlapped loop: from when each step was planned, every decision follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.validation.decision_replay import GivenTimes, replay_decisions
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.workload import Workload
+from sim.simulate import simulate_to
+from tests.budget import examples
+from traces.recording import Recording
+from traces.synth import parse_spec, synthesise
+
+TIGHT = {"num_blocks": 60, "scheduler_reserve_full_isl": False}
+
+
+def traffic(seed: int, rate: float, requests: int = 60) -> Workload:
+    spec = {
+        "name": "x",
+        "seed": seed,
+        "requests": requests,
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "prompt": {"kind": "lognormal", "mean": 40, "sigma": 0.8, "max": 150},
+        "output": {"kind": "lognormal", "mean": 12, "sigma": 0.8, "max": 60},
+    }
+    return synthesise(parse_spec(spec, where="x"))
+
+
+def config(**more: Any) -> SchedulerConfig:
+    usual = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 200, "block_size": 4}
+    return SchedulerConfig(**{**usual, **more})
+
+
+@examples(0.15)
+@given(
+    seed=st.integers(0, 1000),
+    rate=st.sampled_from([5.0, 60.0, 400.0]),
+    overlapped=st.booleans(),
+    plan_ns=st.sampled_from([0, 40_000, 900_000]),
+    more=st.sampled_from([{}, TIGHT, {**TIGHT, "policy": "priority"}, {"max_num_batched_tokens": 16}]),
+)
+def test_a_simulated_run_is_reproduced_from_its_planning_times(
+    seed: int, rate: float, overlapped: bool, plan_ns: int, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Steps of other lengths than planning takes, and planning that takes longer than steps."""
+    deployment = Deployment(scheduler=config(async_scheduling=overlapped, **more))
+    cost = TokenCost(300_000, 5_000, 2_000, plan_ns)
+    simulate_to(tmp_path / "run", traffic(seed, rate), deployment, cost, tokens=True, overwrite=True)
+    replay = replay_decisions(Recording.load(tmp_path / "run"))
+    assert replay.exact, replay.first_difference
+    assert replay.identical == replay.steps > 0
+
+
+def test_ends_are_where_the_next_plans_need_them() -> None:
+    plans, in_flight = [0, 5, 100, 200, 350], [0, 1, 1, 1, 0]
+    times = GivenTimes(plans, in_flight, 400)
+    ends, free = [], 0
+    for number, planned in enumerate(plans):
+        start = max(planned + times._cpu_ns[number], free)
+        free = start + times._step_ns[number]
+        ends.append(free)
+    assert ends[:4] == [100, 200, 349, 350]
+    assert ends[4] >= 400
+    assert times._cpu_ns == [5, 0, 0, 0, 0]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("more", [{}, TIGHT, {**TIGHT, "policy": "priority", "forget_withdrawn": True}])
+def test_an_overlapped_run_of_the_engine_is_reproduced(more: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    from realengine.engine import Engine
+    from realengine.replay import record
+    from realengine.weights import load_model_files
+
+    deployment = Deployment(model="random:llama", dtype="float32", scheduler=config(async_scheduling=True, **more))
+    engine = Engine(deployment, load_model_files("random:llama", Path()))
+    for seed, rate in ((1, 150.0), (2, 400.0)):
+        record(traffic(seed, rate), engine, tmp_path / "run", overwrite=True)
+        recording = Recording.load(tmp_path / "run")
+        replay = replay_decisions(recording)
+        assert replay.exact, replay.first_difference
+        assert replay.identical_requests == 60
+        assert set(recording.steps["in_flight"].to_pylist()) == {0, 1}
+    engine.close()

@@ -1,0 +1,108 @@
+"""Whether a machine was calm: canaries of the same engine are compared, and steps with their calibration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibration.steps.step_cost import Calibration, StepCost
+from calibration.validation.disturbance import disturbance
+from planning.compare.answer import recorded_side
+from planning.compare.runs import calm
+from planning.priced_scenario import PricedScenario
+from serving.deployments.config import Deployment
+from sim.cluster import Cluster
+from tests.planning.diagnosed_runs import arrivals, requests
+from tests.planning.sweep_samples import calibrated
+from traces.recording import Recording, RecordingWriter
+
+
+def recorded(
+    path: Path, deployment: Deployment, calibration: Calibration, canary_ms: list[float], slow: float = 1, **run: str
+) -> Recording:
+    """A run whose every tenth step took `slow` times what the calibration says."""
+    workload = requests(arrivals(60, 20), 40, 10)
+    columns = {"run_id": path.name, "clock": "wall", "deployment": deployment.model_dump_json(), **run}
+    with RecordingWriter(path, columns, workload=workload) as writer:
+        Cluster(deployment, _Jitter(calibration, slow), writer, shares_prefixes=False).run(workload)
+        notes = dict(zip(("canary_before_ns", "canary_after_ns"), (int(1e6 * ms) for ms in canary_ms), strict=False))
+        writer.close(notes=json.dumps(notes))
+    return Recording.load(path)
+
+
+class _Jitter(StepCost):
+    """Exact but for every tenth step."""
+
+    def __init__(self, calibration: Calibration, slow: float) -> None:
+        super().__init__(calibration)
+        self._slow, self._steps = slow, 0
+
+    def step_ns(self, plan):
+        self._steps += 1
+        return int(super().step_ns(plan) * (1 if self._steps % 10 else self._slow))
+
+    def decode_run_ns(self, rows, context, squares, steps):
+        return [int(ns) for ns in super().decode_run_ns(rows, context, squares, steps)]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> tuple[Calibration, Deployment]:
+    """A calibration with a canary of 10 ms, and what was calibrated."""
+    found = Calibration.load(calibrated(tmp_path / "cal"))
+    return replace(found, noise={"canary_ns": [10_000_000]}), Deployment.model_validate_json(found.deployment)
+
+
+def with_places(deployment: Deployment, most: int) -> Deployment:
+    return deployment.model_copy(update={"scheduler": deployment.scheduler.model_copy(update={"max_num_seqs": most})})
+
+
+@pytest.mark.parametrize(("after", "disturbed"), [(10.4, False), (10.6, True)])
+def test_a_canary_that_moves_marks_the_runs(after: float, disturbed: bool, engine, tmp_path: Path) -> None:
+    calibration, deployment = engine
+    run = recorded(tmp_path / "a", deployment, calibration, [10, after])
+    found = disturbance([([run], None)])
+    assert found == (disturbed, f"the canary step took 10.0 to {after} ms ({10 * after - 100:.0f} % apart)")
+
+
+def test_both_sides_and_the_calibration_are_looked_at_together(engine, tmp_path: Path) -> None:
+    calibration, deployment = engine
+    a = recorded(tmp_path / "a", with_places(deployment, 4), calibration, [10, 10])
+    b = recorded(tmp_path / "b", with_places(deployment, 16), calibration, [12, 12])
+    assert not disturbance([([a], None)]).disturbed and not disturbance([([b], None)]).disturbed
+    assert disturbance([([a], None), ([b], None)]).disturbed
+    assert not disturbance([([a], calibration)]).disturbed and disturbance([([b], calibration)]).disturbed
+
+
+def test_canaries_of_other_engines_are_not_compared(engine, tmp_path: Path) -> None:
+    """With room for two requests the reference step has two rows, and is quicker on the calmest machine."""
+    calibration, deployment = engine
+    small = recorded(tmp_path / "a", with_places(deployment, 2), calibration, [6, 6])
+    large = recorded(tmp_path / "b", deployment, calibration, [10, 10])
+    assert not disturbance([([small], calibration), ([large], calibration)]).disturbed
+
+
+@pytest.mark.parametrize(("slow", "disturbed"), [(1.0, False), (1.2, False), (1.4, True)])
+def test_steps_that_took_too_long_mark_the_runs(slow: float, disturbed: bool, engine, tmp_path: Path) -> None:
+    calibration, deployment = engine
+    run = recorded(tmp_path / "a", deployment, calibration, [], slow)
+    found = disturbance([([run], replace(calibration, noise={}))])
+    assert found.disturbed == disturbed and "of the real steps took over 1.25 times as long as predicted" in found.told
+    assert not disturbance([([run], None)]).told, "nothing tells how long they should have taken"
+
+
+def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
+    calibration, deployment = engine
+    real = recorded(tmp_path / "a", deployment, calibration, [10, 13], 2)
+    simulated = recorded(tmp_path / "b", deployment, calibration, [], clock="virtual")
+    scenario = PricedScenario(real.workload(), deployment, StepCost(calibration))
+    assert calm([[real], [simulated]]) is None
+    found = calm([[real], [real]], [scenario, scenario])
+    assert found is not None and found.disturbed and "as long as predicted" in found.told
+    side = recorded_side([real], found)
+    assert (side.mark, side.reason) == ("unknown", "measured on the real engine, on a machine that was disturbed")
+    assert recorded_side([real], None).mark == "validated"
+    bare = calm([[real], [real]])
+    assert bare is not None and bare.told == "the canary step took 10.0 to 13.0 ms (30 % apart)"

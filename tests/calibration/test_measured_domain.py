@@ -1,0 +1,168 @@
+"""What was measured: the domain asked of whole recordings says what the cost models said while they priced them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.kernels.times import Coverage
+from calibration.operations import StepSizes
+from calibration.steps.correction import Correction
+from calibration.steps.coverage import provenance_of, step_coverage
+from calibration.steps.explanation import explain
+from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
+from calibration.steps.measured_domain import beyond, factor_beyond, first_reason
+from calibration.steps.observed import ObservedPrices, observed
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.predict import predicted_cost
+from calibration.steps.step_cost import Calibration, StepCost
+from serving.cost_model import CostModel
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.speculative import SpeculativeConfig
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from tests.budget import examples
+from tests.calibration.step_model_samples import SCHEDULER, deployment
+from traces.synth import parse_spec, synthesise
+
+DEPLOYMENT = Deployment(
+    scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=200)
+)
+
+
+def calibration(**domain: dict[str, tuple[float, float]]) -> Calibration:
+    """Prices of no engine, with a domain that holds everything it does not name."""
+    everything = dict.fromkeys(STEP_FEATURES, (0.0, 1e12))
+    return Calibration(
+        id="made up",
+        deployment=DEPLOYMENT.model_dump_json(),
+        hardware={},
+        version="0",
+        created="",
+        step_prices_ps=dict.fromkeys(STEP_FEATURES, 10**9),
+        cpu_prices_ps=dict.fromkeys(CPU_FEATURES, 10**8),
+        domain={regime: {**everything, **ranges} for regime, ranges in domain.items()},
+        residuals={},
+        noise={},
+        fitted_steps=0,
+    )
+
+
+def simulated(cost: CostModel, seed: int) -> MeasuredSteps:
+    """The steps of a run that `cost` timed."""
+    spec = {
+        "seed": seed,
+        "requests": 60,
+        "arrivals": {"kind": "poisson", "rate": 30},
+        "prompt": {"kind": "lognormal", "mean": 60, "sigma": 0.9, "max": 300},
+        "output": {"kind": "lognormal", "mean": 30, "sigma": 0.7, "max": 150},
+    }
+    workload = synthesise(parse_spec(spec))
+    sink = TableSink()
+    Cluster(DEPLOYMENT, cost, sink, shares_prefixes=workload.shares_prefixes).run(workload)
+    return MeasuredSteps([sink.steps])
+
+
+@examples(0.08)
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 16),
+    context=st.integers(10, 4000),
+    tokens=st.integers(8, 128),
+    left_out=st.sampled_from([None, *REGIMES]),
+)
+def test_a_recording_is_outside_where_its_cost_model_said_so(
+    seed: int, rows: int, context: int, tokens: int, left_out: str | None
+) -> None:
+    ranges = {
+        "decode": {"decode_rows_padded": (1.0, float(rows)), "decode_context": (20.0, float(context))},
+        "mixed": {"prefill_tokens": (4.0, float(tokens)), "decode_context": (0.0, 4.0 * context)},
+        "prefill": {"prefill_tokens": (4.0, float(tokens))},
+    }
+    known = calibration(**{regime: found for regime, found in ranges.items() if regime != left_out})
+    cost = ObservedPrices(StepCost(known))
+    steps = simulated(cost, seed)
+    out = beyond(known, steps.step, steps.regime)
+    assert out.any(axis=1).sum() / len(steps) == cost.extrapolated_share
+    assert (first_reason(out, steps.regime) == "") == (cost.extrapolated_share == 0)
+
+
+def test_the_reason_is_what_puts_most_steps_outside() -> None:
+    out = np.zeros((5, len(STEP_FEATURES)), dtype=bool)
+    out[[0, 1], list(STEP_FEATURES).index("prefill_pairs")] = True
+    out[2, list(STEP_FEATURES).index("decode_context")] = True
+    assert first_reason(out, np.array([2, 2, 1, 0, 1])) == "query-key pairs of prompts, in mixed steps"
+
+
+def test_how_far_beyond_is_the_farthest_of_all_amounts() -> None:
+    found = factor_beyond(
+        {"rows": (2, 8), "context": (100, 1000)},
+        {"rows": np.array([1.0, 4.0, 16.0]), "context": np.array([[100.0], [4000.0]])},
+    )
+    np.testing.assert_allclose(found, [[2, 1, 2], [4, 4, 4]])
+    assert factor_beyond({"rows": (1, 8)}, {"rows": np.array([0.0])}) == [np.inf]
+
+
+SIZES = st.tuples(
+    st.integers(0, 300), st.integers(1, 30_000), st.integers(0, 4), st.integers(1, 4000), st.integers(0, 20_000)
+).filter(lambda size: size[0] + size[2] > 0)
+
+
+PLAIN = {"model": "Llama-3.1-8B"}
+DRAFTED = SCHEDULER.model_copy(
+    update={"speculative": SpeculativeConfig(num_speculative_tokens=3, acceptance_rate=0.7, model="Llama-3.2-1B")}
+)
+
+
+@pytest.fixture(scope="module", params=[PLAIN, {**PLAIN, "pipeline_parallel_size": 2}, {**PLAIN, "scheduler": DRAFTED}])
+def predicted(request: pytest.FixtureRequest) -> OperationCost:
+    return predicted_cost("L40S", deployment(**request.param))
+
+
+def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str, float]:
+    n = prompts * chunk
+    return {
+        "decode_rows": rows,
+        "decode_context": rows * context,
+        "prefill_rows": prompts,
+        "prefill_tokens": n,
+        "prefill_context": prompts * past,
+        "prefill_pairs": n * past + n * (chunk + 1) / 2,
+        "sampled_rows": rows + prompts,
+    }
+
+
+@examples(0.06)
+@given(many=st.lists(SIZES, min_size=1, max_size=8))
+def test_many_steps_are_marked_as_each_alone(
+    predicted: OperationCost, many: list[tuple[int, int, int, int, int]]
+) -> None:
+    each = [of(*size) for size in many]
+    found = step_coverage(predicted, StepSizes(**{name: np.array([float(s[name]) for s in each]) for name in each[0]}))
+    for at, sizes in enumerate(each):
+        alone = explain(predicted, StepSizes(**sizes))
+        told, _ = provenance_of(predicted, [StepSizes(**sizes)])
+        assert found.mark[at] == max(alone.mark, Coverage.INTERPOLATED) == told
+        errors, times = sum(o.sigma * o.ns for o in alone.operations), sum(o.ns for o in alone.operations)
+        assert found.sigma[at] == pytest.approx(errors / times, rel=1e-9)
+
+
+def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
+    """Many rows of short contexts, and few of long ones: not as many rows of long ones."""
+    cost = observed(predicted_cost("H100", deployment(**PLAIN)))
+    for rows, context in ((256, 300), (1, 16_000)):
+        cost.decode_run_ns(rows, rows * context, rows * context**2, 1)
+    assert provenance_of(cost.pure, [StepSizes(**of(256, 16_000, 0, 0, 0))])[0] == Coverage.EXTRAPOLATED
+    assert cost.provenance()[0] == Coverage.INTERPOLATED
+    cost.decode_run_ns(256, 256 * 16_000, 256 * 16_000**2, 1)
+    assert cost.provenance()[0] == Coverage.EXTRAPOLATED
+
+
+def test_what_measured_steps_cover_is_validated(predicted: OperationCost) -> None:
+    covered = Correction(domain={"tokens": (1, 64), "decode rows": (1, 64), "decode context": (1, 64_000)}, source="us")
+    cost = OperationCost(predicted.model, predicted.deployment, predicted.kernels, covered)
+    rows = np.array([1.0, 64.0, 65.0])
+    marks = step_coverage(cost, StepSizes(decode_rows=rows, decode_context=1000 * rows, sampled_rows=rows))
+    assert marks.mark[:2].tolist() == [Coverage.VALIDATED] * 2 and marks.mark[2] > Coverage.VALIDATED

@@ -1,0 +1,48 @@
+"""The command line in this process, for tests of what a command says and makes; where the process itself is tested,
+start one: Python and its imports take longer than most commands do."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+from tokentwin.cli import main
+
+
+class Done(NamedTuple):
+    """How a command ended, as `subprocess.CompletedProcess` has it."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def tokentwin(*arguments: object, cwd: Path | str = ".") -> Done:
+    """What the console script does with these arguments. Its environment and its handler of SIGTERM end with it."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    handler, status = signal.getsignal(signal.SIGTERM), 0
+    with (
+        patch.object(sys, "argv", ["tokentwin", *map(str, arguments)]),
+        patch.dict(os.environ),
+        chdir(cwd),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+    said = []
+    for stream in (out, err):
+        stream.flush()
+        stream.seek(0)
+        said.append(stream.read())
+    return Done(status, *said)

@@ -1,0 +1,136 @@
+"""A real browser against a real server on loopback: fixtures, and what tests of pages wait for and look at."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+    # nothing but loopback may be reached: a page that needs more would hang here, and fail
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
+FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def server_runs(tmp_path_factory):
+    """The directory of runs that the server shows."""
+    pytest.importorskip("streamlit")
+    from tests.dashboard.samples import write_samples
+
+    return write_samples(tmp_path_factory.mktemp("samples") / "samples")
+
+
+@contextmanager
+def dashboard(runs, elsewhere, end=subprocess.Popen.terminate):
+    """The dashboard over `runs`, started from `elsewhere` through its command, and ended by `end`; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMLIT_")}
+    environment["HOME"] = str(elsewhere)
+    with (elsewhere / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tokentwin.cli", "dashboard", str(runs), "--port", str(port)],
+            cwd=elsewhere,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"{address}/_stcore/health", timeout=10) as answer:
+                    if answer.status == 200:
+                        break
+            except OSError:
+                assert process.poll() is None, (elsewhere / "server.log").read_text()
+                time.sleep(0.25)
+        else:
+            raise TimeoutError(f"the server did not answer: {(elsewhere / 'server.log').read_text()}")
+        yield address
+        assert not FAULTS.search((elsewhere / "server.log").read_text())
+    finally:
+        end(process)
+        process.wait()
+
+
+@contextmanager
+def chromium(playwright):
+    """A browser that reaches nothing but loopback."""
+    browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, server_runs):
+    """The dashboard's address; one server for the tests of a file, so that no other's plans and runs are the newest."""
+    with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    assert shutil.which(str(CHROMIUM))
+    with api.sync_playwright() as playwright, chromium(playwright) as found:
+        yield found
+
+
+def new_context(browser, **options):
+    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+    return context
+
+
+def settle(page, plots):
+    """Wait until this many plots are drawn and the page is idle."""
+    page.wait_for_function(
+        "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",
+        arg=plots,
+    )
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+
+
+def drawn(page, least):
+    """No exception on the page, and marks in its plots: points, bars and lines. The last plot may still be drawing."""
+    page.wait_for_function(
+        """n => document.querySelectorAll(
+            '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length >= n""",
+        arg=least,
+    )
+    assert not FAULTS.search(page.inner_text("body"))
+    assert page.locator("[data-testid=stException]").count() == 0
+
+
+def shoot(page, path, width=1280, least_bytes=50_000):
+    """A screenshot of the whole page, so wide, and that it is neither blank nor wider than the window."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_timeout(200)
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": width, "height": min(height + 60, 3200)})
+    page.wait_for_timeout(300)
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+    page.screenshot(path=path)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert path.stat().st_size > least_bytes

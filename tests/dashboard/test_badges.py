@@ -1,0 +1,194 @@
+"""Every plot of every page carries a badge of its own, and what the badge says is what the plot is drawn from."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.times import Coverage
+from calibration.provenance import Provenance, noted, of_run, weakest
+from calibration.validation.report import ValidationReport
+from dashboard.bundled import DEMO, RUN_SAMPLE
+from dashboard.calibration_page import charts as calibration_charts
+from dashboard.calibration_page.page import _of_dots
+from dashboard.frontier_page import charts as frontier_charts
+from dashboard.palette import policy_colour
+from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page.example import example
+from dashboard.policy_lab_page.charts import side_colours
+from dashboard.policy_lab_page.tasks import recorded
+from dashboard.policy_lab_page.words import provenance
+from dashboard.sweeps_page import charts as sweep_charts
+from dashboard.trust_page.report_provenance import of_report, of_steps
+from planning.compare.document import ComparisonDocument
+from planning.plan.document import PlanDocument
+from serving.deployments.gpu_spec import find_gpu
+from tests.dashboard.badges import badges
+from tests.dashboard.samples import report, toy_run
+from tests.dashboard.test_pages import main_module, open_page, step  # noqa: F401
+from traces.recording import Recording
+
+PAGES = {
+    "plan": ("plan_page", {}, 5),
+    "frontier": ("frontier_page", {}, 2),
+    "policy lab": ("policy_lab_page", {}, 4),
+    "recordings": ("policy_lab_page", {"compare": "recordings"}, 4),
+    "requests": ("run_page", {}, 6),
+    "steps": ("run_page", {"view": "steps"}, 7),
+    "diagnosis": ("run_page", {"view": "diagnosis"}, 5),
+    "metrics": ("run_page", {"view": "metrics"}, 5),
+    "trust": ("trust_page", {}, 5),
+    "kernel tables": ("calibration_page", {}, 3),
+    "sweeps": ("sweeps_page", {}, 1),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_plot_has_a_badge(tmp_path, name):
+    module, url, least = PAGES[name]
+    app = open_page(f"dashboard.{module}.page", tmp_path, **url)
+    assert not app.exception and not app.error
+    assert len(badges(app)) >= least
+
+
+def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
+    shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
+    assert [found.mark for found in badges(open_page("dashboard.calibration_page.page", tmp_path, of="Engines"))] == [
+        "validated",
+        "validated",
+    ]
+    assert len(badges(step())) == 2
+
+
+def test_a_plot_without_a_badge_is_found():
+    def script():
+        import plotly.graph_objects as go
+        import streamlit as st
+
+        from calibration.provenance import Provenance
+        from dashboard.badge import figure
+
+        figure(go.Figure(), "one", "With", Provenance("validated", "measured"))
+        st.plotly_chart(go.Figure(), key="two")
+
+    app = AppTest.from_function(script).run()
+    assert not app.exception
+    with pytest.raises(AssertionError, match="badge"):
+        badges(app)
+
+
+# What a badge says
+
+
+def test_several_stand_as_the_least_certain_and_say_how_many_do():
+    good, beyond = Provenance("interpolated", "between"), Provenance("extrapolated", "beyond")
+    assert weakest([good, good], "runs") == good
+    assert weakest([good, beyond, good], "runs") == Provenance(
+        "extrapolated", "of 3 runs 1 extrapolated, 2 interpolated; for example: beyond"
+    )
+    assert weakest([beyond, noted(None, "nobody knows")], "runs").mark == "unknown"
+    assert weakest([], "runs").mark == "unknown"
+
+
+def test_a_run_stands_as_what_it_is(tmp_path):
+    toy_run(tmp_path / "simulated", "virtual", seed=0)
+    toy_run(tmp_path / "real", "wall", seed=0)
+    marks = {name: of_run(Recording.load(tmp_path / name).run).mark for name in ("simulated", "real")}
+    assert marks == {"simulated": "unknown", "real": "validated"}
+    assert of_run(Recording.load(RUN_SAMPLE).run).mark == "interpolated"
+    assert of_run({"clock": "sundial", "notes": ""}).mark == "unknown"
+    assert of_run({"clock": "virtual", "notes": '{"standing": {"mark": "splendid"}}'}).mark == "unknown"
+
+
+def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
+    for name, clock in (("real", "wall"), ("again", "wall"), ("simulated", "virtual")):
+        toy_run(tmp_path / name, clock, seed=0)
+    asked = {"bounds": {}, "stamps": [0, 0]}
+
+    def mark(a, b):
+        sides = {"a": str(tmp_path / a), "b": str(tmp_path / b)}
+        found = recorded({**asked, **sides}, tmp_path, lambda stage, share: None)
+        return provenance(ComparisonDocument.read(found)).mark
+
+    assert mark("real", "again") == "validated"
+    assert mark("real", "simulated") == mark("simulated", "real") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("change", "mark", "reason"),
+    [
+        ({"extrapolated_share": 0.0}, "validated", "0.0 %"),
+        ({"extrapolated_share": 0.3}, "extrapolated", "30.0 %"),
+        ({"extrapolated_share": None}, "validated", "does not say"),
+        ({"extrapolated_share": 0.0, "disturbed": True}, "unknown", "disturbed"),
+        ({"rungs": {}}, "unknown", "no real run"),
+    ],
+)
+def test_a_report_stands_as_what_it_holds(tmp_path, change, mark, reason):
+    found = of_report(ValidationReport.model_validate({**report(tmp_path), **change}))
+    assert found.mark == mark and reason in found.reason
+
+
+def test_steps_stand_as_the_worst_regime():
+    assert of_steps(0, [], "").mark == "unknown"
+    assert of_steps(1200, [2.0, None, 9.0], "for once").reason == "1,200 steps were measured, for once"
+    far = of_steps(1200, [2.0, 80.0], "for once")
+    assert far.mark == "unknown" and "80 %" in far.reason
+
+
+def test_a_curve_stands_as_its_dots():
+    assert _of_dots(np.array([1.0, 2.0])).mark == "validated"
+    assert _of_dots(np.array([1.0, np.nan])) == Provenance(
+        "extrapolated", "it was measured at 1 of 2 sizes, those with a dot"
+    )
+
+
+def test_gpus_stand_as_their_shapes():
+    kernels = load_kernels(find_gpu("H100"))
+    fits = {"H100": (kernels.gpu, kernels.fits["gemm/bfloat16"])}
+    measured = np.exp2(kernels.fits["gemm/bfloat16"].surface.shapes[0]).tolist()
+    assert calibration_charts.marks(fits, "gemm/bfloat16", measured, 0)["H100"] < Coverage.EXTRAPOLATED
+    assert calibration_charts.marks(fits, "gemm/bfloat16", [3.0, 3.0], 0)["H100"] is Coverage.EXTRAPOLATED
+
+
+# What is hollow
+
+
+def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
+    def some_beyond(points):
+        """Every third extrapolated, the others not."""
+        return [
+            p.model_copy(update={"mark": "interpolated" if at % 3 else "extrapolated"}) for at, p in enumerate(points)
+        ]
+
+    def hollow(figure):
+        return sum(symbol.endswith("-open") for trace in figure.data for symbol in trace.marker.symbol or ())
+
+    def beyond(points):
+        return sum(point.mark == "extrapolated" for point in points)
+
+    answer = PlanDocument.read(example()["answer"])
+    points, replicas, rates = map(some_beyond, (answer.points, answer.by_replicas, answer.by_rate))
+    assert hollow(frontier_charts.frontier(points, None)) == beyond(points) > 0
+    assert hollow(plan_charts.attainment(replicas, 3)) == beyond(replicas) > 0
+    assert hollow(plan_charts.latency(rates, "ttft_ms", 20, 22, [])) == beyond(rates) > 0
+
+
+# Colours
+
+
+def test_a_policy_has_one_colour_on_every_page():
+    import pandas as pd
+
+    policies = ["fair", "vllm", "mine:Own"]
+    runs = pd.DataFrame({"rate": [1, 1, 1], "policy": policies, "v": [1.0, 2.0, 3.0], "standing": ""})
+    titles = {"rate": "rate", "v": "v"}
+    drawn = sweep_charts.metric_over(runs, "rate", "v", "policy", titles, policies)
+    colours = {trace.name: trace.marker.color for trace in drawn.data if trace.mode != "none"}
+    assert colours == {name: policy_colour(name) for name in policies}
+    assert tuple(side_colours("fair", "mine:Own")) == (colours["fair"], colours["mine:Own"])

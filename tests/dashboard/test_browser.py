@@ -1,0 +1,75 @@
+"""Every page in a real browser, in both themes and at both widths; screenshots stay in tmp."""
+
+import re
+
+import pytest
+
+from tests.dashboard.browser import CHROMIUM, drawn, new_context, settle, shoot
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+# What is to be seen on a page, how many plots it has at least, and how many marks in them.
+PAGES = {
+    "": ("Why not", 5, 50),
+    "frontier": ("What speed costs", 2, 20),
+    "policy-lab": ("Winners and losers", 4, 40),
+    "run": ("Four lifecycles", 6, 60),
+    "step": ("Where the time of one engine step goes", 2, 10),
+    "trust": ("TTFT p50 -3.1 %", 3, 200),
+    "calibration": ("GPU against GPU", 3, 30),
+    "sweeps": ("Ask in SQL", 1, 10),
+    "glossary": ("vllm:time_to_first_token_seconds", 0, 0),
+}
+
+# Streamlit's own frontend looks for its server below the page's path before it looks at the root, and logs the 404.
+PROBE = re.compile(r"/[\w-]+/_stcore/(health|host-config)$")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_opens(server, browser, tmp_path, scheme):
+    context = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    outside = []
+    page.on(
+        "request",
+        lambda r: outside.append(r.url) if not r.url.startswith((server, "ws://127", "data:", "blob:")) else 0,
+    )
+    faults = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "console",
+        lambda said: (
+            faults.append(f"{said.text} {said.location}")
+            if said.type == "error" and not PROBE.search(said.location["url"])
+            else 0
+        ),
+    )
+    for path, (words, plots, marks) in PAGES.items():
+        page.goto(f"{server}/{path}")
+        page.get_by_text(words).first.wait_for()
+        settle(page, plots)
+        drawn(page, marks)
+        assert page.locator("h1").count() == 1
+        for width in (1280, 800):
+            shoot(page, tmp_path / f"{path or 'plan'}-{scheme}-{width}.png", width)
+
+    # The background is the theme's, so the themes beside app.py were found.
+    background = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+    assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 28)"}[scheme]
+    assert outside == [] and faults == []
+    context.close()
+
+
+def test_pages_lead_to_each_other(server, browser):
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.goto(f"{server}/trust")
+    page.get_by_role("link", name="Run", exact=True).click()
+    page.get_by_text("Four lifecycles").wait_for()
+    settle(page, plots=6)
+    page.wait_for_url(f"{server}/run")
+    context.close()

@@ -1,0 +1,64 @@
+"""The Sweeps and Glossary pages in a real browser: a query, a download, a link to a metric."""
+
+import pytest
+
+from dashboard.html_reports.report import write_report
+from dashboard.plan_page.example import example
+from planning.exports.export import export
+from planning.plan.document import PlanDocument
+from tests.dashboard.browser import CHROMIUM, new_context, settle
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+def test_a_query_is_run_and_its_link_shows_it_again(server, browser):
+    page = new_context(browser).new_page()
+    page.goto(f"{server}/sweeps")
+    settle(page, 1)
+    page.locator("textarea").fill("select count(*) as of_them from runs where gpu = 'H100'")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("1 row", exact=True).wait_for()
+    page.wait_for_url("**sql=**")
+    page.goto(page.url)
+    page.get_by_text("1 row", exact=True).wait_for()
+    page.close()
+
+
+def test_a_download_is_the_export(server, browser, tmp_path):
+    page = new_context(browser).new_page()
+    page.goto(f"{server}/sweeps")
+    settle(page, 1)
+    page.get_by_test_id("stPopoverButton").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV", exact=True).click()
+    download.value.save_as(tmp_path / "runs.csv")
+    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    assert lines[0].startswith('"gpu","max_num_batched_tokens","rate","seed"') and len(lines) == 85
+    page.close()
+
+
+def test_a_glossary_link_leads_to_its_metric(server, browser):
+    page = new_context(browser).new_page()
+    page.goto(f"{server}/glossary#jain_fairness")
+    page.locator("#jain_fairness").wait_for()
+    page.wait_for_function("document.querySelector('#jain_fairness').getBoundingClientRect().top < innerHeight")
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path, scheme):
+    export(PlanDocument.read(example()["answer"]), "html", tmp_path / "plan.html", html=write_report)
+    page = new_context(browser, viewport={"width": 800, "height": 900}, color_scheme=scheme).new_page()
+    asked, faults = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(f"file://{tmp_path}/plan.html")
+    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 14")
+    assert asked == [f"file://{tmp_path}/plan.html"] and not faults
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 28)"
+    assert dark == (scheme == "dark")
+    page.close()

@@ -1,0 +1,289 @@
+"""The Sweeps and Glossary pages through Streamlit's AppTest: what is shown, and every error path."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("streamlit")
+pytest.importorskip("duckdb")
+
+from streamlit.testing.v1 import AppTest
+
+import dashboard
+from dashboard.glossary_page.page import matches
+from dashboard.sweeps_page import charts as sweep_charts
+from dashboard.sweeps_page.page import SAMPLE
+from planning.sweep.results import SweepResults, axis_title
+from serving.errors import UserError
+from serving.metrics import METRICS
+from tests.dashboard.badges import badges
+from tests.dashboard.samples import one_line, toy_run
+
+SAMPLES = Path(dashboard.__file__).with_name("samples")
+
+
+@pytest.fixture(autouse=True)
+def main_module():
+    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
+def open_page(module, *arguments, **url):
+    def script(module, *arguments):
+        from importlib import import_module
+        from pathlib import Path
+
+        import_module(module).show(*map(Path, arguments))
+
+    app = AppTest.from_function(script, args=(module, *map(str, arguments)), default_timeout=300)
+    for name, value in url.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def sweeps(runs, **url):
+    return open_page("dashboard.sweeps_page.page", runs, **url)
+
+
+def text(app):
+    return "\n".join(
+        str(e.value) for kind in ("title", "markdown", "caption", "subheader", "header") for e in app.get(kind)
+    )
+
+
+def charts(app):
+    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
+
+
+def parameter(app, name):
+    found = app.query_params[name]
+    return found if isinstance(found, str) else found[0]
+
+
+@pytest.fixture
+def partitioned(tmp_path):
+    """A sweep as `tokentwin sweep` leaves it, by GPU, with a run that failed."""
+    table = pq.read_table(SAMPLES / "sweep" / "runs" / "runs.parquet")
+    about = json.loads((SAMPLES / "sweep" / "sweep.json").read_text()) | {"partition": ["gpu"]}
+    rows = table.to_pylist()
+    rows[0] |= {"status": "failed", "error": "ZeroDivisionError: not today", "slo_attainment": None}
+    for gpu in ("H100", "L40S"):
+        folder = tmp_path / "mine" / "runs" / f"gpu={gpu}"
+        folder.mkdir(parents=True)
+        of_gpu = type(table).from_pylist([r for r in rows if r["gpu"] == gpu], schema=table.schema)
+        pq.write_table(of_gpu.drop_columns(["gpu"]), folder / "runs.parquet")
+    (tmp_path / "mine" / "sweep.json").write_text(json.dumps(about))
+    return tmp_path
+
+
+# Sweeps
+
+
+def test_the_sample_is_there_when_nothing_else_is(tmp_path):
+    app = sweeps(tmp_path / "nowhere")
+    assert not app.exception and not app.error and not dict(app.query_params)
+    assert app.selectbox(key="url_sweep").value == SAMPLE
+    assert "84 runs · varied: gpu (2), max_num_batched_tokens (3), rate (7), seed (2)" in text(app)
+    (figure,) = charts(app)
+    assert {trace.get("name") for trace in figure["data"]} >= {"H100", "L40S"}
+    assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
+    (found,) = badges(app)
+    assert found.mark == "interpolated" and "lies between measured shapes" in found.reason
+
+
+def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
+    shutil.copytree(SAMPLES / "sweep", tmp_path / "mine")
+    path = tmp_path / "mine" / "runs" / "runs.parquet"
+    runs = pq.read_table(path)
+    fast = pc.greater(runs["rate"], 2)
+    marks = pc.if_else(fast, "extrapolated", runs["standing"])
+    pq.write_table(runs.set_column(runs.schema.get_field_index("standing"), "standing", marks), path)
+    (found,) = badges(sweeps(tmp_path))
+    assert found.mark == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in found.reason
+    (found,) = badges(sweeps(tmp_path, only_rate="1,2"))
+    assert found.mark == "interpolated"
+
+
+def test_the_url_chooses_axes_series_and_filters(partitioned):
+    url = {"y": "ttft_ms_p99", "x": "rate", "by": "max_num_batched_tokens", "of_max_num_batched_tokens": "512,8192"}
+    app = sweeps(partitioned, sweep="mine", only_gpu="H100", log="1", **url)
+    assert not app.exception and not app.error
+    (figure,) = charts(app)
+    assert [trace["name"] for trace in figure["data"] if trace.get("name")] == ["512", "8192"]
+    assert figure["layout"]["yaxis"]["type"] == "log"
+    assert "27 runs. Select one" in text(app)  # of 28, one failed
+    assert "84 runs, 1 of them failed" in text(app)
+    assert set(app.dataframe[0].value["gpu"]) == {"H100"} and parameter(app, "only_gpu") == "H100"
+
+
+def test_at_most_four_series_unasked_and_another_sweep_changes_the_url(partitioned):
+    app = sweeps(partitioned, by="rate", x="gpu")
+    (figure,) = charts(app)
+    assert [trace["name"] for trace in figure["data"]] == ["1", "4", "12", "20"]
+    app.selectbox[0].set_value(SAMPLE).run()
+    assert not app.exception and parameter(app, "sweep") == SAMPLE
+
+
+def test_what_the_url_names_and_is_not_there_is_said(tmp_path):
+    app = sweeps(tmp_path, sweep="../../etc", y="speed")
+    assert not app.exception and len(app.info) == 2
+    assert parameter(app, "sweep") == SAMPLE
+
+
+def test_a_filter_that_leaves_nothing_says_so(tmp_path):
+    app = sweeps(tmp_path)
+    app.multiselect[1].set_value([]).run()
+    assert not app.exception and "No run is left" in app.info[0].value
+
+
+def test_a_query_is_answered_and_stays_in_the_url(tmp_path):
+    sql = "select gpu, max(rate) as best from runs where slo_attainment > 0.9 group by all order by gpu"
+    app = sweeps(tmp_path)
+    app.text_area[0].set_value(sql)
+    app.button[0].click().run()
+    assert app.dataframe[-1].value.to_dict("list") == {"gpu": ["H100", "L40S"], "best": [20, 1]}
+    assert parameter(app, "sql") == sql
+    again = sweeps(tmp_path, sql="select sum(rate) as s from runs")
+    assert again.dataframe[-1].value["s"].tolist() == [756.0]
+
+
+@pytest.mark.parametrize("sql", ["select", "select * from read_csv('/etc/passwd')", "attach 'x.db'"])
+def test_a_query_that_cannot_be_is_one_line(tmp_path, sql):
+    assert one_line(sweeps(tmp_path, sql=sql))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("sweep.json", b"{"),
+        ("sweep.json", b"[]"),
+        ("sweep.json", b'{"varied": 3}'),
+        ("sweep.json", b'{"varied": {"a": "nothing"}, "columns": {}, "partition": []}'),
+        ("sweep.json", b'{"varied": {}, "columns": {}, "partition": ["gpu"]}'),
+        ("runs/runs.parquet", b"PAR1 but not really"),
+    ],
+)
+def test_a_damaged_sweep_is_one_line(tmp_path, file, content):
+    shutil.copytree(SAMPLES / "sweep", tmp_path / "broken")
+    (tmp_path / "broken" / file).write_bytes(content)
+    assert "sweep" in one_line(sweeps(tmp_path, sweep="broken"))
+
+
+def test_a_sweep_whose_runs_all_failed_shows_why(tmp_path):
+    shutil.copytree(SAMPLES / "sweep", tmp_path / "failed")
+    file = tmp_path / "failed" / "runs" / "runs.parquet"
+    table = pq.read_table(file)
+    rows = [row | {"status": "failed", "error": "no memory"} for row in table.to_pylist()]
+    pq.write_table(type(table).from_pylist(rows, schema=table.schema), file)
+    app = sweeps(tmp_path, sweep="failed")
+    assert not app.exception and "No run of this sweep came to an end" in app.warning[0].value
+    assert set(app.dataframe[0].value["error"]) == {"no memory"}
+
+
+def test_results_are_read_with_their_partitions(partitioned):
+    found = SweepResults.load(partitioned / "mine")
+    whole = SweepResults.load(SAMPLES / "sweep")
+    assert set(found.parameters) == set(whole.parameters) and found.values("gpu") == ["H100", "L40S"]
+    assert found.complete.num_rows == 83 and whole.complete.num_rows == 84
+    assert found.metrics["ttft_ms_p99"] == "TTFT p99 (ms)"
+    with pytest.raises(UserError, match="cannot be read"):
+        SweepResults.load(partitioned)
+
+
+def test_axis_titles():
+    assert axis_title("kv_usage_peak") == "KV usage peak (fraction)"
+    assert axis_title("itl_ms_count") == "ITL count" and axis_title("saturation") == "saturation"
+    assert axis_title("gpus") == axis_title("ttft_ms_p42") == axis_title("run_id") == ""
+    assert sweep_charts.parameter_title("deployment.scheduler.max_num_seqs") == (
+        "deployment.scheduler.max_num_seqs (requests)"
+    )
+
+
+def test_a_point_is_the_median_of_its_runs_in_a_band_of_all_of_them():
+    runs = pd.DataFrame({"rate": [1, 1, 1, 2], "v": [3.0, 9.0, 4.0, 5.0], "standing": ["", "extrapolated", "", ""]})
+    band, line = sweep_charts.metric_over(runs, "rate", "v", None, {"rate": "rate", "v": "v"}).data
+    assert list(line.y) == [4.0, 5.0] and list(line.marker.symbol) == ["circle-open", "circle"]
+    assert list(band.y) == [3.0, 5.0, 5.0, 9.0]
+    banded = runs.assign(v_low=runs["v"] - 1, v_high=runs["v"] + 2)
+    band, _ = sweep_charts.metric_over(banded, "rate", "v", None, {"rate": "rate", "v": "v"}).data
+    assert list(band.y) == [2.0, 4.0, 7.0, 11.0]
+
+
+def test_points_lie_where_they_are_on_numbers_and_side_by_side_on_names():
+    runs = pd.DataFrame({"rate": [1, 2], "gpu": ["a", "b"], "v": [3.0, 4.0], "standing": ""})
+    titles = {name: name for name in runs}
+    assert sweep_charts.metric_over(runs, "rate", "v", "gpu", titles, ["a", "b"]).layout.scattermode is None
+    assert sweep_charts.metric_over(runs, "gpu", "v", "rate", titles, [1, 2]).layout.scattermode == "group"
+
+
+def test_many_values_are_a_point_each_and_none_is_said():
+    runs = pd.DataFrame({"x": range(5000), "v": range(5000), "standing": "interpolated"})
+    (points,) = sweep_charts.metric_over(runs, "x", "v", None, {"x": "x", "v": "v"}).data
+    assert points.mode == "markers" and len(points.x) == 2000
+    nothing = sweep_charts.metric_over(runs.assign(v=float("nan")), "x", "v", None, {"x": "x", "v": "v"})
+    assert nothing.layout.annotations[0].text
+
+
+# Downloads
+
+
+def test_a_run_has_a_download_of_every_format(tmp_path):
+    def script(path):
+        from pathlib import Path
+
+        from dashboard.downloads import downloads
+        from planning.exports.exportable import open_exportable
+
+        downloads(open_exportable(Path(path)), "toy")
+
+    toy_run(tmp_path / "toy", "virtual", seed=0, count=5)
+    app = AppTest.from_function(script, args=(str(tmp_path / "toy"),), default_timeout=300).run()
+    assert not app.exception
+    assert [button.label for button in app.get("download_button")] == [
+        *("Parquet of requests", "Parquet of steps", "CSV of requests", "CSV of steps"),
+        *("Report", "Perfetto trace", "OpenMetrics"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "labels"),
+    [
+        ("sweeps", ["Parquet", "CSV", "Report"]),
+        ("frontier", ["Parquet", "CSV", "Report", "JSON"]),
+        ("trust", ["Parquet of rows", "Parquet of steps", "CSV of rows", "CSV of steps", "Report"]),
+    ],
+)
+def test_every_page_of_answers_has_the_same_menu(tmp_path, page, labels):
+    app = open_page(f"dashboard.{page}_page.page", tmp_path)
+    assert not app.exception
+    assert [button.label for button in app.get("download_button")] == labels
+    (menu,) = [block for block in app.get("popover") if block.proto.popover.label == "Download"]
+    assert menu.proto.popover.icon == ":material/download:"
+
+
+# Glossary
+
+
+def test_the_glossary_holds_every_metric_with_an_anchor():
+    app = open_page("dashboard.glossary_page.page")
+    assert not app.exception
+    assert {e.proto.anchor for e in app.get("subheader")} == set(METRICS)
+    assert {e.value for e in app.get("subheader")} == {m.label for m in METRICS.values()}
+    assert "`vllm:time_to_first_token_seconds`" in text(app)
+
+
+def test_a_search_finds_names_of_other_tools_and_says_when_there_is_none():
+    app = open_page("dashboard.glossary_page.page", q="num_requests_waiting")
+    assert [e.value for e in app.get("subheader")] == ["waiting"]
+    app.text_input[0].set_value("no such *thing*").run()
+    assert not app.exception and "No metric" in app.info[0].value and parameter(app, "q") == "no such *thing*"
+    assert [name for name, m in METRICS.items() if matches(m, "JAIN tenants")] == ["jain_fairness"]

@@ -1,0 +1,156 @@
+"""Back and forward in a real browser: one change by a person is one step, and every step is the page as it was."""
+
+import pytest
+
+from dashboard.plan_page.example import example
+from tests.dashboard.browser import CHROMIUM, new_context, settle
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture
+def page(browser):
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+def idle(page):
+    page.wait_for_timeout(300)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+
+
+def address(page):
+    """What the browser has; Playwright's own `page.url` learns of it a moment later."""
+    return page.evaluate("location.href")
+
+
+def rate(page, wanted=None):
+    """The rate that the page shows, once it shows `wanted`."""
+    field = page.get_by_role("spinbutton", name="Peak req/s")
+    field.wait_for()
+    if wanted is not None:
+        page.wait_for_function(
+            "wanted => document.querySelector('input[aria-label=\"Peak req/s\"]')?.value === wanted", arg=wanted
+        )
+        idle(page)
+    return field.input_value()
+
+
+def set_rate(page, value):
+    field = page.get_by_role("spinbutton", name="Peak req/s")
+    field.fill(value)
+    field.press("Enter")
+    page.wait_for_url(f"**rate={value}**")
+    idle(page)
+
+
+def test_back_and_forward_are_the_pages_as_they_were(server, page):
+    page.goto(f"{server}/?rate=25")
+    assert rate(page, "25") == "25"
+    set_rate(page, "26")
+    page.get_by_role("link", name="Frontier", exact=True).click()
+    page.get_by_text("What speed costs").wait_for()
+    settle(page, plots=2)
+    page.go_back()
+    assert rate(page, "26") == "26"
+    page.wait_for_url("**rate=26")
+    page.go_back()
+    assert rate(page, "25") == "25"
+    page.wait_for_url("**rate=25")
+    page.go_forward()
+    assert rate(page, "26") == "26"
+    page.go_forward()
+    page.get_by_text("What speed costs").wait_for()
+
+
+def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
+    page.goto(server)
+    rate(page, "20")
+    steps = page.evaluate("history.length")
+    set_rate(page, "21")
+    page.get_by_role("radio", name="Shape").click()
+    page.wait_for_url("**traffic=shape**")
+    idle(page)
+    page.get_by_role("button", name="Add an SLO").click()
+    page.wait_for_url("**slo=e2e_ms**")
+    idle(page)
+    assert page.evaluate("history.length") == steps + 3
+    page.go_back()
+    page.wait_for_url(lambda url: "slo=" not in url)
+    idle(page)
+    page.get_by_text("E2E p99").wait_for(state="detached")
+    page.go_back()
+    page.get_by_text("Kind of requests").wait_for()
+    idle(page)
+    page.go_back()
+    assert rate(page, "20") == "20"
+
+
+def test_a_part_of_a_page_that_is_drawn_alone_is_one_step_and_names_the_run(server, page):
+    page.goto(f"{server}/run")
+    settle(page, plots=6)
+    page.wait_for_url("**/run")
+    steps = page.evaluate("history.length")
+    page.get_by_role("radio", name="Every metric").click()
+    page.wait_for_url("**view=metrics**")
+    idle(page)
+    page.wait_for_url("**run=**")
+    assert page.evaluate("history.length") == steps + 1
+    page.go_back()
+    page.get_by_text("Select one to see where its time went").first.wait_for()
+    idle(page)
+    page.wait_for_url("**/run")
+
+
+def test_a_page_come_to_by_its_name_is_as_it_was_left(server, page):
+    page.goto(server)
+    rate(page, "20")
+    set_rate(page, "23")
+    page.get_by_role("link", name="Glossary").click()
+    page.get_by_role("heading", name="Glossary").wait_for()
+    idle(page)
+    page.wait_for_url("**/glossary")
+    page.get_by_role("link", name="Plan", exact=True).click()
+    assert rate(page, "23") == "23"
+    page.wait_for_url("**rate=23")
+
+
+def test_the_first_page_is_found_by_its_name_as_well(server, page):
+    page.goto(f"{server}/plan?rate=33")
+    assert rate(page, "33") == "33"
+    page.wait_for_url("**/plan?rate=33")
+    set_rate(page, "34")
+    page.wait_for_url("**/plan?rate=34")
+    page.get_by_role("link", name="Plan", exact=True).click()
+    assert rate(page, "20") == "20"
+    page.wait_for_url(lambda url: url.rstrip("/") == server)
+    page.go_back()
+    assert rate(page, "34") == "34"
+    page.wait_for_url("**/plan?rate=34")
+
+
+def test_the_frontier_is_that_of_the_plan_and_both_plots_can_be_clicked_in_turn(server, page):
+    page.goto(server)
+    page.get_by_role("link", name="See the frontier").click()
+    page.wait_for_url("**/frontier?plan=example")
+    settle(page, plots=2)
+    names = {f"{point['replicas']} x {point['engine']}" for point in example()["answer"]["points"]}
+    seen = [address(page)]
+    for plot, mark in ((1, 0), (0, 1), (1, 2), (0, 0)):
+        marks = page.locator("[data-testid=stPlotlyChart]").nth(plot).locator(".scatterlayer .points path.point")
+        marks.nth(mark).click(force=True)
+        page.wait_for_function("before => location.href !== before", arg=seen[-1])
+        idle(page)
+        seen.append(address(page))
+        fleet = page.evaluate("new URLSearchParams(location.search).get('fleet')")
+        assert fleet in names
+        page.locator("p strong", has_text=fleet.replace(" x ", " \u00d7 ")).wait_for()
+    page.go_back()
+    page.wait_for_url(seen[-2])
+    idle(page)
+    fleet = page.evaluate("new URLSearchParams(location.search).get('fleet')")
+    page.locator("p strong", has_text=fleet.replace(" x ", " \u00d7 ")).wait_for()

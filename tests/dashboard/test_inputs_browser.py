@@ -1,0 +1,125 @@
+"""Inputs in a real browser that never saw the drawing in which they were new: they hold what the page says they do."""
+
+import pytest
+
+from tests.dashboard.browser import CHROMIUM, new_context
+from tests.dashboard.test_uploads import CSV
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture
+def page(browser):
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+def idle(page):
+    page.wait_for_timeout(300)
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+
+
+def inputs(page):
+    """What every input shows, by its label; also of those in closed expanders."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('[data-testid=stMain] input, [data-testid=stSidebar] input')]
+            .map(input => [input.ariaLabel ?? '', input.value])"""
+    ) + [chosen.inner_text() for chosen in page.locator("[data-testid=stMultiSelect], [role=radio]:checked").all()]
+
+
+def losing_a_drawing(page, label):
+    """Have the first drawing of `label` get lost with all after it, as Streamlit drops what a quicker run overtakes."""
+    from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+    lost = []
+
+    def stand_between(browser_end):
+        server_end = browser_end.connect_to_server()
+        over = []
+
+        def passed_on(data):
+            message = ForwardMsg.FromString(bytes(data))
+            kind = message.WhichOneof("type")
+            if kind == "script_finished" and lost:
+                over.append(True)
+            if kind == "delta" and not over and (lost or label.encode() in bytes(data)):
+                lost.append(message)
+            else:
+                browser_end.send(data)
+
+        server_end.on_message(passed_on)
+        browser_end.on_message(server_end.send)
+
+    page.route_web_socket("**/_stcore/stream", stand_between)
+    return lost
+
+
+def drawn_again(page):
+    page.locator("body").press("r")
+    idle(page)
+
+
+@pytest.mark.parametrize(
+    ("label", "last", "address"),
+    [
+        ("GPUs", "Spare replicas", "?spares=2"),
+        ("Traffic", "Spare replicas", "?traffic=shape&rate=25&price=H100%3A2.5"),
+        ("Seeds", "Tensor parallel", "policy-lab"),
+        ("Decode rows", "Tokens of each chunk", "step"),
+    ],
+)
+def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(browser, server, page, label, last, address):
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    calm = context.new_page()
+    calm.goto(f"{server}/{address}")
+    calm.get_by_label(last).first.wait_for()
+    idle(calm)
+    expected = inputs(calm)
+    context.close()
+    lost = losing_a_drawing(page, label)
+    page.goto(f"{server}/{address}")
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+    idle(page)
+    assert lost and not page.get_by_label(last).first.is_visible()
+    drawn_again(page)
+    page.get_by_label(last).first.wait_for()
+    drawn_again(page)  # and the browser says what it has
+    assert inputs(page) == expected
+    assert page.evaluate("location.href") == f"{server}/{address}"
+
+
+def test_shape_and_preset_in_quick_turns(server, page):
+    page.goto(server)
+    page.get_by_label("Peak req/s").first.wait_for()
+    for turn in range(20):
+        page.get_by_role("radio", name=("Shape", "Preset")[turn % 2]).first.click()
+        page.wait_for_timeout((50, 100, 200, 400)[turn % 4])
+    idle(page)
+    # What is chosen before the browser has learnt of the last choice can be undone: where it ends is left open.
+    for _ in range(10):
+        if not page.get_by_label("Prompt (tokens)").first.is_visible():
+            page.get_by_role("radio", name="Shape").first.click()
+            idle(page)
+    shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
+    asked = ("Prompt (tokens)", "Output (tokens)", "Shared prefix (tokens)", "Peak req/s", "H100")
+    assert [shown[name] for name in asked] == ["1000", "250", "0", "20", "2.69"]
+
+
+def test_a_bad_upload_and_a_good_one_leave_the_numbers_as_they_were(server, page):
+    page.goto(f"{server}/?traffic=trace&gpus=H100&spares=2&window=300")
+    page.get_by_label("Spare replicas").first.wait_for()
+    for name, content in (("bad.csv", b"a,b\n1,2\n"), ("good.csv", CSV)):
+        page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": "text/csv", "buffer": content}])
+        page.wait_for_timeout(150)
+    page.wait_for_url("**trace=**")
+    page.get_by_role("button", name="Find the fleet").wait_for()
+    idle(page)
+    drawn_again(page)
+    shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
+    assert [shown[name] for name in ("Spare replicas", "H100", "Busiest stretch (s)")] == ["2", "2.69", "300"]
+    said = page.evaluate("Object.fromEntries(new URLSearchParams(location.search))")
+    assert said.pop("trace") and said == {"traffic": "trace", "gpus": "H100", "spares": "2", "window": "300"}

@@ -1,0 +1,50 @@
+"""The Policy lab in a real browser: compare two policies, read, download, reload."""
+
+import json
+
+import pytest
+
+from tests.dashboard.browser import CHROMIUM, drawn, new_context, settle
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture
+def page(browser):
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
+
+
+def test_from_two_policies_to_an_answer(server, page):
+    page.goto(f"{server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("Winners and losers").wait_for()
+    settle(page, plots=4)
+    drawn(page, least=30)
+    page.get_by_test_id("stPopoverButton").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON", exact=True).click()
+    answer = json.loads(download.value.path().read_text())
+    assert answer["asked"]["b"]["settings"] == {"policy": "sjf"} and answer["runs"] == 2
+    assert page.get_by_text(answer["verdict"][1:]).count()
+    page.reload()
+    page.get_by_text("Winners and losers").wait_for()
+    page.get_by_text("Recordings", exact=True).click()
+    page.get_by_role("button", name="Compare").wait_for()
+    page.wait_for_url(lambda url: "compare=recordings" in url and "rec_a=" in url)
+
+
+def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, page):
+    page.goto(f"{server}/policy-lab?b=pasted")
+    text = page.get_by_role("textbox", name="Paste it")
+    text.fill("model: Llama-3.1-8B\npolicy: os:system")
+    text.press("Control+Enter")
+    page.get_by_text("deployment.policy: 'os:system'").wait_for()
+    text.fill("model: Llama-3.1-8B\ndevice: cuda\npolicy: edf")
+    text.press("Control+Enter")
+    page.get_by_role("button", name="Compare").wait_for()
+    page.wait_for_url("**b_yaml=**")

@@ -1,0 +1,231 @@
+"""Inputs live in the URL: every one that is changed is in the link, and no link, however odd, breaks a page."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.budget import examples
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from tests.dashboard.samples import write_samples
+
+PAGES: dict[str, tuple[str, dict[str, str]]] = {
+    "plan": ("plan_page", {}),
+    "plan, a shape": ("plan_page", {"traffic": "shape"}),
+    "policy lab": ("policy_lab_page", {}),
+    "policy lab, settings": ("policy_lab_page", {"a": "edf", "b": "sjf", "a_replicas": "2", "b_replicas": "3"}),
+    "policy lab, recordings": ("policy_lab_page", {"compare": "recordings"}),
+    "run": ("run_page", {}),
+    "run, steps": ("run_page", {"view": "steps"}),
+    "run, diagnosis": ("run_page", {"view": "diagnosis"}),
+    "step": ("step_page", {}),
+    "trust": ("trust_page", {}),
+    "calibration": ("calibration_page", {}),
+    "sweeps": ("sweeps_page", {}),
+    "glossary": ("glossary_page", {}),
+}
+_KINDS = ("selectbox", "multiselect", "number_input", "slider", "toggle", "text_input", "button_group")
+_ASK_FOR_MORE = {"a config.json of your own", "a deployment in YAML"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("links") / "samples")
+
+
+@pytest.fixture(autouse=True)
+def main_module() -> Iterator[None]:
+    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
+def opened(page: str, runs: Path, link: dict[str, Any]) -> AppTest:
+    def script(page, runs):
+        from importlib import import_module
+        from pathlib import Path
+
+        show = import_module(f"dashboard.{page}.page").show
+        show(*([] if page in ("step_page", "glossary_page") else [Path(runs)]))
+
+    app = AppTest.from_function(script, args=(page, str(runs)), default_timeout=300)
+    for parameter, value in link.items():
+        app.query_params[parameter] = value
+    app.run()
+    assert not app.exception, app.exception[0].stack_trace
+    return app
+
+
+def widgets(app: AppTest) -> dict[str, Any]:
+    """Every input that a user sees, by its label (SLO rows have a new key each time)."""
+    found = {}
+    for kind in _KINDS:
+        for at, widget in enumerate(app.get(kind)):
+            found[f"{kind} {at} {widget.proto.label}"] = widget
+    return found
+
+
+def values(app: AppTest) -> dict[str, Any]:
+    return {name: widget.value for name, widget in widgets(app).items()}
+
+
+def change(widget: Any) -> None:
+    """Give it a value that it has not, and may have."""
+    kind, value = widget.type, widget.value
+    if kind == "selectbox":
+        others = [at for at, option in enumerate(widget.options) if at != widget.index and option not in _ASK_FOR_MORE]
+        if others:
+            widget.select_index(others[0])
+    elif kind == "button_group":
+        last = getattr(widget.options[-1], "content", widget.options[-1])
+        widget.set_value([last] if isinstance(value, list) else last)
+    elif kind == "multiselect":
+        widget.set_value(value[:-1] if len(value) > 1 else widget.options[:2])
+    elif kind == "number_input":
+        step = widget.step or 1
+        widget.set_value(value + step if value + step <= widget.max else value - step)
+    elif kind == "slider":
+        low, high = widget.value
+        widget.set_range(low + 0.25 * (high - low), low + 0.75 * (high - low))
+    elif kind == "toggle":
+        widget.set_value(not value)
+    else:
+        widget.set_value("chat=300, batch=20000" if "chat=" in value else "latency")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_changed_is_in_the_link(name: str, runs: Path) -> None:
+    page, link = PAGES[name]
+    app = opened(page, runs, link)
+    before = values(app)
+    changed = set()
+    for labels in (list(before)[::2], list(before)[1::2]):  # in two drawings: each of them costs as much as a page
+        for label, widget in widgets(app).items():
+            if label in labels and widget.proto.label not in ("Traffic", "Compare", "View", "What was measured"):
+                change(widget)
+        app.run()
+        assert not app.exception, labels
+        changed |= {label for label in labels if values(app).get(label) != before[label]}
+    assert changed, "nothing to change"
+    assert page != "trust_page" or app.query_params["prediction"] == "anchored"
+    assert values(opened(page, runs, dict(app.query_params))) == values(app)
+
+
+# What a page may be asked, whatever is chosen on it; a name says nothing of the page.
+PARAMETERS = re.findall(
+    r"\w+",
+    """
+    a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml async b b_sjf_error b_yaml
+    batch_tokens beside by calibration chunk compare config context cv fleet gpu gpus judged kernel kv lab_trace log
+    minutes mix model of of_gpu of_run offered only_rate output past plan prediction prefix preset price prompt
+    prompt_sigma prompts q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
+    seeds seqs serving shape shards size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
+    view win window x y
+    """,
+)
+ODD = (
+    "", "9" * 5000, "1e400", "-1e400", "nan", "-", "--", "1.2.3-4", "nan-nan", "-5-3", "1e-07-2e-05", "\x00",
+    "\U0001f600", "../../etc/passwd", "H100:1e9", "H100:99999999999", "ttft_ms p99<=0", '"', '"a,',
+    "a,,b", "a\nb", "\u0663", "1_0", "$x$ <b>*", "chat=" + "9" * 400, "select 1 as a, 2 as a",
+    "select timestamp '294000-01-01'",
+)  # fmt: skip
+KINDS = {
+    "compare": ["recordings"],
+    "traffic": ["shape", "trace"],
+    "offered": ["trace"],
+    "view": ["steps", "diagnosis", "metrics"],
+    "of": ["Engines"],
+    "a": ["edf", "pasted"],
+    "b": ["sjf", "fair"],
+    "model": ["a config.json of your own"],
+}
+_text = st.one_of(st.sampled_from(ODD), st.text(max_size=30))
+_links = st.fixed_dictionaries(
+    {name: st.one_of(_text, st.sampled_from(KINDS.get(name, [""]))) for name in PARAMETERS if name != "slo"}
+    | {"slo": st.lists(_text, min_size=1, max_size=10)}
+)
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in PAGES.values()} | {"frontier_page"}))
+@settings(examples(0.02), phases=[Phase.generate])
+@given(link=_links)
+def test_no_link_breaks_a_page(page: str, runs: Path, link: dict[str, Any]) -> None:
+    app = opened(page, runs, link)
+    for kind in ("error", "warning", "info"):
+        assert all("\n" not in element.value and "Traceback" not in element.value for element in app.get(kind))
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("step_page", {"rows": "9" * 5000, "tp": "2,4"}),
+        ("plan_page", {"price": "H100:99999999999", "spares": "9" * 400}),
+        ("plan_page", {"price": f"H100:{'9' * 400}", "slo": ["ttft_ms p99<=0", "tpot_ms p99<=99999999999999"]}),
+        ("policy_lab_page", {"a": "edf", "a_deadlines": "x=" + "9" * 400}),
+        ("policy_lab_page", {"a": "edf", "a_deadlines": "x" * 600}),
+        ("glossary_page", {"q": "x" * 5000}),
+        ("sweeps_page", {"sql": "select 1 as a, 2 as a"}),
+        ("sweeps_page", {"sql": "select timestamp '294000-01-01' as a"}),
+        ("sweeps_page", {"sql": "select map {'a': 1} as a, interval 1 day as b, {'c': [1]} as d, '1'::bit as e"}),
+        ("sweeps_page", {"sql": "select 1e400::decimal(38, 0)"}),
+        ("run_page", {"window": "-1e9-nan"}),
+        ("run_page", {"window": "1.2.3-4"}),
+    ],
+)
+def test_odd_values_of_a_link(page: str, runs: Path, link: dict[str, Any]) -> None:
+    app = opened(page, runs, link)
+    assert all("\n" not in error.value for error in app.error)
+
+
+def test_what_a_link_says_is_shown_letter_by_letter(runs: Path) -> None:
+    """An image in it would have every reader's browser ask somebody else's server for it."""
+    for page, parameter in (("run_page", "run"), ("trust_page", "report"), ("step_page", "model")):
+        app = opened(page, runs, {parameter: "![x](https://example.org/x.png)"})
+        said = [element.value for element in (*app.info, *app.error)]
+        assert any("example.org" in text for text in said), page
+        assert not any(re.search(r"(?<!\\)\]\(http", text) for text in said), said
+
+
+def beginning(widget: Any) -> Any:
+    """What the browser shows in a widget that it has not had before."""
+    said = widget.proto.default
+    if widget.type == "selectbox":
+        return widget.options[said]
+    if widget.type in ("multiselect", "button_group"):
+        return sorted(getattr(widget.options[at], "content", widget.options[at]) for at in said)
+    return tuple(said) if widget.type == "slider" else said
+
+
+def held(widget: Any) -> Any:
+    """What the page took from it, as its widget shows it."""
+    if widget.type == "selectbox":
+        return widget.options[widget.index]
+    if widget.type == "multiselect":
+        return sorted(widget.format_func(value) for value in widget.value)
+    if widget.type == "button_group":
+        return sorted(getattr(widget.options[at], "content", widget.options[at]) for at in widget.indices)
+    return widget.value
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_drawing_tells_the_browser_what_its_inputs_hold(name: str, runs: Path) -> None:
+    """Of a drawing that is cut short the browser sees nothing; the next one must be enough to begin with."""
+    page, link = PAGES[name]
+    odd = {"rate": "7", "cv": "2", "spares": "3", "price": "H100:2.5", "prompt": "700", "prefix": "64", "rows": "9"}
+    app = opened(page, runs, odd | link)
+    app.run()
+    assert widgets(app)
+    for label, widget in widgets(app).items():
+        assert beginning(widget) == held(widget), label

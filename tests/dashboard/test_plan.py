@@ -1,0 +1,641 @@
+"""The Plan and Frontier pages through Streamlit's AppTest: what they open on, what they ask, and every error path."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from dashboard.frontier_page import charts as frontier_charts
+from dashboard.frontier_page.fleets import ranked as ranked_fleets
+from dashboard.palette import REAL, policy_colour
+from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page import traffic as plan_traffic
+from dashboard.plan_page.command import plan_command
+from dashboard.plan_page.example import example, example_plan, example_request
+from dashboard.plan_page.names import plan_name
+from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
+from dashboard.plan_page.words import alternatives, fleet_name, why_not_fewer
+from dashboard.prose import prose
+from dashboard.shapes import MOST_REQUESTS, shapes
+from dashboard.uploads import keep_model, keep_trace, model_path
+from planning.jobs.files import write_json
+from planning.jobs.job import DIED, Job
+from planning.jobs.process import mark_of
+from planning.plan.answer import length_histogram
+from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from planning.plan.frontier import per_dollar, per_gpu
+from planning.plan.pricing import priced_candidates
+from planning.plan.request import PlanRequest
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.scheduler import POLICIES
+from tests.dashboard.samples import one_line
+from tests.dashboard.test_uploads import CONFIG, CSV
+from tests.planning.sweep_samples import calibrated
+from tests.tokentwin.test_plan_command import arrival_rate
+from traces import synth
+
+
+@pytest.fixture(autouse=True)
+def main_module():
+    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Jobs that the pages start, which then are not."""
+    jobs: list[Job] = []
+    monkeypatch.setattr(Job, "start", lambda job: jobs.append(job))
+    return jobs
+
+
+@pytest.fixture
+def sleeper():
+    """A process that a test may end, with a group of its own."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def page(name: str, runs: Path, **url: Any) -> AppTest:
+    def script(name, runs):
+        from importlib import import_module
+        from pathlib import Path
+
+        import_module(f"dashboard.{name}_page.page").show(Path(runs))
+
+    app = AppTest.from_function(script, args=(name, str(runs)), default_timeout=300)
+    for parameter, value in url.items():
+        app.query_params[parameter] = value
+    return app.run()
+
+
+def plan(runs: Path, **url: Any) -> AppTest:
+    return page("plan", runs, **url)
+
+
+def shown(app: AppTest) -> str:
+    assert not app.exception
+    kinds = ("title", "markdown", "caption", "subheader", "info", "error", "code")
+    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
+
+
+def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
+    """The settings of the job that the page starts."""
+    app.button(key="find").click().run()
+    assert not app.exception
+    return started[-1].settings
+
+
+def unanswered(runs: Path, rate: str = "7") -> Job:
+    """The job that the page opened with this rate asks for."""
+    request = example_request()
+    traffic = next(iter(shapes().values())).traffic(float(rate))
+    return Job(runs / "jobs", PLAN, request.model_copy(update={"traffic": traffic}).as_json())
+
+
+def leave(job: Job, **documents: Any) -> None:
+    job.directory.mkdir(parents=True, exist_ok=True)
+    write_json(job.directory / "request.json", {"task": job.task, "settings": job.settings})
+    for name, document in documents.items():
+        write_json(job.directory / f"{name}.json", document)
+
+
+def bundled() -> PlanDocument:
+    return PlanDocument.read(example()["answer"])
+
+
+# Plan
+
+
+def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
+    assert example_plan(example_request().as_json()) is not None, "python -m dashboard.plan_page.example makes it anew"
+    app = plan(tmp_path)
+    text, answer = shown(app), example()["answer"]
+    assert prose(answer["answer"]) in text
+    assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
+    assert f"{answer['recommendation']['standing']['mark']}]" in text
+    assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
+    assert {button.label for button in app.get("download_button")} == {"Parquet", "CSV", "Report", "JSON"}
+    assert not app.query_params.get("rate"), "what is as usual is not in the link"
+
+
+def test_what_is_changed_is_in_the_link_and_a_link_is_the_same_question(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path)
+    app.selectbox(key="url_model").set_value("Llama-3.1-8B")
+    app.multiselect(key="url_gpus").set_value(["L40S", "H100"])
+    app.number_input(key="url_rate").set_value(7.5)
+    app.number_input(key="url_cv").set_value(2.0)
+    app.number_input(key="url_spares").set_value(1.0)
+    app.run()
+    app.number_input(key="url_price_L40S").set_value(0.5)
+    app.run()
+    first = asked(app, started)
+    assert first["prices"] == {"L40S": 0.5} and first["spares"] == 1
+    assert first["traffic"]["arrivals"] == {"kind": "gamma", "rate": 7.5, "cv": 2.0}
+    link = dict(app.query_params)
+    assert link["gpus"] == "L40S,H100" and link["price"] == "L40S:0.5"
+    assert asked(plan(tmp_path, **link), started) == first
+
+
+def test_slos_are_added_and_taken_away(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path)
+    app.button(key="slo_add").click().run()
+    assert asked(app, started)["slos"] == ["ttft_ms p99<=1000", "tpot_ms p99<=50", "e2e_ms p99<=30000"]
+    rows = [box.key.removeprefix("slo_of_") for box in app.selectbox if box.key.startswith("slo_of_")]
+    app.button(key=f"slo_drop_{rows[0]}").click().run()
+    app.selectbox(key=f"slo_of_{rows[1]}").set_value("tpot_ms p90")
+    app.number_input(key=f"slo_bound_{rows[1]}").set_value(35.5)
+    app.run()
+    assert asked(app, started)["slos"] == ["tpot_ms p90<=35.5", "e2e_ms p99<=30000"]
+    assert app.query_params["slo"] == ["tpot_ms p90<=35.5", "e2e_ms p99<=30000"]
+    for row in rows[1:]:
+        app.button(key=f"slo_drop_{row}").click().run()
+    assert "Choose at least one SLO." in shown(app)
+
+
+def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
+    url = {"traffic": "shape", "prompt": "300", "output": "40", "prompt_sigma": "0", "prefix": "100", "minutes": "2"}
+    spec = asked(plan(tmp_path, **url), started)["traffic"]
+    assert spec["requests"] == 2400
+    assert (spec["prompt"]["mean"], spec["prompt"]["sigma"], spec["output"]["mean"]) == (300, 0, 40)
+    assert spec["system_prompts"]["tokens"]["tokens"] == 100
+
+
+def test_settings_of_the_engine_are_candidates_as_with_vary(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path, quantization="none,fp8", kv="fp8", seqs="256", **{"async": "on"})
+    settings = asked(app, started)
+    assert settings["vary"] == {
+        "quantization": ["none", "fp8"],
+        "kv_cache_dtype": ["fp8"],
+        "async_scheduling": [True],
+        "max_num_seqs": [256],
+    }
+    request = PlanRequest.model_validate(settings)
+    engines, ruled_out, _ = priced_candidates(request, request.workload())
+    assert not ruled_out
+    deployments = [engine.deployment for engine in engines]
+    assert [d.quantization for d in deployments] == ["none", "fp8"] * 4
+    assert {(d.kv_cache_dtype, d.scheduler.async_scheduling, d.scheduler.max_num_seqs) for d in deployments} == {
+        ("fp8", True, 256)
+    }
+    words = shlex.split(plan_command(settings)[0])
+    varied = [word for before, word in pairwise(words) if before == "--vary"]
+    assert varied == ["quantization=none,fp8", "kv_cache_dtype=fp8", "async_scheduling=true", "max_num_seqs=256"]
+
+
+def test_policies_splits_and_routers_are_asked_for_as_on_the_command_line(tmp_path: Path, started: list[Job]) -> None:
+    url = {"policies": "vllm,sjf", "splits": "none,1:2", "router": "random", "most": "50"}
+    settings = asked(plan(tmp_path, **url), started)
+    request = PlanRequest.model_validate(settings)
+    names = {engine.name for engine in priced_candidates(request, request.workload()).engines}
+    assert {"TP4 H100", "TP4 H100 sjf", "TP4 H100 1P2D", "TP4 H100 1P2D sjf"} <= names
+    words = shlex.split(plan_command(settings)[0])
+    said = dict(pairwise(words))
+    assert (said["--policy"], said["--split"]) == ("vllm,sjf", "none,1:2")
+    assert (said["--router"], said["--max-replicas"]) == ("random", "50")
+
+
+def test_a_calibration_of_our_own_engine_fixes_the_model_and_its_device_has_a_price(
+    tmp_path: Path, started: list[Job]
+) -> None:
+    calibrated(tmp_path / "cal")
+    settings = asked(plan(tmp_path, calibration="cal", own_price="0.25", rate="2"), started)
+    assert settings["calibration"] == str((tmp_path / "cal").resolve()) and settings["prices"] == {"cpu": 0.25}
+    assert not {"model", "gpus", "tensor_parallel_sizes"} & settings.keys()
+    request = PlanRequest.model_validate(settings)
+    (engine,) = priced_candidates(request, request.workload()).engines
+    assert (engine.gpu, engine.usd_per_hour) == ("cpu", 0.25)
+    assert "Choose at least one policy." in shown(plan(tmp_path, calibration="cal", policies=""))
+
+
+def test_settings_that_are_as_usual_leave_the_question_as_it_was(tmp_path: Path, started: list[Job]) -> None:
+    assert "vary" not in asked(plan(tmp_path, rate="21", quantization="none", kv="auto", batch_tokens="0"), started)
+    assert "Choose at least one Quantization" in shown(plan(tmp_path, quantization=""))
+
+
+def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
+    assert "price: 'H100: 0': should be what a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
+    settings = example_request().as_json() | {"prices": {"H100": -1.0}}
+    with pytest.raises(UserError, match=r"plan\.prices\.H100"):
+        parse(PlanRequest, settings, where="plan")
+
+
+def test_spares_are_counted_apart_and_in_one_way(tmp_path: Path) -> None:
+    recommended = bundled().recommendation
+    assert recommended is not None
+    best = recommended.model_copy(update={"replicas": 3, "engine": "TP4 H100", "gpus": 16})
+    assert fleet_name(best, 1) == "3+1 × TP4 H100 = 16 GPUs" and why_not_fewer(best, 1) == "Why not 2+1?"
+    assert fleet_name(best) == "3 × TP4 H100 = 16 GPUs" and why_not_fewer(best) == "Why not 2?"
+    assert list(plan_charts.prices([best], 1).data[0].y) == ["3+1 × TP4 H100"]
+
+
+def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
+    digest = keep_trace(tmp_path, CSV)
+    app = plan(tmp_path, traffic="trace", trace=digest, trace_rate="15")
+    assert "3 requests" in shown(app)
+    assert asked(app, started)["traffic"] == str(tmp_path / "uploads" / f"{digest}.parquet")
+    request = PlanRequest.model_validate(started[0].settings)
+    assert arrival_rate(request.workload()) == pytest.approx(15)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ({"traffic": "trace"}, "Upload a trace."),
+        ({"traffic": "trace", "trace": "../../etc/passwd"}, "of this link is not on this server"),
+        ({"gpus": ""}, "Choose at least one GPU."),
+        ({"tp": "3"}, "Choose at least one tensor-parallel size."),
+        ({"model": "a config.json of your own"}, "Paste the model's config.json."),
+        (
+            {"model": "a config.json of your own", "config": "/etc"},
+            "The config.json of this link is not on this server",
+        ),
+        ({"model": "nonsense"}, "There is no model 'nonsense' here"),
+        ({"slo": "cost<=3"}, "'cost<=3' in the link is no SLO"),
+    ],
+)
+def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], says: str) -> None:
+    app = plan(tmp_path, **url)
+    assert says in shown(app) and not app.error
+
+
+def test_numbers_of_a_link_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    app = plan(tmp_path, rate="1e99", cv="nan", spares="x", price="H100:cheap")
+    assert prose(example()["answer"]["answer"]) in shown(app)
+
+
+def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path, model="a config.json of your own")
+    app.text_area(key="config_text").set_value("{").run()
+    assert "is not JSON" in one_line(app)
+    app.text_area(key="config_text").set_value(json.dumps(CONFIG)).run()
+    model = asked(app, started)["model"]
+    assert Path(model, "config.json").is_file() and Path(model).parent == tmp_path / "uploads"
+    assert app.query_params["config"] == Path(model).name.removeprefix("model-")
+
+
+def test_a_trace_of_too_few_requests_is_an_error_in_a_line(tmp_path: Path) -> None:
+    digest = keep_trace(tmp_path, b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n")
+    assert "too few to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
+
+
+def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Path, sleeper) -> None:
+    job = unanswered(tmp_path)
+    leave(
+        job,
+        process=mark_of(sleeper.pid),
+        progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10},
+    )
+    app = plan(tmp_path, rate="7")
+    assert re.search(r"Searching 4 candidates, about \d+ (s|min) left", app.get("progress")[0].proto.text)
+    assert "A first answer" not in shown(app)
+    write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
+    app = plan(tmp_path, rate="7")
+    assert "About " in shown(app) and "A first answer, by a part of each fleet" in shown(app)
+    app.button(key=f"cancel_{job.id}").click().run()
+    sleeper.wait(10)
+    app.run()
+    assert job.status.state == "cancelled"
+    assert "Cancelled." in shown(app) and app.button(key="find")
+
+
+def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
+    tmp_path: Path, sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = unanswered(tmp_path)
+    leave(job, process=mark_of(sleeper.pid))
+    write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
+    app = plan(tmp_path, rate="7")
+    left, read = iter(range(251, 254)), Job.document  # it is left anew each time that the page looks
+    monkeypatch.setattr(Job, "document", lambda job, name: {**read(job, name), "requests": next(left, 254)})
+    app.button(key=f"cancel_{job.id}").click().run()
+    assert job.status.state == "cancelled"
+
+
+def test_a_queued_job_says_so(tmp_path: Path, sleeper) -> None:
+    leave(unanswered(tmp_path), process=mark_of(sleeper.pid))
+    assert "Queued" in plan(tmp_path, rate="7").get("progress")[0].proto.text
+
+
+def test_a_job_that_failed_or_died_says_why_and_can_be_started_again(tmp_path: Path, started: list[Job]) -> None:
+    job = unanswered(tmp_path)
+    leave(job, outcome={"state": "failed", "error": "gpu: 'X': is none"})
+    app = plan(tmp_path, rate="7")
+    assert one_line(app) == "gpu: 'X': is none"
+    assert asked(app, started) == job.settings
+    (job.directory / "outcome.json").unlink()
+    leave(job, process=(os.getpid(), 1))
+    assert one_line(plan(tmp_path, rate="7")) == DIED
+
+
+def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None:
+    leave(unanswered(tmp_path), result={**example()["answer"], "answer": "the answer of the job"})
+    app = plan(tmp_path, rate="7")
+    assert "the answer of the job" in shown(app)
+    assert "find" not in [button.key for button in app.button]
+
+
+def test_traffic_too_short_to_fill_the_fleet_is_warned_of(tmp_path: Path) -> None:
+    short = {**example()["answer"], "too_short": "the traffic is too short", "requests": MOST_REQUESTS}
+    leave(unanswered(tmp_path), result=short)
+    (warning,) = plan(tmp_path, rate="7").warning
+    assert warning.value.startswith("The traffic is too short. This page simulates no more than 20,000 requests")
+    assert not plan(tmp_path).warning
+
+
+def test_a_tpot_bound_makes_the_traffic_as_long_as_its_answers(tmp_path: Path, started: list[Job]) -> None:
+    """3 times the 99th percentile of the output lengths, some 1,170 tokens, at 200 ms each: 12 minutes."""
+    spec = asked(plan(tmp_path, slo="tpot_ms p99<=200", rate="2"), started)["traffic"]
+    assert spec["requests"] == pytest.approx(12 * 60 * 2, abs=120)
+
+
+def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
+    nothing = {
+        **example()["answer"],
+        "recommendation": None,
+        "answer": "Infeasible: no fleet meets the SLOs. Closest is TP2 H100: tpot_ms p99<=1.",
+        "runners_up": [],
+        "infeasible": [{"engine": "TP2 H100", "reason": "tpot_ms p99<=1"}],
+    }
+    leave(unanswered(tmp_path), result=nothing)
+    app = plan(tmp_path, rate="7")
+    assert one_line(app).replace("\\", "") == prose(nothing["answer"])
+    assert "No fleet" in shown(app) and any("will not do" in caption.value for caption in app.caption)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("a file")
+    app = plan(tmp_path, rate="7")
+    app.button(key="find").click().run()
+    assert "cannot be written" in one_line(app)
+
+
+# Frontier
+
+
+def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
+    app = page("frontier", tmp_path)
+    text, best = shown(app), example()["answer"]["recommendation"]
+    assert f"{len(example()['answer']['points'])} fleets simulated" in text
+    assert f"**{best['replicas']} × {best['engine']}** :blue-badge[meets the SLOs]" in text
+    assert not dict(app.query_params), "what is as usual is not in the link"
+    assert len(app.get("plotly_chart")) == 2
+
+
+def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]) -> None:
+    point = next(point for point in example()["answer"]["points"] if not point["met"])
+    app = page("frontier", tmp_path, fleet=f"{point['replicas']} x {point['engine']}")
+    assert "breaks the SLOs" in shown(app)
+    app.button(key="simulate").click().run()
+    (job,) = started
+    assert job.task == FLEET and job.settings["replicas"] == point["replicas"]
+    assert job.settings["engine"] == point["engine"]
+    leave(job, result={"mark": "interpolated"})
+    app.run()
+    assert "simulate" not in [button.key for button in app.button]
+
+
+def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
+    leave(unanswered(tmp_path), result={**example()["answer"], "requests": 4321})
+    app = page("frontier", tmp_path, fleet="99 x nothing")
+    assert "4,321 requests" in shown(app)
+    assert app.selectbox(key="url_plan").value == unanswered(tmp_path).id
+
+
+def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_path: Path) -> None:
+    nothing = {**example()["answer"], "recommendation": None, "points": [], "frontier": [], "frontier_by_price": []}
+    leave(unanswered(tmp_path), result=nothing)
+    app = page("frontier", tmp_path)
+    assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
+    app.selectbox(key="url_plan").set_value(unanswered(tmp_path).id).run()
+    assert "no candidate can serve at all" in shown(app)
+
+
+def test_the_frontier_opens_on_the_plan_that_was_just_looked_at(tmp_path: Path) -> None:
+    for seconds, rate in enumerate("78"):
+        leave(unanswered(tmp_path, rate), result=example()["answer"])
+        os.utime(unanswered(tmp_path, rate).directory / "request.json", (seconds, seconds))
+
+    def both(runs):
+        from pathlib import Path
+
+        import streamlit as st
+
+        from dashboard.frontier_page import page as frontier_page
+        from dashboard.plan_page import page as plan_page
+
+        plan_page.show(Path(runs)) if st.session_state.get("on", "plan") == "plan" else frontier_page.show(Path(runs))
+
+    app = AppTest.from_function(both, args=(str(tmp_path),), default_timeout=300)
+    app.query_params["rate"] = "7"
+    app.run()
+    app.session_state["on"] = "frontier"
+    app.query_params.clear()
+    app.run()
+    assert not app.exception and app.selectbox(key="url_plan").value == unanswered(tmp_path, "7").id
+
+
+def test_names_tell_plans_apart(tmp_path: Path) -> None:
+    settings, answer = example()["settings"], bundled()
+    pasted = model_path(tmp_path, keep_model(tmp_path, json.dumps(CONFIG)))
+    arrivals = {"kind": "poisson", "rate": 21.5}
+    others = [
+        (settings | {"traffic": settings["traffic"] | {"arrivals": arrivals}}, answer),
+        (settings, answer.model_copy(update={"objectives": ("ttft_ms p99<=2000",)})),
+        (settings | {"model": str(pasted)}, answer),
+        (settings | {"traffic": "/x"}, answer),
+        (settings | {"model": str(tmp_path / "gone")}, answer.model_copy(update={"recommendation": None})),
+    ]
+    names = [plan_name(settings, answer), *(plan_name(*other) for other in others)]
+    assert len(set(names)) == len(names)
+    assert "Llama-3.1-70B, Chat at 20 requests/s, TTFT p99 ≤ 1,000 ms, TPOT p99 ≤ 50 ms" in names[0]
+    assert "21.5 requests/s" in names[1] and "≤ 2,000 ms" in names[2]
+    assert "LlamaForCausalLM, " in names[3] and "model-" not in names[3]
+    assert names[5].startswith("no fleet: a model that is gone")
+
+
+def test_the_line_joins_fleets_that_meet_the_slos_only() -> None:
+    points = bundled().points
+    assert not all(point.met for point in points)
+    for plot, gain in ((frontier_charts.frontier, per_gpu), (frontier_charts.price, per_dollar)):
+        (line,) = [trace for trace in plot(points, None).data if trace.mode == "lines"]
+        met = {point.tok_s_user for point in points if point.met}
+        assert set(line.x) <= met and len(line.x) > 1
+        for at in frontier_charts.unbeaten(points, gain):
+            mine = points[at]
+            assert not any(
+                other.met
+                and other.tok_s_user > mine.tok_s_user
+                and other.tok_s_gpu > mine.tok_s_gpu
+                and other.usd_per_mtok_out < mine.usd_per_mtok_out
+                for other in points
+            )
+
+
+# Traffic that is too much
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of all requests that are synthesised."""
+    ids: list[int] = []
+    whole = synth.synthesise
+
+    def counted(spec):
+        def requests():
+            for request in workload.requests:
+                ids.append(request.id)
+                yield request
+
+        workload = whole(spec)
+        return replace(workload, requests=requests())
+
+    monkeypatch.setattr(synth, "synthesise", counted)
+    return ids
+
+
+def of_many(requests: int) -> PlanRequest:
+    request = example_request()
+    return request.model_copy(update={"traffic": request.traffic.model_copy(update={"requests": requests})})
+
+
+def test_too_many_requests_are_refused_before_any_is_made(made: list[int]) -> None:
+    for look in (plan_traffic.check_few_enough, lambda request: plan_traffic.glance(request, 20_000)):
+        with pytest.raises(UserError, match="'36,000,000 requests': are too many to plan for; 100,000 are allowed"):
+            look(of_many(36_000_000))
+    assert not made
+
+
+def test_of_much_traffic_the_first_requests_are_looked_at(made: list[int]) -> None:
+    first = plan_traffic.glance(of_many(97_200), 1_000).requests
+    assert len(list(first)) == 1_000 and len(made) < 10_000
+    assert len(list(plan_traffic.glance(of_many(600), 1_000).requests)) == 600
+
+
+@pytest.mark.parametrize("rate", ["10000", "27"])
+def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list[int], rate: str) -> None:
+    url = {"traffic": "shape", "prompt": "1e6", "output": "1e5", "minutes": "60", "rate": rate}
+    app = plan(tmp_path, **url)
+    assert not app.exception and len(made) < 30_000
+    assert app.error or "requests in" in shown(app)
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+@pytest.mark.parametrize("rate", [0.5, 2.0, 20.0])
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0, 10.0])
+def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate: float, cv: float) -> None:
+    traffic = shapes()[name].traffic(rate, cv)
+    request = example_request().model_copy(update={"traffic": traffic})
+    workload = request.workload(at_named_rate=True)
+    assert arrival_rate(workload) == pytest.approx(rate, rel=1e-6)
+    gaps = np.diff([made.arrival_ns for made in workload.requests])
+    drawn = np.diff([made.arrival_ns for made in synth.synthesise(traffic).requests])
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(np.std(drawn) / np.mean(drawn), rel=1e-6)
+
+
+def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_traffic, "MOST_REQUESTS", 2)
+    digest = keep_trace(tmp_path, CSV)
+    assert "'3 requests': are too many to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
+
+
+# Figures
+
+
+@pytest.mark.parametrize("most", [300, 40_000])
+def test_a_bound_is_named_where_its_line_is(most: float) -> None:
+    points = [
+        LoadPoint(requests_per_s=at, ttft_p99_ms=value, tpot_p99_ms=None) for at, value in enumerate((100, most), 1)
+    ]
+    layout = plan_charts.latency(points, "ttft_ms", 2, 3, [("p99", 300)]).layout
+    (line,) = [shape for shape in layout.shapes if shape.y0 == shape.y1]
+    (name,) = [note for note in layout.annotations if note.text == "SLO p99"]
+    assert line.y0 == 300
+    assert (10**name.y if layout.yaxis.type == "log" else name.y) == pytest.approx(300)
+    assert layout.yaxis.dtick == (1 if layout.yaxis.type == "log" else None)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(40, 89), (100, 101), (128, 128), (1, 2), (3, 900), (1, 100_000), (900, 1100)]
+)
+def test_lengths_have_ticks_however_little_they_differ(low: int, high: int) -> None:
+    told = length_histogram([low, high])
+    ticks = plan_charts.lengths(Lengths(prompt=told, output=told)).layout.xaxis.tickvals
+    assert len(ticks) >= 2 and len(ticks) < 10
+    assert all(low <= tick <= high + 1 and tick == int(tick) for tick in ticks)
+
+
+def test_the_axis_is_logarithmic_only_where_latency_explodes() -> None:
+    def axis(*values: float | None) -> str:
+        points = [LoadPoint(requests_per_s=at, ttft_p99_ms=v, tpot_p99_ms=None) for at, v in enumerate(values, 1)]
+        return plan_charts.latency(points, "ttft_ms", 2, 3, [("p99", 300)]).layout.yaxis.type
+
+    assert axis(100, 200, 400) == "linear"
+    assert axis(100, 200, 40_000) == "log"
+    assert axis(100, 200, None) == "linear"
+
+
+def test_every_policy_has_a_colour_of_its_own_and_none_is_that_of_the_real() -> None:
+    colours = [policy_colour(name) for name in POLICIES]
+    assert len(set(colours)) == len(POLICIES) and REAL not in colours
+    mine = policy_colour("mine:Policy")
+    assert mine == policy_colour("mine:Policy") and mine not in (*colours, REAL)
+
+
+def test_the_band_goes_out_on_the_fast_end_and_comes_back_on_the_slow() -> None:
+    points = [FleetPoint(replicas=n, attainment=0.5, if_slow=0.1 * n, if_fast=0.9) for n in (1, 2)]
+    band = plan_charts.attainment(points, chosen=2).data[0]
+    assert list(band.x) == [1, 2, 2, 1] and list(band.y) == pytest.approx([90, 90, 20, 10])
+
+
+def test_every_candidate_is_listed_with_its_room_and_the_recommended_first() -> None:
+    best = {**example()["answer"]["recommendation"], "engine": "TP4 H100", "replicas": 3}
+    changed = {
+        "recommendation": best,
+        "spares": 1,
+        "runners_up": [{**best, "engine": "TP2 H200"}],
+        "dearer": [{"engine": "TP2 H100", "usd_per_hour_at_least": 86.0}],
+        "infeasible": [{"engine": "TP1 H100", "reason": "it does not fit"}],
+        "candidates": {
+            "TP4 H100": {"kv_tokens": 480_160, "kv_requests": 384.2},
+            "TP2 H100": {"kv_tokens": 24_768, "kv_requests": 19.8},
+            "TP2 H200": {"gpu": "H200"},  # of a plan of an older version
+        },
+    }
+    rows = alternatives(PlanDocument.read(example()["answer"] | changed))
+    assert [row["fleet"] for row in rows[:2]] == ["3+1 × TP4 H100", "3+1 × TP2 H200"]
+    assert [row["verdict"] for row in rows[:3]] == ["recommended", "met", "dearer: at least this much"]
+    assert [row.get("KV room (tokens)") for row in rows] == [480_160, None, 24_768, None]
+    assert rows[2]["KV room (requests)"] == 20 and rows[3]["verdict"].startswith("will not do: ")
+
+
+def test_the_frontiers_table_begins_with_the_recommended_and_the_cheapest() -> None:
+    answer = bundled()
+    points = answer.points
+    recommended = answer.place(answer.recommendation)
+    ranked = [points[at] for at in ranked_fleets(points, recommended)]
+    assert sorted(map(id, ranked)) == sorted(map(id, points)) and ranked[0] == points[recommended]
+    met = [point.met for point in ranked]
+    assert met == sorted(met, reverse=True)
+    assert [p.usd_per_hour for p in ranked[1:] if p.met] == sorted(p.usd_per_hour for p in ranked[1:] if p.met)

@@ -1,0 +1,158 @@
+"""A plan as a job: the same answer as the command's, what surrounds it, and traffic to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.plan_page.tasks import COARSE, fleet, plan
+from dashboard.run_page.metric_rows import bands_of
+from dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
+from planning.diagnose.recorded_run import diagnosed
+from planning.diagnose.request import DiagnoseRequest
+from planning.jobs.files import read_json
+from planning.plan import planner
+from planning.plan.objectives import parse_objectives
+from planning.plan.request import PlanRequest
+from planning.traffic import Offered
+from serving.deployments.config import parse
+from serving.errors import UserError
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+from traces.synth import synthesise
+from traces.writer import write_workload
+
+SETTINGS: dict[str, Any] = {
+    "model": "Llama-3.1-8B",
+    "gpus": ["H100"],
+    "tensor_parallel_sizes": [1, 2],
+    "traffic": {
+        "requests": 240,
+        "seed": 3,
+        "arrivals": {"kind": "poisson", "rate": 80},
+        "prompt": {"kind": "uniform", "low": 200, "high": 2000},
+        "output": {"kind": "uniform", "low": 10, "high": 60},
+    },
+    "slos": ["ttft_ms p99<=300", "tpot_ms p99<=25"],
+    "spares": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[str, float]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def answer(out: Path, told: list[tuple[str, float]]) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.sched_getaffinity", lambda _: {0})  # one CPU, so that it starts no workers
+        return plan(SETTINGS, out, lambda stage, share: told.append((stage, share)))
+
+
+def test_a_job_answers_as_the_command_does(answer: dict[str, Any]) -> None:
+    request = parse(PlanRequest, SETTINGS, where="plan")
+    document = planner.plan(request, jobs=1, surroundings=False).as_json()
+    assert document == answer | {"by_replicas": [], "by_rate": []}
+    assert answer["recommendation"]["replicas"] > 1
+
+
+def test_it_is_plain_json_and_says_how_far_it_is(answer: dict[str, Any], told: list[tuple[str, float]]) -> None:
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    shares = [share for _, share in told]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] <= 1 and len(set(shares)) > 10
+
+
+def test_a_first_answer_is_left_on_the_way(answer: dict[str, Any], out: Path) -> None:
+    first = read_json(out / COARSE)
+    assert first["point"]["met"] and first["point"]["engine"] in answer["candidates"]
+    assert first["point"]["gpus"] == answer["recommendation"]["gpus"]  # of so few requests, a part is the whole
+
+
+def test_the_curves_go_through_the_answer(answer: dict[str, Any]) -> None:
+    best = answer["recommendation"]
+    here = next(p for p in answer["by_replicas"] if p["replicas"] == best["replicas"])
+    assert here["attainment"] == best["attainment"]
+    assert all(p["if_slow"] <= p["attainment"] <= p["if_fast"] for p in answer["by_replicas"])
+    assert here["replicas"] - 1 in [p["replicas"] for p in answer["by_replicas"]]
+    now = next(p for p in answer["by_rate"] if p["requests_per_s"] == pytest.approx(answer["requests_per_s"]))
+    seen = best["observed"]
+    assert [now["ttft_p99_ms"], now["tpot_p99_ms"]] == [seen[slo] for slo in SETTINGS["slos"]]
+
+
+def test_the_slos_hold_at_the_knee_and_break_well_beyond(answer: dict[str, Any]) -> None:
+    knee = answer["requests_per_s"] * (1 + answer["recommendation"]["headroom_percent"] / 100)
+    met = {p["requests_per_s"] / knee: p["ttft_p99_ms"] <= 300 and p["tpot_p99_ms"] <= 25 for p in answer["by_rate"]}
+    assert next(kept for load, kept in met.items() if load == pytest.approx(1))
+    assert not met[max(met)] and max(met) > 1.2
+
+
+def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, Any], tmp_path: Path) -> None:
+    point = next(p for p in answer["points"] if p["replicas"] == answer["recommendation"]["replicas"])
+    asked = {"plan": SETTINGS, "replicas": point["replicas"], "engine": point["engine"]}
+    found = fleet(asked, tmp_path, lambda stage, share: None)
+    metrics = RunMetrics.of(Recording.load(tmp_path / "run"))
+    assert parse_objectives(SETTINGS["slos"]).attainment(metrics) == point["attainment"]
+    assert metrics.distribution("tok_s_user").p50 == pytest.approx(point["tok_s_user"])
+    recording = Recording.load(tmp_path / "run")
+    assert bands_of(recording.run)["ttft_ms"]["p99"][1] >= metrics.distribution("ttft_ms").p99
+    assert dict(recording.run["usd_per_gpu_hour"])["pool"] == pytest.approx(point["usd_per_hour"] / point["gpus"])
+    assert metrics.scalars()["usd_per_mtok_out"] > 0
+    _, again = diagnosed(DiagnoseRequest(run=str(tmp_path / "run"), gpu="H100"))
+    assert again.simulated == again.recorded and again.warning is None, "the router of the plan is the run's"
+    assert found["mark"] in ("validated", "interpolated", "extrapolated") and found["duration_s"] > 0
+
+
+def test_a_recorded_trace_is_scaled_and_cut_to_its_busiest_stretch(tmp_path: Path) -> None:
+    workload = parse(PlanRequest, SETTINGS, where="plan").workload()
+    write_workload(workload, tmp_path / "trace.parquet")
+    few = list(Offered(traffic=tmp_path / "trace.parquet", window_s=2, rate_scale=4).workload().requests)
+    assert 2 <= len(few) < 240
+    assert few[-1].arrival_ns - few[0].arrival_ns <= 0.5e9
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"gpus": []}, "gpu"),
+        ({"tensor_parallel_sizes": []}, "tp"),
+        ({"gpus": ["H1000"]}, "gpu"),
+        ({"model": "no such"}, "model"),
+        ({"prices": {"B200": 1.0}}, "price"),
+        ({"spares": -1}, "plan.spares"),
+        ({"slos": ["ttft_ms"]}, "slo"),
+    ],
+)
+def test_mistakes_are_one_line(change: dict[str, Any], field: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        plan({**SETTINGS, **change}, tmp_path, lambda stage, share: None)
+    assert error.value.field == field and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+def test_a_shape_gives_its_lengths_at_the_rate_asked(name: str) -> None:
+    shape = shapes()[name]
+    spec = shape.traffic(rate=30, cv=2)
+    requests = list(synthesise(spec).requests)
+    assert len(requests) == min(round(60 * shape.filling_minutes(50) * 30), MOST_REQUESTS) > LEAST_REQUESTS
+    assert len(requests) / (requests[-1].arrival_ns / 1e9) == pytest.approx(30, rel=0.2)
+    assert len(list(synthesise(shape.traffic(rate=0.1)).requests)) == LEAST_REQUESTS
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+def test_a_shape_lasts_several_times_its_longest_answers_but_is_never_too_much_to_plan_for(name: str) -> None:
+    shape = shapes()[name]
+    outputs = sorted(request.output_len for request in synthesise(shape.traffic(rate=30)).requests)
+    longest_s = outputs[int(0.99 * len(outputs))] * 0.05
+    assert 60 * shape.filling_minutes(50) > 2.7 * longest_s
+    assert shape.filling_minutes(200) > 3 * shape.filling_minutes(50) - 3
+    assert shape.traffic(rate=1e4).requests == MOST_REQUESTS
+    assert shape.model_copy(update={"minutes": 60}).traffic(rate=1).requests == 3600

@@ -1,0 +1,488 @@
+"""The Run page's views: what each shows of a run, and what it says where it cannot. A browser brushes elsewhere."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("streamlit")
+
+import streamlit
+from click.testing import CliRunner
+from streamlit.testing.v1 import AppTest
+
+from calibration.kernels.times import Coverage
+from calibration.steps.explanation import ExplainedOperation
+from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
+from dashboard.loading import token_gaps
+from dashboard.run_page import page as run_page
+from dashboard.run_page.diagnosis_charts import what_it_buys
+from dashboard.run_page.example import example_diagnosis, example_settings
+from dashboard.run_page.prefetch import prefetch
+from dashboard.run_page.request_table import _row, slowest
+from dashboard.run_page.step_time_charts import part_times
+from planning.diagnose.baseline import LATENCIES
+from planning.diagnose.document import Counterfactual, DiagnosisDocument
+from planning.diagnose.recorded_run import diagnosis
+from planning.repricing import Source, source_of
+from planning.request_endings import RequestEndings
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from tests.dashboard.badges import badges
+from tests.dashboard.samples import write_samples
+from tests.dashboard.test_pages import charts, main_module, one_line, parameter, text  # noqa: F401
+from tokentwin.commands.simulate import simulate
+from tokentwin.run_table import print_metrics, print_reasons
+from traces.recording import Recording, RecordingWriter
+from traces.recording_notes import add_notes, notes_of
+from traces.run_metrics import RunMetrics
+
+SPEC = {
+    "requests": 150,
+    "seed": 3,
+    "arrivals": "gamma:rate=40,cv=3",
+    "prompt": "uniform:low=20,high=900",
+    "output": "exponential:mean=40",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The toy runs."""
+    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
+
+
+@pytest.fixture(scope="module")
+def timed(runs):
+    """Beside them, one that the kernel tables of an H100 timed, simulated by the command."""
+    from tokentwin.cli import cli
+
+    trace = runs.parent / "trace.parquet"
+    options = [f"--{name}={value}" for name, value in SPEC.items()]
+    made = CliRunner().invoke(cli, ["trace", "synth", str(trace), *options])
+    assert made.exit_code == 0, made.output
+    done = CliRunner().invoke(simulate, [str(trace), "--gpu", "H100", "--out", str(runs / "timed")])
+    assert done.exit_code == 0, done.output
+    return Recording.load(runs / "timed")
+
+
+def page(runs, **url):
+    def script(runs):
+        from pathlib import Path
+
+        from dashboard.run_page import page as run_page
+
+        run_page.show(Path(runs))
+
+    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
+    for name, value in url.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+# Provenance and bands
+
+
+def test_a_simulated_run_carries_its_standing_and_bands(runs, timed):
+    app = page(runs, run="timed")
+    assert not app.exception and not app.error
+    notes = notes_of(timed.run)
+    assert notes["gpu"] == "H100"
+    assert {found.mark for found in badges(app)} == {notes["standing"]["mark"]}
+    assert all(notes["standing"]["reason"][1:] in found.reason for found in badges(app))
+    low, high = notes["bands"]["ttft_ms"]["p99"]
+    assert low <= RunMetrics.of(timed).distribution("ttft_ms").p99 <= high
+    deltas = [metric.delta for metric in app.metric[:6]]
+    assert all("–" in delta for delta in deltas)
+
+
+def test_a_simulated_run_of_which_nothing_is_known_says_so(runs):
+    app = page(runs, run="simulated")
+    assert {found.mark for found in badges(app)} == {"unknown"}
+    assert not app.metric[0].delta
+    assert {found.mark for found in badges(page(runs, run="real-1"))} == {"validated"}
+
+
+def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in timed.path.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    add_notes(copy, {"gpu": "H200", "by": "hand"})
+    changed = Recording.load(copy)
+    before, after = notes_of(timed.run), notes_of(changed.run)
+    assert after == {**before, "gpu": "H200", "by": "hand"}
+    assert changed.runs.drop_columns("notes").equals(timed.runs.drop_columns("notes"), check_metadata=True)
+    assert not list(copy.glob("*.partial")) and not list(copy.glob(".*.partial"))
+    with pytest.raises(ValueError, match="JSON"):
+        add_notes(copy, {"bad": float("nan")})
+    with pytest.raises(UserError):
+        add_notes(tmp_path, {})
+    for said in ("", None, "not JSON", "[1]"):
+        assert notes_of({"notes": said}) == {}
+
+
+# A run that came to little
+
+
+@pytest.fixture(scope="module")
+def shed(tmp_path_factory):
+    """Two replicas with KV tiers and drafts; 30 of 40 requests time out, 2 are rejected, 8 finish. By hand."""
+    directory = tmp_path_factory.mktemp("shed") / "shed"
+    nothing = dict.fromkeys(("workload", "deployment", "hardware", "calibration", "notes"), "")
+    run = {"run_id": "shed", "clock": "virtual", "num_blocks": 100, "replicas": 2, **nothing}
+    with RecordingWriter(directory, run) as writer:
+        for i in range(40):
+            status = "finished" if i < 8 else "rejected" if i < 10 else "timed_out"
+            at = i * 10_000_000
+            came = {"request_id": i, "status": status, "arrival_ns": at, "prompt_tokens": 100, "end_ns": at + 5}
+            if i < 8:
+                came |= {"replica": i % 2, "scheduled_ns": at, "first_token_ns": at + 5, "finish_ns": at + 9_000_000}
+                came |= {"output_tokens": 5, "drafts": 2, "draft_tokens": 6, "accepted_tokens": 3}
+                came |= {"tier_hit_tokens": {"cpu": 25, "nvme": 10} if i < 4 else {}}
+            else:
+                came |= {"reason": f"because of {i}"}
+            writer.add_request(**came)
+        for i in range(8):
+            step = {"replica": i % 2, "step": i // 2, "start_ns": i * 10_000_000, "end_ns": i * 10_000_000 + 9_000_000}
+            writer.add_step(**step, prefill_tokens=100, decode_rows=1, draft_tokens=3, running=1, used_blocks=50)
+    return Recording.load(directory)
+
+
+def test_a_run_that_came_to_little_says_so_first(shed):
+    app = page(shed.path.parent, run="shed")
+    assert not app.exception and not app.error
+    (facts,) = [m.value for m in app.markdown if "badge[simulated]" in m.value]
+    assert ":red-badge[80 % did not finish]" in facts and ":green-badge" not in facts
+    assert "30 timed out, 8 finished, 2 rejected" in facts
+    assert any("Latencies are those of the 8 of 40 requests" in caption.value for caption in app.caption)
+    assert {"timed out", "finished", "rejected"} == set(app.dataframe[0].value["status"])
+
+
+def test_cards_tell_of_tiers_drafts_and_replicas(shed):
+    said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
+    assert any("12.5 % from cpu, 5 % from nvme came out of KV tiers" in text for text in said)
+    assert any("gives 2.5 tokens to a request, 50 % of the draft tokens" in text for text in said)
+    assert any("Of single replicas" in text for text in said)
+
+
+def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
+    print_metrics(RunMetrics.of(shed), "table")
+    print_reasons(shed)
+    said = capsys.readouterr().out
+    assert "80 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
+    assert "30 timed out, the first because: because of 10\n" in said
+    assert "2 rejected, the first because: because of 8\n" in said
+    (usage,) = [line for line in said.splitlines() if line.startswith("kv_usage, %")]
+    assert usage.split()[2] == "50"
+
+
+@pytest.mark.parametrize(
+    ("counts", "short"),
+    [
+        ({}, None),
+        ({"finished": 99, "rejected": 1}, None),
+        ({"finished": 989, "unfinished": 11}, "1.1 % did not finish"),
+        ({"rejected": 7}, "no request finished"),
+    ],
+)
+def test_a_shortfall_is_more_than_one_percent(counts, short):
+    assert RequestEndings(counts).shortfall == short
+
+
+# Who timed it
+
+
+def test_what_timed_a_run_is_found_by_its_id(tmp_path, timed):
+    run = timed.run
+    assert run["calibration"] == identity("H100")
+    assert source_of(run, []) == Source(None, "H100")
+    assert source_of({**run, "notes": ""}, []) == Source(None, "H100")
+    damaged = tmp_path / "calibration"
+    damaged.mkdir()
+    (damaged / "calibration.json").write_text("{")
+    assert source_of({**run, "calibration": "000000000000"}, [damaged]) is None
+    assert source_of({**run, "calibration": ""}, [damaged]) is None
+
+
+# Where step time goes
+
+
+def test_parts_add_up_to_the_recorded_time_of_each_regime(timed):
+    deployment = Deployment.model_validate_json(timed.run["deployment"]).model_copy(update={"fleet": None})
+    steps = timed.table("steps", list(PREDICTED_COLUMNS))
+    found = explain_run(predicted_cost("H100", deployment), steps)
+    took = np.array(steps["end_ns"]) - np.array(steps["start_ns"])
+    prompts, decodes = np.array(steps["prefill_rows"]) > 0, np.array(steps["decode_rows"]) > 0
+    for name, of in (("prefill", prompts & ~decodes), ("decode", ~prompts), ("mixed", prompts & decodes)):
+        assert sum(found.parts_ns.get(name, {}).values()) == pytest.approx(took[of].sum())
+    assert found.steps == sum(min(int(of.sum()), SAMPLE) for of in (prompts & ~decodes, ~prompts, prompts & decodes))
+    assert "past attention" not in found.parts_ns["decode"] and found.parts_ns["decode"]["weights"] > 0
+    assert all(0 < o.utilisation <= 1.0001 for o in found.operations)
+    qkv = next(o for o in found.operations if o.name == "qkv, decode")
+    assert qkv.bound == "memory"
+
+
+def test_only_kernels_that_tell_change_how_far_parts_are_trusted():
+    def kernel(name, ns, sigma, mark):
+        return ExplainedOperation(name, 1, 1.0, 1.0, ns, 0.5, "memory", sigma, mark)
+
+    big, small = kernel("qkv", 99.0, 0.05, Coverage.INTERPOLATED), kernel("send", 1.0, 0.7, Coverage.EXTRAPOLATED)
+    assert RunExplanation({"decode": {"weights": 100.0}}, [big, small], 1).telling == [big]
+    longer = kernel("send", 2.0, 0.7, Coverage.EXTRAPOLATED)
+    assert RunExplanation({"decode": {"weights": 100.0}}, [big, longer], 1).telling == [big, longer]
+    assert RunExplanation({"decode": {"weights": 1e6}}, [small], 1).telling == [small]
+
+
+def test_steps_that_overlap_are_said_to():
+    def axis(run_ns):
+        return part_times({"decode": {"weights": 2e9}}, "#3b7ddd", run_ns).layout.xaxis.title.text
+
+    assert (axis(10**9), axis(3 * 10**9)) == ("time of steps, which overlap (s)", "time of steps (s)")
+
+
+def test_measured_operations_are_summed_and_the_rest_is_said():
+    steps = pa.table(
+        {
+            "start_ns": [0, 100, 300],
+            "end_ns": [100, 300, 400],
+            "prefill_rows": [0, 1, 0],
+            "decode_rows": [2, 2, 2],
+            "forward_ns": [80, 150, 90],
+            "sample_ns": [20, 50, 10],
+            "op_ns": pa.array([[("gemm", 50)], [("gemm", 70), ("attention", 30)], None], pa.map_("string", "int64")),
+        }
+    )
+    assert measured_parts(steps) == {
+        "decode": {"gemm": 50, "rest of the model": 120, "sampling": 30},
+        "mixed": {"attention": 30, "gemm": 70, "rest of the model": 50, "sampling": 50},
+    }
+    nobody = pa.nulls(3, pa.map_("string", "int64"))
+    whole = measured_parts(steps.set_column(6, "op_ns", nobody))
+    assert whole is not None and whole["decode"] == {"model": 170, "sampling": 30}
+    assert measured_parts(steps.set_column(4, "forward_ns", pa.nulls(3, "int64"))) is None
+
+
+def test_the_step_view_shows_parts_and_roofline(runs, timed):
+    app = page(runs, run="timed", view="steps")
+    assert not app.exception and not app.error
+    parts, roof = charts(app)[1:3]
+    assert [trace["y"][0] for trace in parts["data"]] == ["all steps"] * len(parts["data"])
+    assert len(parts["data"]) <= 5 and {"weights"} <= {trace["name"] for trace in parts["data"]}
+    assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}
+    assert "kernel tables of H100" in text(app) and "-badge[" in text(app)
+    assert any("qkv, decode" in list(frame.value.get("operation", ())) for frame in app.dataframe)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("simulated", "toy) is not among the bundled ones"), ("real-1", "did not time what is inside")]
+)
+def test_the_step_view_says_why_it_cannot_tell(runs, name, line):
+    app = page(runs, run=name, view="steps")
+    assert not app.exception and not app.error
+    assert line in app.info[0].value and "\n" not in app.info[0].value
+
+
+def test_small_parts_are_one(runs):
+    figure = part_times({"decode": {f"part {n}": 2.0**n for n in range(8)}}, "#3b7ddd")
+    assert [trace.name for trace in figure.data] == ["part 7", "part 6", "part 5", "part 4", "other"]
+    assert sum(trace.x[0] for trace in figure.data) == pytest.approx(255e-9)
+    assert len({trace.marker.color for trace in figure.data}) == 5
+    assert not part_times({}, "#3b7ddd").data
+
+
+# Diagnosis
+
+
+def test_a_diagnosis_is_asked_for_and_found_again(runs, timed):
+    app = page(runs, run="timed", view="diagnosis")
+    assert not app.exception and not app.error
+    assert "The worst symptom" in text(app) or "No symptom found" in text(app)
+    app.button(key="diagnose").click().run()
+    deadline = time.monotonic() + 240
+    while not list((runs / "jobs").glob("*/result.json")) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    (result,) = (runs / "jobs").glob("*/result.json")
+    answer = json.loads(result.read_text())
+    again = page(runs, run="timed", view="diagnosis")
+    assert not again.exception and not again.error
+    verdict = answer["verdict"]
+    assert verdict[1:] in text(again)
+    assert answer["standing"] and badges(again)[1].mark == answer["standing"]["mark"]
+    assert "the simulated p99 is" in badges(again)[1].reason
+    bars = charts(again)[1]
+    shown = {name for trace in bars["data"] for name in trace["y"]}
+    assert shown == {c["name"] for c in answer["counterfactuals"] if not c["skipped"]}
+    assert {"one more replica", "free prefill"} <= shown
+    assert any("not tried" in caption.value for caption in again.caption)
+
+
+def test_the_bundled_run_shows_what_helps_before_anything_was_recorded(tmp_path):
+    app = page(tmp_path, view="diagnosis")
+    assert not app.exception and not app.error and not app.warning
+    assert "free prefill" in {name for trace in charts(app)[1]["data"] for name in trace["y"]}
+    assert not [button for button in app.button if button.key == "diagnose"]
+    other = page(tmp_path, view="diagnosis", judged="tpot_ms")
+    assert [button for button in other.button if button.key == "diagnose"], "it is the answer to one question"
+
+
+def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
+    asked = example_settings()
+    bundled = example_diagnosis(asked)
+    assert bundled is not None
+    found = diagnosis(asked, tmp_path, lambda stage, share: None)
+    assert {name: found[name] for name in bundled} == bundled
+    assert example_diagnosis({**asked, "run": str(tmp_path)}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("simulated", "does not hold what was offered"), ("real-1", "does not hold what was offered")]
+)
+def test_a_run_that_cannot_be_simulated_again_has_evidence_only(runs, name, line):
+    app = page(runs, run=name, view="diagnosis")
+    assert not app.exception and not app.error
+    assert any(line in caption.value for caption in app.caption)
+    assert not [button for button in app.button if button.key == "diagnose"]
+
+
+def lifted(name, kind, bought, p99, **more):
+    return Counterfactual(name=name, cause="", lifecycle="request", kind=kind, bought=bought, p99=p99, **more)
+
+
+def bundled_diagnosis(**changed):
+    return DiagnosisDocument.read(example_diagnosis(example_settings())).model_copy(update=changed)
+
+
+def test_harm_is_red_and_help_is_not():
+    def tried(name, kind, bought, p99):
+        return lifted(name, kind, dict.fromkeys(LATENCIES, bought), {"ttft_ms": p99})
+
+    figure = what_it_buys(
+        bundled_diagnosis(
+            metric="ttft_ms",
+            simulated_p99={"ttft_ms": 100.0},
+            counterfactuals=(
+                tried("a", "policy", 0.4, 60.0),
+                tried("b", "capacity", 0.0, 100.0),
+                tried("c", "policy", -3.0, 400.0),
+                tried("d", "capacity", None, None),
+            ),
+        )
+    )
+    assert {trace.name: list(trace.y) for trace in figure.data} == {
+        "a setting": ["a"],
+        "more of a resource": ["b"],
+        "makes it worse": ["d", "c"],
+    }
+    texts = [text for trace in figure.data for text in trace.text]
+    assert texts == ["-40 %, 60 ms left", "nothing", "over 1 % never finish", "+300 %, 400 ms left"]
+    assert min(trace.x[0] for trace in figure.data) == -100
+
+
+def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
+    tried = (lifted("a", "policy", {"finished": 0.8}, {}, finished=0.83),)
+    figure = what_it_buys(bundled_diagnosis(metric="finished", simulated_finished=0.15, counterfactuals=tried))
+    assert list(figure.data[0].x) == [80] and figure.data[0].text[0] == "83.0 % finish"
+    assert figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finish as it was"
+
+
+# Every metric
+
+
+def test_every_metric_that_is_known_is_listed(runs, timed):
+    app = page(runs, run="timed", view="metrics")
+    assert not app.exception and not app.error
+    distributions, scalars = (frame.value for frame in app.dataframe)
+    known = [name for name, value in RunMetrics.of(timed).scalars().items() if value is not None]
+    assert len(scalars) == len(known)
+    assert (scalars["90 % band"] != "").sum() == 3
+    assert list(distributions.columns)[:3] == ["metric", "mean", "p50"]
+
+
+def test_an_unknown_view_is_the_first(runs):
+    app = page(runs, run="real-1", view="junk")
+    assert not app.exception
+    assert "**Request" in text(app)
+    assert parameter(app, "run") == "real-1"
+
+
+# Large runs
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A recording of 131,072 requests, of two tokens each; request i has a gap of i nanoseconds between them."""
+    directory = tmp_path_factory.mktemp("large") / "run"
+    run = dict.fromkeys(("workload", "deployment", "hardware", "calibration", "notes"), "")
+    with RecordingWriter(directory, {"run_id": "large", "clock": "virtual", **run}) as writer:
+        for first in range(0, 131_072, 8192):
+            ids = range(first, first + 8192)
+            writer.add_requests(
+                {
+                    "request_id": ids,
+                    "status": ["finished"] * len(ids),
+                    "token_times_ns": [[1000, 1000 + i] for i in ids],
+                }
+            )
+    return Recording.load(directory)
+
+
+@pytest.mark.parametrize("row", [0, 8191, 8192, 70_003, 131_071])
+def test_one_request_is_read_from_its_row_group(large, row):
+    assert len(large.group_rows("requests")) > 10
+    found = _row(large, row)
+    assert found["request_id"] == row and found["token_times_ns"] == [1000, 1000 + row]
+
+
+def test_gaps_of_a_large_run_are_a_sample_spread_over_it(large):
+    gaps = token_gaps(large)
+    assert 0.1 < gaps.share < 1
+    assert len(gaps.values) == round(gaps.share * 131_072)
+    assert gaps.values[0] == 0 and gaps.values[-1] > 0.9 * 131_071 / 1e6
+    assert np.median(gaps.values) == pytest.approx(65_536 / 1e6, rel=0.1)
+
+
+def test_columns_without_a_value_are_known_without_reading_them(large, timed):
+    assert large.told("requests", ["tenant", "status", "token_times_ns", "session"]) == ["status", "token_times_ns"]
+    assert large.told("steps", ["start_ns", "stages_ns"]) == []
+    held = [name for name in timed.steps.column_names if any(timed.steps[name].to_pylist())]
+    assert set(held) <= set(timed.told("steps", timed.steps.column_names))
+
+
+@given(st.lists(st.sampled_from([float("nan"), 0.0, 1.0, 2.0, 3.0]), max_size=60), st.integers(1, 20))
+def test_the_slowest_are_those_of_a_whole_sort(values, most):
+    values, rows = np.array(values), np.arange(len(values))[::2]
+    whole = rows[np.argsort(-np.where(np.isnan(values[rows]), -1.0, values[rows]), kind="stable")][:most]
+    assert slowest(values, rows, most).tolist() == whole.tolist()
+
+
+def test_a_page_that_works_ahead_draws_the_same(runs, timed, monkeypatch):
+    plain = charts(page(runs, run="timed"))
+    streamlit.cache_resource.clear()
+    asked = []
+    monkeypatch.setattr(run_page, "_LONG", 0)
+    monkeypatch.setattr(run_page, "ahead", lambda *works: asked.append(works) or prefetch(*works))
+    assert charts(page(runs, run="timed")) == plain
+    assert len(asked) == 1
+
+
+def test_what_fails_ahead_is_left_for_the_page_to_meet():
+    done = threading.Event()
+
+    def damaged():
+        raise UserError("recording", "x", "is damaged")
+
+    prefetch(damaged, done.set)
+    assert done.wait(60)
+
+
+def test_gaps_of_a_small_run_are_those_of_all_requests(timed):
+    gaps = token_gaps(timed)
+    assert gaps.share == 1
+    assert np.array_equal(gaps.values, RunMetrics.of(timed).values("itl_ms"))

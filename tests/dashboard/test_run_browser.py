@@ -1,0 +1,79 @@
+"""The Run page in a real browser: a box on the timeline narrows the requests, and a diagnosis survives a reload."""
+
+import re
+import shutil
+
+import pytest
+
+from tests.dashboard.browser import CHROMIUM, drawn, new_context, settle, shoot
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def timed(server, server_runs, tmp_path_factory):
+    """A run that kernel tables timed, among those of the server; its name."""
+    from click.testing import CliRunner
+
+    from tokentwin.cli import cli
+
+    trace, out = tmp_path_factory.mktemp("trace") / "trace.parquet", tmp_path_factory.mktemp("out") / "timed"
+    synth = ["--requests", "300", "--arrivals", "gamma:rate=30,cv=3", "--prompt", "700", "--output", "60"]
+    for command in (["trace", "synth", str(trace), *synth], ["simulate", str(trace), "--gpu", "H100", "-o", str(out)]):
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+    shutil.copytree(out, server_runs / "timed")
+    return "timed"
+
+
+def test_a_box_on_the_timeline_narrows_the_requests(server, browser, timed, tmp_path):
+    page = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(f"{server}/run?run={timed}")
+    settle(page, plots=6)
+    plot = page.locator("[data-testid=stPlotlyChart]").first.bounding_box()
+    row = plot["y"] + plot["height"] / 3
+    page.mouse.move(plot["x"] + plot["width"] / 3, row)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] / 2, row + 8, steps=6)
+    page.mouse.up()
+    page.get_by_text(re.compile(r"in the time window")).wait_for()
+    page.wait_for_url(re.compile(r"window="))  # written when the page is complete
+    low, high = map(float, re.search(r"window=([\d.]+)-([\d.]+)", page.url).groups())
+    assert 0 < low < high
+    settle(page, plots=6)
+    page.reload()
+    page.get_by_text(re.compile(r"in the time window")).wait_for()
+    page.get_by_role("button", name="Whole run").click()
+    page.get_by_text(re.compile(r"in the time window")).wait_for(state="detached")
+    page.wait_for_url(lambda url: "window=" not in url)
+
+
+def test_a_diagnosis_is_made_once(server, browser, timed, tmp_path):
+    page = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(f"{server}/run?run={timed}")
+    settle(page, plots=6)
+    page.get_by_text("Diagnosis", exact=True).click()
+    page.get_by_role("button", name="Find what would help").click()
+    verdict = page.get_by_text(re.compile(r"problem"))
+    verdict.wait_for()
+    told = verdict.inner_text()
+    page.reload()
+    page.get_by_text(told).wait_for()
+    settle(page, plots=6)
+    assert page.get_by_role("button", name="Find what would help").count() == 0
+    drawn(page, 60)
+
+
+@pytest.mark.parametrize(("view", "scheme"), [("steps", "light"), ("steps", "dark"), ("metrics", "light")])
+def test_every_view_opens(server, browser, timed, tmp_path, scheme, view):
+    page = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
+    page.goto(f"{server}/run?run={timed}&view={view}")
+    settle(page, plots=7 if view == "steps" else 5)
+    drawn(page, 60)
+    if view == "steps":
+        page.get_by_text("What bounds it").wait_for()
+    for width in (1280, 800):
+        shoot(page, tmp_path / f"{view}-{scheme}-{width}.png", width)

@@ -1,0 +1,357 @@
+"""The Trust page through Streamlit's AppTest: what it opens on, what it shows of each rung, and every error path."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from calibration.steps.predict import identity, predicted_cost
+from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.report import RunRow, ValidationReport, load_report
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
+from dashboard.trust_page.charts import errors
+from dashboard.trust_page.domain import domain
+from dashboard.trust_page.external_charts import errors_by_source
+from dashboard.trust_page.external_results import EXTERNAL, load_external
+from dashboard.trust_page.rungs import rungs
+from planning.priced_scenario import price_scenario
+from planning.repricing import Source
+from planning.simulation import recorded
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.errors import UserError
+from sim.simulate import simulate_to
+from tests.dashboard.samples import one_line, report, write_report, write_samples
+from traces.recording import Recording
+from traces.synth import parse_spec, synthesise
+
+
+@pytest.fixture(autouse=True)
+def main_module():
+    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
+
+
+@pytest.fixture(scope="module")
+def on_a_gpu(tmp_path_factory):
+    """A directory with one simulated run on a GPU, where no step is far from what kernels were measured at."""
+    return predicted_run(tmp_path_factory.mktemp("gpu"), 1)
+
+
+def predicted_run(runs: Path, prompt_scale: int, gpu: str = "H100") -> Path:
+    scheduler = SchedulerConfig(
+        max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=8192 * prompt_scale, num_blocks=40000
+    )
+    deployment = Deployment(model="Llama-3.1-8B", device="cuda", scheduler=scheduler)
+    spec = {
+        "requests": 30,
+        "arrivals": {"kind": "poisson", "rate": 10},
+        "prompt": {"kind": "lognormal", "mean": 500 * prompt_scale, "sigma": 0.5, "max": 6000 * prompt_scale},
+        "output": {"kind": "exponential", "mean": 40, "max": 200},
+    }
+    cost = predicted_cost(gpu, deployment)
+    simulate_to(runs / "run", synthesise(parse_spec(spec)), deployment, cost, calibration=identity(gpu))
+    return runs
+
+
+def trust(runs: Path, **url: str) -> AppTest:
+    def script(runs):
+        from pathlib import Path
+
+        from dashboard.trust_page import page as trust_page
+
+        trust_page.show(Path(runs))
+
+    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
+    for name, value in url.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def text(app: AppTest) -> str:
+    return "\n".join(str(e.value) for kind in ("title", "markdown", "caption", "subheader") for e in app.get(kind))
+
+
+def charts(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
+
+
+def parameter(app: AppTest, name: str) -> str:
+    value = app.query_params[name]
+    return value if isinstance(value, str) else value[0]  # a list in older Streamlits
+
+
+# The report
+
+
+def test_trust_opens_with_the_verdict(samples):
+    app = trust(samples)
+    assert not app.exception and not app.error and not app.warning
+    shown = text(app)
+    assert "TTFT p50 -3.1 % (floor 2.4 %)" in text(app)
+    assert "**1,234 of 1,234** steps identical" in shown
+    assert "median error **4.0 %** or less" in shown
+    assert "**9 of 14** figures within the real noise" in shown
+    assert "TTFT p99 +8.5 % (floor 5.8 %)" in shown
+    cdfs, errors, residuals, _ = charts(app)  # and that of published engines; nothing is known of the toy's steps
+    assert len(cdfs["data"]) == 12  # three real repeats and the simulation, of three metrics
+    assert len(errors["layout"]["shapes"]) == 14
+    assert len(residuals["data"]) == 9
+    assert app.selectbox(key="url_report").value == "validation" and not dict(app.query_params)
+
+
+def test_a_disturbed_run_says_so(tmp_path, samples):
+    content = report(samples, disturbed=True)
+    content["rungs"]["replay"] |= {"identical": 1200, "first_difference": "step 1201: 64 tokens, not 48"}
+    content["extrapolated_share"] = 0.042
+    content["set_aside"] = "2 of 7 recordings were set aside"
+    write_report(tmp_path / "validation", content)
+    app = trust(tmp_path)
+    assert "badge[:material/help: unknown]" in text(app)
+    assert "canary steps drifted by 31 %" in app.warning[0].value
+    assert ":gray[:material/help:] **9 of 14** figures within the real noise, on a disturbed machine" in text(app)
+    assert "2 of 7 recordings were set aside." in text(app)
+    assert "**1,200 of 1,234** steps identical" in text(app)
+    assert "step 1201" in text(app)
+
+
+def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
+    """As on a machine at twice its load: whatever is predicted lies within such noise, and in such bands."""
+    content = report(samples)
+    rows = content["rungs"]["run"]["rows"]
+    for row in rows:
+        row |= {"low": 0.5 * row["real"], "high": 2 * row["real"]}
+    rows[0]["floor_pct"] = 168.0
+    one, all_of_them = ValidationReport.model_validate(content), [{**row, "floor_pct": 168.0} for row in rows]
+    assert rungs(one, None)[2].headline == "**9 of 13** figures within the real noise"
+    assert "1 of 14 figures: real runs differ by up to 168 %" in rungs(one, None)[2].detail
+    assert rungs(one, None)[4].headline == "**13 of 13** measured figures in their 90 % band"
+    rows[:] = all_of_them
+    content["rungs"]["step"]["regimes"]["decode"]["median_error_pct"] = 80.0
+    write_report(tmp_path / "validation", content)
+    shown = text(trust(tmp_path))
+    assert shown.count(":gray[:material/help:] tells nothing") == 1
+    assert "badge[:material/help: unknown]" in shown
+    assert rungs(ValidationReport.model_validate(content), None)[4].headline == "tells nothing"
+
+
+def test_the_furthest_out_of_the_published_engines_is_named():
+    published = load_external(EXTERNAL_SAMPLE)
+    errors = {(case.title, e) for case in published.cases for f in ("ttft_ms", "tpot_ms", "e2e_ms")
+              if (e := case.median_error_pct(f, "blind")) is not None}  # fmt: skip
+    title, worst = max(errors, key=lambda pair: pair[1])
+    detail = rungs(None, published)[3].detail
+    assert f"Furthest out, {title}: " in detail and f"{worst:.1f} %" in detail
+
+
+def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
+    content = report(samples)
+    content["recordings"] = {"real": ["gone"], "simulated": None}
+    write_report(tmp_path / "validation", content)
+    (tmp_path / "validation" / "step_residuals.parquet").unlink()
+    app = trust(tmp_path)
+    assert not app.exception
+    assert "gone" in app.warning[0].value
+    assert "no step residuals" in text(app)
+
+
+def test_a_report_that_climbed_nothing_still_opens(tmp_path):
+    write_report(tmp_path / "validation", {"verdict": "Nothing was compared.", "of_a_later_version": 1})
+    app = trust(tmp_path)
+    assert not app.exception and not app.error
+    assert text(app).count("Not climbed") == 3
+    assert "% of the published ones" in text(app)  # rungs 4 and 5 stand on the bundled figures
+
+
+def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path):
+    app = trust(tmp_path / "nowhere")
+    assert not app.exception and not app.error
+    assert "**bundled**" in app.info[0].value
+    shown = text(app)
+    assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
+    assert load_report(DEMO / "validation").verdict in shown
+    assert "Not climbed" not in shown and shown.count("Rung") == 5
+    assert len(charts(app)) == 5
+
+
+def test_the_bundled_demo_is_what_condensing_makes_and_small(tmp_path):
+    laid_out = tmp_path / "demo"
+    shutil.copytree(DEMO, laid_out)
+    condense(laid_out, tmp_path / "again")
+    files = sorted(path.relative_to(DEMO) for path in DEMO.rglob("*.*"))
+    assert files == sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*"))
+    assert sum((DEMO / name).stat().st_size for name in files) < 300_000
+    for name in ("real-1", "validation/simulated"):
+        first, again = (Recording.load(folder / name) for folder in (DEMO, tmp_path / "again"))
+        assert first.requests.equals(again.requests) and first.run == again.run
+    with pytest.raises(UserError, match="cannot be read"):
+        condense(tmp_path, tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"created": ""}',
+        '{"verdict": 3}',
+        '{"verdict": "", "rungs": {"run": {"rows": [{}]}}}',
+        "\xff",
+    ],
+)
+def test_a_corrupt_report_is_one_line(tmp_path, content):
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "report.json").write_bytes(content.encode("latin-1"))
+    assert "report.json" in one_line(trust(tmp_path))
+
+
+def test_corrupt_residuals_are_one_line(tmp_path, samples):
+    write_report(tmp_path / "validation", report(samples))
+    (tmp_path / "validation" / "step_residuals.parquet").write_text("not parquet")
+    assert "step_residuals.parquet" in one_line(trust(tmp_path))
+
+
+def test_an_unknown_report_in_the_url_is_said_and_never_a_path(samples):
+    app = trust(samples, report="../../etc")
+    assert "../../etc" in app.info[0].value
+    assert parameter(app, "report") == "validation"
+
+
+# Rung 5
+
+
+def test_a_whisker_is_the_band_around_the_simulated_number():
+    row = {"metric": "ttft_ms", "real": 100.0, "floor_pct": 2.0}
+    rows = [
+        RunRow(stat="p50", simulated=110.0, error_pct=10.0, low=95.0, high=130.0, **row),
+        RunRow(stat="p99", simulated=80.0, error_pct=-20.0, low=70.0, high=90.0, **row),
+    ]
+    assert [row.covered for row in rows] == [True, False]
+    bars = errors(rows).data[0]
+    assert np.allclose(np.array(bars.y) + bars.error_y.array, [30, -10])
+    assert np.allclose(np.array(bars.y) - bars.error_y.arrayminus, [-5, -30])
+    without = RunRow(stat="p50", simulated=110.0, error_pct=10.0, **row)
+    assert without.covered is None and errors([without]).data[0].error_y.array is None
+
+
+# The domain
+
+
+def test_the_run_in_question_is_the_reports_own_and_the_url_chooses_another(tmp_path):
+    shutil.copytree(DEMO, tmp_path / "runs")
+    app = trust(tmp_path / "runs")
+    assert app.selectbox(key="url_scenario").value == "validation/simulated"
+    share = json.loads((DEMO / "validation" / "report.json").read_text())["extrapolated_share"]
+    assert f"**{100 * share:.1f} %** of the" in text(app)  # as the cost model counted while it simulated
+    real = trust(tmp_path / "runs", scenario="real-1")
+    assert not real.exception and not real.error
+    assert any(trace.get("name") == "real step" for trace in charts(real)[3]["data"])
+    gone = trust(tmp_path / "runs", scenario="../../etc")
+    assert "../../etc" in gone.info[0].value and parameter(gone, "scenario") == "validation/simulated"
+
+
+def test_every_step_is_marked_once_and_lies_in_the_map():
+    run = Recording.load(DEMO / "validation" / "simulated")
+    found = domain(run, Source(str(DEMO / "calibration"), None))
+    assert len(found.decode.points) + len(found.prompts.points) == found.steps == run.steps.num_rows
+    for panel in (found.decode, found.prompts):
+        assert panel.known.shape == (len(panel.y) - 1, len(panel.x) - 1)
+        assert (np.isnan(panel.known) ^ np.isnan(panel.outside)).all()
+        assert (panel.points >= [panel.x[0], panel.y[0]]).all() and (panel.points <= [panel.x[-1], panel.y[-1]]).all()
+
+
+def test_kernel_tables_have_a_map_too(on_a_gpu):
+    app = trust(on_a_gpu, scenario="run")
+    assert not app.exception and not app.error
+    assert "kernel tables of the H100" in text(app)
+    found = domain(Recording.load(on_a_gpu / "run"), Source(None, "H100"))
+    assert not found.counted and found.mark == "interpolated" and found.beyond.steps == 0
+    long = domain(Recording.load(predicted_run(on_a_gpu / "long", 16) / "run"), Source(None, "H100"))
+    assert long.mark == "extrapolated" and "beyond measured shapes" in long.reason
+    assert 0 < long.beyond.steps <= 1 and str(long.beyond) in long.provenance.reason
+
+
+def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
+    monkeypatch.setattr("dashboard.trust_page.domain._MOST_JUDGED", 50)
+    run = Recording.load(on_a_gpu / "run")
+    found = domain(run, Source(None, "H100"))
+    assert (found.steps, found.of) == (50, run.steps.num_rows)
+    assert f"none of 50 (of {found.of:,}) steps lies beyond" in found.provenance.reason
+
+
+def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
+    """`tokentwin simulate` and a fleet of a plan note it; here of prompts far beyond those that were measured."""
+    made = Recording.load(predicted_run(tmp_path / "long", 16) / "run")
+    alone = recorded_deployment(made).model_copy(update={"fleet": None})
+    scenario = price_scenario(made.workload(), None, "H100", lambda _: alone)
+    done = recorded(scenario, tmp_path / "run", band=False)
+    found = domain(done.recording, Source(None, "H100"))
+    assert found.mark == done.standing["mark"] == "extrapolated"
+    assert done.standing["reason"].endswith(f"beyond measured shapes, in {found.beyond}")
+    few = recorded(
+        price_scenario(made.workload(), None, "H100", lambda _: alone), tmp_path / "few", band=False, details=False
+    )
+    assert few.standing["reason"].endswith("beyond measured shapes")
+
+
+def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
+    app = trust(samples)
+    assert "timed by a calibration (toy) that is not under" in text(app)
+    shutil.copytree(DEMO, tmp_path / "runs")
+    (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
+    assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs"))
+
+
+# Rung 4
+
+
+def test_published_engines_are_shown_with_their_errors_and_targets(tmp_path):
+    app = trust(tmp_path)
+    bundled = load_external(EXTERNAL_SAMPLE)
+    met = sum(target.met for target in bundled.targets)
+    assert f"**{met} of {len(bundled.targets)}** targets met, {len(bundled.cases)} sources" in text(app)
+    dots = [trace for trace in charts(app)[4]["data"] if trace["mode"] == "markers"]
+    assert any(trace["name"] == "in its 90 % interval" for trace in dots)
+    anchored = trust(tmp_path, prediction="anchored")
+    assert not anchored.exception and parameter(anchored, "prediction") == "anchored"
+
+
+def test_every_figure_of_a_kind_that_is_drawn_is_a_dot():
+    bundled = load_external(EXTERNAL_SAMPLE)
+    for column in ("blind", "anchored"):
+        figure = errors_by_source(bundled.cases, column)
+        dots = sum(len(trace.x) for trace in figure.data if trace.mode == "markers")
+        assert dots == sum(row.error_pct(column) is not None for case in bundled.cases for row in case.rows)
+    assert errors_by_source([], "blind").layout.annotations[0].text.startswith("No source")
+
+
+def test_results_of_ones_own_come_before_the_bundled_ones(tmp_path, samples):
+    content = json.loads((EXTERNAL_SAMPLE / EXTERNAL).read_text())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / EXTERNAL).write_text(json.dumps({**content, "cases": content["cases"][:1]}))
+    assert "targets met, 1 source" in text(trust(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"cases": [{}]}', '{"cases": []}'])
+def test_corrupt_external_results_are_one_line(tmp_path, content):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / EXTERNAL).write_text(content)
+    assert EXTERNAL in one_line(trust(tmp_path))

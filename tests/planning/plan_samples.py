@@ -1,0 +1,77 @@
+"""Engines with simple prices, traffic for them, and the answer by trying every fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibration.kernels.times import Coverage
+from planning.plan.candidates import Engine
+from planning.plan.objectives import parse_objectives
+from planning.plan.trial import Question, try_fleet
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+
+SCHEDULER = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=2048, num_blocks=600)
+SPEEDS = {"slow": 1.0, "fast": 2.5, "snail": 0.1}  # how many times as fast as the slow one
+
+
+class Steps(TokenCost):
+    """20 ms a step and 0.1 ms a token at speed 1, all of it 20 % uncertain."""
+
+    def __init__(self, speed: float) -> None:
+        super().__init__(round(2e7 / speed), round(1e5 / speed), round(1e3 / speed))
+        self.speed = speed
+
+    def ends(self) -> tuple[Steps, Steps]:
+        return Steps(self.speed / 0.8), Steps(self.speed / 1.2)
+
+    def provenance(self) -> tuple[Coverage, str]:
+        return Coverage.INTERPOLATED, "made up"
+
+
+@dataclass(frozen=True)
+class BySpeed:
+    """Tensor parallelism over n makes an engine n^0.8 times as fast."""
+
+    def __call__(self, engine: Engine) -> Steps:
+        return Steps(SPEEDS[engine.gpu] * engine.deployment.tensor_parallel_size**0.8)
+
+
+def engine(gpu: str = "slow", tp: int = 1, usd: float = 1.0) -> Engine:
+    return Engine(gpu, usd, Deployment(tensor_parallel_size=tp, scheduler=SCHEDULER))
+
+
+def traffic(requests: int = 250, rate: float = 60.0, seed: int = 0, tokens: int = 300) -> Workload:
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1e9 / rate, requests)).astype(np.int64).tolist()
+    prompts = rng.integers(1, tokens, requests).tolist()
+    outputs = rng.integers(1, 40, requests).tolist()
+    return Workload(
+        [
+            WorkloadRequest(id, at, ((PRIVATE, prompt),), output)
+            for id, (at, prompt, output) in enumerate(zip(arrivals, prompts, outputs, strict=True))
+        ],
+        shares_prefixes=False,
+    )
+
+
+def question(*slos: str, workload: Workload | None = None) -> Question:
+    workload = workload or traffic()
+    requests = len(list(workload.requests))
+    return Question(workload, requests, parse_objectives(slos), BySpeed(), "least-requests")
+
+
+def fewest(asked: Question, of: Engine, most: int) -> int | None:
+    """By trying every number of replicas, from one up."""
+    return next((n for n in range(1, most + 1) if try_fleet(asked, of, n, to_the_end=True).met), None)
+
+
+def cheapest(asked: Question, engines: Sequence[Engine], most: int, spares: int = 0) -> tuple[float, str, int] | None:
+    """Price, engine and replicas, by trying everything."""
+    found = [(of, fewest(asked, of, most)) for of in engines]
+    offers = [((n + spares) * of.usd_per_hour, of.name, n) for of, n in found if n is not None]
+    return min(offers, default=None)

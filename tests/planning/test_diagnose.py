@@ -1,0 +1,523 @@
+"""Diagnosis: runs whose cause is known get the right one named first, and counterfactuals are exact."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.operations import DecodeAttention, Elementwise, Gemm
+from calibration.steps.operation_cost import HostTimes, OperationCost
+from calibration.steps.step_cost import Calibration, StepCost
+from planning.diagnose.baseline import FINISHED
+from planning.diagnose.constraint_lifts import (
+    TIERS,
+    dispersion,
+    double_bandwidth,
+    infinite_kv,
+    more_places,
+    no_failures,
+    one_more_replica,
+)
+from planning.diagnose.diagnosis import Diagnosis
+from planning.diagnose.lifted_costs import FreePrefill, NoCpuTime, TwiceTheBandwidth, repriced, twice_the_bandwidth
+from planning.diagnose.recorded_run import diagnosis_document
+from planning.diagnose.simulated_again import another_run
+from planning.diagnose.symptoms import Evidence, attainable_hit_rate, symptoms
+from planning.priced_scenario import PricedScenario
+from serving.cost_model import CostModel, TokenCost
+from serving.decode_set import DecodeSet
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.fleet import FleetConfig
+from serving.errors import UserError
+from serving.step_plan import StepPlan
+from serving.workload import Workload, WorkloadRequest
+from sim.priced_pool import alike_pools
+from sim.simulate import simulate_to
+from tests.budget import examples
+from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+from tests.planning import diagnosed_runs as runs
+from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
+from tests.planning.sweep_samples import calibrated
+from tokentwin.cli import cli
+from traces.recording import Recording
+from traces.replica_lives import unserved_ns
+from traces.run_metrics import RunMetrics
+
+CAUSES = {
+    runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
+    runs.prefill_bound: ("free prefill", "capacity", "prompts take the device"),
+    runs.cpu_bound: ("no CPU time between steps", "policy", "time between steps"),
+    runs.overloaded: ("one more replica", "capacity", "overload"),
+    runs.bursty: ("even arrivals", "capacity", "bursty arrivals"),
+    runs.few_places: ("more running requests", "policy", "no place to run"),
+    runs.evicted_prefixes: ("perfect prefix reuse", "capacity", "missed prefixes"),
+    runs.uneven_routing: ("routing by load", "policy", None),
+    runs.long_prompts_block: ("smaller chunks", "policy", "high ITL"),
+}
+
+
+@pytest.mark.parametrize("made", CAUSES, ids=lambda made: made.__name__)
+def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
+    cause, kind, symptom = CAUSES[made]
+    judged = "itl_ms" if made is runs.long_prompts_block else None
+    found = diagnosed(made(), tmp_path / "run", judged=judged)
+    assert found.cause is not None and (found.cause.name, found.kind) == (cause, kind)
+    assert found.verdict().startswith(f"a {kind} problem: {found.cause.cause}")
+    assert found.twin_error == pytest.approx(0, abs=1e-9)  # it is the twin's own run
+    names = [symptom.name for symptom in found.symptoms]
+    assert symptom is None or symptom in names[:3]
+
+
+@pytest.mark.parametrize("made", [runs.kv_starved, runs.prefill_bound, runs.cpu_bound, runs.overloaded, runs.bursty])
+def test_without_a_cost_model_the_evidence_points_the_same_way(made, tmp_path: Path) -> None:
+    found = diagnosed(made(), tmp_path / "run", explain=False)
+    assert found.symptoms[0].name == CAUSES[made][2] and not found.counterfactuals and found.kind is None
+    assert found.verdict().startswith("evidence only, no cost model")
+    assert all(s.evidence and s.proof and 0 <= s.severity <= 1 for s in found.symptoms)
+
+
+def test_nothing_is_wrong_with_a_calm_run(tmp_path: Path) -> None:
+    found = diagnosed(runs.calm(), tmp_path / "run")
+    assert found.cause is None and [s.name for s in found.symptoms] == ["low utilisation"]
+    assert found.verdict().startswith("neither a capacity nor a policy problem")
+
+
+def test_more_gpus_that_do_not_help_are_a_symptom(tmp_path: Path) -> None:
+    """One more replica does nothing for steps that wait for the CPU."""
+    found = diagnosed(runs.cpu_bound(), tmp_path / "run")
+    assert "more GPUs do not help" in [s.name for s in found.symptoms]
+
+
+def test_a_bound_decides_what_is_high(tmp_path: Path) -> None:
+    recording = runs.recorded(runs.calm(), tmp_path / "run")
+    assert not {"high TTFT", "high ITL"} & {s.name for s in symptoms(Evidence(recording))}
+    strict = symptoms(Evidence(recording, {"ttft_ms": 6, "tpot_ms": 5}))
+    assert {"high TTFT", "high ITL"} <= {s.name for s in strict}
+
+
+def test_a_recording_without_steps_still_shows_its_queue(tmp_path: Path) -> None:
+    s = runs.few_places()
+    simulate_to(tmp_path / "run", s.workload, s.deployment, s.cost, steps=False)
+    evidence = Evidence(Recording.load(tmp_path / "run"))
+    assert not evidence.has_steps and "high TTFT" in [symptom.name for symptom in symptoms(evidence)]
+
+
+# Where requests come to nothing
+
+
+def finished_share(scenario: PricedScenario, out: Path) -> float:
+    return float(RunMetrics.of(runs.recorded(scenario, out)).finished.mean())
+
+
+def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) -> None:
+    made = runs.shed()
+    found = diagnosed(made, tmp_path / "run")
+    before, after = finished_share(made, tmp_path / "again"), finished_share(more_places(made), tmp_path / "more")
+    assert 0.1 < before < 0.6 and after > before + 0.3
+    cause = found.cause
+    assert cause is not None and (cause.name, found.kind, found.metric) == ("more running requests", "policy", FINISHED)
+    assert found.finished == (before, before) and cause.finished == after
+    assert cause.bought[FINISHED] == pytest.approx((after - before) / (1 - before))
+    told = f"max_num_seqs is too small; with more running requests {100 * after:.1f} % of the requests would finish "
+    assert found.verdict() == f"a policy problem: {told}instead of {100 * before:.1f} %"
+    assert found.twin_error == 0
+
+
+def test_every_claim_of_a_shed_run_is_what_simulating_it_gives(tmp_path: Path) -> None:
+    """Shares and p99 of those that finish, of every lift that was tried."""
+    made = runs.shed()
+    found = diagnosed(made, tmp_path / "run")
+    lifts = {lift.name: lift for tier in TIERS for lift in tier}
+    for c in found.counterfactuals:
+        lifted = lifts[c.name].apply(made)
+        assert isinstance(lifted, str) == bool(c.skipped)
+        if isinstance(lifted, PricedScenario):
+            metrics = RunMetrics(lifted.requests())
+            assert c.finished == metrics.finished.mean()
+            assert c.p99 == {name: metrics.distribution(name).p99 for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    told = diagnosis_document(Evidence(Recording.load(tmp_path / "run")), found, {}).dumps()
+    assert "inf %" not in told and not any("inf" in symptom.evidence for symptom in found.symptoms)
+
+
+def test_requests_that_no_lift_could_save_are_left_out(tmp_path: Path) -> None:
+    """One in ten is longer than max_model_len; what the others wait for is explained all the same."""
+    few = runs.few_places()
+    offered = [replace(r, prompt=(("", 5000),)) if r.id % 10 == 0 else r for r in few.workload.requests]
+    found = diagnosed(replace(few, workload=replace(few.workload, requests=offered)), tmp_path / "run")
+    assert found.finished == (0.9, 0.9) and found.metric != FINISHED
+    assert found.cause is not None and found.cause.name == "more running requests"
+
+
+def test_what_nothing_that_is_tried_saves_stays_unexplained(tmp_path: Path) -> None:
+    """Users who leave before most answers can be written, however little else there is to do."""
+    made = runs.shed()
+    patience = {"distribution": "constant", "mean_s": 0.5, "until": "finish"}
+    fleet = FleetConfig.model_validate({"admission": {"patience": patience}})
+    roomy = made.deployment.scheduler.model_copy(update={"max_num_seqs": 64})
+    dep = made.deployment.model_copy(update={"fleet": fleet, "scheduler": roomy})
+    found = diagnosed(replace(made, deployment=dep), tmp_path / "run")
+    assert found.metric == FINISHED and found.finished[0] < 0.9 and found.cause is None
+    assert found.verdict().startswith("unexplained: no constraint lets a tenth of the requests that come to nothing")
+
+
+# Failures
+
+
+def test_an_outage_is_found_and_blamed(tmp_path: Path) -> None:
+    made = runs.failing()
+    recording = runs.recorded(made, tmp_path / "recorded")
+    found = diagnosed(made, tmp_path / "run")
+    (symptom,) = (symptom for symptom in found.symptoms if symptom.name == "replicas fail")
+    outage = 20e9 / recording.run["duration_ns"]
+    ready = 3 * (1 - outage)
+    assert symptom.evidence == (
+        f"3 crashes; {ready:.3g} replicas were ready on average, 3 at the start, "
+        f"none for {100 * outage:.1f} % of the run"
+    )
+    assert found.cause is not None and (found.cause.name, found.kind) == ("no failures", "capacity")
+    spared = no_failures(made)
+    assert isinstance(spared, PricedScenario)
+    assert found.cause.p99["e2e_ms"] == RunMetrics(spared.requests()).distribution("e2e_ms").p99
+    assert found.verdict().startswith("a capacity problem: replicas or links fail; with no failures the p99 of")
+
+
+def test_crashes_that_cost_nothing_are_no_symptom_and_no_lift(tmp_path: Path) -> None:
+    made = runs.failing()
+    assert made.deployment.fleet is not None
+    crash = {"at_s": 20, "replica": 0, "recovery_s": 0.1}
+    fleet = FleetConfig.model_validate(made.deployment.fleet.model_dump() | {"failures": {"crashes": [crash]}})
+    once = replace(made, deployment=made.deployment.model_copy(update={"fleet": fleet}))
+    names = [symptom.name for symptom in symptoms(Evidence(runs.recorded(once, tmp_path / "run")))]
+    assert "replicas fail" not in names
+    assert isinstance(no_failures(once), PricedScenario) and no_failures(runs.calm()) == "nothing fails"
+    assert no_failures(runs.shed()) == "nothing fails"
+
+
+def test_an_outage_of_one_pool_is_one(tmp_path: Path) -> None:
+    """Ten seconds of ten in one pool of two, then it is up again; time before it was first ready is none."""
+    lives = [
+        {"replica": 0, "pool": "a", "gpus": 1, "started_ns": 0, "ready_ns": 5, "ended_ns": 10, "ended_by": "crash"},
+        {"replica": 1, "pool": "a", "gpus": 1, "started_ns": 10, "ready_ns": 30, "ended_ns": 40, "ended_by": "crash"},
+    ]
+    assert unserved_ns(lives, 100) == 20 + 60
+    assert unserved_ns(lives[:1], 8) == 0 and unserved_ns([], 8) == 0
+
+
+# Too little to tell
+
+
+def one_token(count: int) -> PricedScenario:
+    return replace(runs.calm(), workload=requests(arrivals(count, 5), 100, 1))
+
+
+def test_outputs_of_one_token_have_no_tpot(tmp_path: Path) -> None:
+    found = diagnosed(one_token(100), tmp_path / "run")
+    assert set(found.simulated) == set(found.recorded) == {"ttft_ms", "e2e_ms"}
+    assert all(set(c.p99) == {"ttft_ms", "e2e_ms"} for c in found.counterfactuals if not c.skipped)
+    with pytest.raises(UserError, match="metric: 'tpot_ms': is of no request"):
+        diagnosed(one_token(100), tmp_path / "again", judged="tpot_ms")
+
+
+@pytest.mark.parametrize(("count", "kind"), [(19, None), (20, "policy")])
+def test_a_handful_of_requests_makes_no_verdict(count: int, kind: str | None, tmp_path: Path) -> None:
+    few = runs.few_places()
+    few = replace(few, workload=requests(arrivals(count, 50), 60, 80))
+    found = diagnosed(few, tmp_path / "run")
+    assert found.kind == kind and found.cause is not None and found.cause.name == "more running requests"
+    says = (
+        "a policy problem: " if kind else "too few requests for a verdict (19 of at least 20); what would still lower"
+    )
+    assert found.verdict().startswith(says)
+    assert "more GPUs do not help" not in [symptom.name for symptom in found.symptoms] or kind
+
+
+def test_idleness_alone_is_no_problem(tmp_path: Path) -> None:
+    """Prompts are most of a calm run's latency, and that is no trouble."""
+    calm = replace(runs.calm(), cost=TokenCost(5 * MS, 100_000, 0))
+    found = diagnosed(calm, tmp_path / "run", judged="ttft_ms")
+    assert [symptom.name for symptom in found.symptoms] == ["low utilisation"]
+    assert found.cause is not None and found.cause.name == "free prefill" and found.kind is None
+    assert found.verdict().startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
+
+
+# Lifted costs
+
+
+def decodes(contexts: list[int]) -> StepPlan:
+    plan = StepPlan(0, DecodeSet(16), 0)
+    plan.add_decodes(len(contexts), sum(contexts), sum(c * c for c in contexts))
+    return plan
+
+
+def step_cost(**changes: int) -> StepCost:
+    prices = {"launch": 3_000_001, "decode_rows_padded": 7_003, "decode_context": 1_009, "prefill_rows": 17}
+    prices |= {"prefill_tokens": 99_991, "prefill_context": 333, "prefill_pairs": 11, "sampling": 5, "sampled_rows": 13}
+    cpu = {"plan": 2_000_003, "rows": 10_007, "prefill_tokens": 31}
+    return StepCost(Calibration("id", "", {}, "", "", prices | changes, cpu, {}, {}, {}, 1))
+
+
+def operation_cost() -> OperationCost:
+    return OperationCost(LLAMA, deployment(), Roofline(), host=HostTimes(1e6, 3e3))
+
+
+COSTS = {
+    "token": TokenCost(5 * MS, 1001, 457, plan_ns=3 * MS),
+    "step": step_cost(),
+    "operation": operation_cost(),
+}
+LIFTED = {
+    "free prefill": FreePrefill,
+    "no CPU": NoCpuTime,
+    "both": lambda cost: NoCpuTime(FreePrefill(cost)),
+    "bandwidth": lambda cost: twice_the_bandwidth(cost) or cost,
+}
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("lifted", LIFTED.values(), ids=LIFTED)
+@examples(0.2)
+@given(contexts=st.lists(st.integers(1, 2000), min_size=1, max_size=8), steps=st.integers(1, 40))
+def test_a_leap_costs_what_stepping_does(cost: CostModel, lifted, contexts: list[int], steps: int) -> None:
+    model = lifted(cost)
+    plan = decodes(contexts)
+    leap = list(model.decode_run_ns(len(contexts), plan.decode_context, plan.decode_squares, steps))
+    stepped = [decodes([c + k for c in contexts]) for k in range(steps)]
+    assert leap == [model.cpu_ns(p) + model.step_ns(p) for p in stepped]
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_what_is_lifted_is_gone_and_the_rest_is_as_before(cost: CostModel) -> None:
+    mixed, alone = decodes([100, 200]), decodes([100, 200])
+    mixed.prefill_rows, mixed.prefill_tokens, mixed.prefill_pairs = 1, 500, 125_250
+    mixed.sampled_rows += 1
+    free = FreePrefill(cost)
+    assert (free.cpu_ns(mixed), free.step_ns(mixed)) == (cost.cpu_ns(alone), cost.step_ns(alone))
+    only = StepPlan(0, DecodeSet(16), 0)
+    only.prefill_rows, only.prefill_tokens = 1, 500
+    assert free.cpu_ns(only) == free.step_ns(only) == 0
+    assert NoCpuTime(cost).cpu_ns(mixed) == 0 and NoCpuTime(cost).step_ns(mixed) == cost.step_ns(mixed)
+
+
+def test_twice_the_bandwidth_halves_what_memory_bounds_and_nothing_else() -> None:
+    slow, fast = Roofline(), TwiceTheBandwidth(Roofline())
+    attention = DecodeAttention("a", np.array([64.0]), np.array([64 * 4000.0]), 32, 8, 128)
+    large = Gemm("g", np.array([8192.0]), 4096, 4096, "bfloat16", 1)
+    one = Gemm("g", np.array([1.0]), 4096, 4096, "bfloat16", 1)
+    for operation, factor in ((attention, 0.5), (one, 0.5), (large, 1.0)):
+        assert fast.time(operation).ns / slow.time(operation).ns == pytest.approx(factor)
+    nothing = Elementwise("e", np.array([0.0]))
+    assert fast.time(nothing).ns == slow.time(nothing).ns
+
+
+def test_each_cost_model_says_what_memory_has_to_do_with_it() -> None:
+    plan = decodes([4000] * 64)
+    for cost in (COSTS["step"], COSTS["operation"]):
+        faster = twice_the_bandwidth(cost)
+        assert faster is not None and 0.499 < faster.step_ns(plan) / cost.step_ns(plan) < 1
+        assert faster.cpu_ns(plan) == cost.cpu_ns(plan)
+    assert twice_the_bandwidth(COSTS["token"]) is None
+    scenario = runs.calm()
+    assert isinstance(double_bandwidth(scenario), str)
+
+
+def test_a_model_of_operations_is_priced_for_as_many_rows_as_may_run() -> None:
+    wide = more_places(PricedScenario(Workload([]), deployment(), operation_cost()))
+    rows = wide.deployment.scheduler.max_num_seqs
+    assert rows == 512
+    exact = OperationCost(LLAMA, wide.deployment, Roofline(), host=HostTimes(1e6, 3e3))
+    assert wide.cost.step_ns(decodes([10] * rows)) == exact.step_ns(decodes([10] * rows))
+    assert repriced(COSTS["token"], wide.deployment) is COSTS["token"]
+
+
+# Lifts
+
+
+def test_infinite_kv_never_preempts() -> None:
+    before = runs.kv_starved()
+    assert sum(before.requests()["preemptions"].to_pylist()) > 100
+    assert sum(infinite_kv(before).requests()["preemptions"].to_pylist()) == 0
+
+
+@pytest.mark.parametrize(("gib", "missed"), [(0.01, True), (10.0, False)])
+def test_prefixes_that_a_tier_kept_are_not_missed(gib: float, missed: bool, tmp_path: Path) -> None:
+    made = runs.evicted_prefixes()
+    tier = {"name": "cpu", "capacity_gib": gib, "read_gb_s": 1000, "write_gb_s": 1000}
+    tiers = {"tiers": [tier], "kv_bytes_per_token": 100_000}
+    dep = Deployment.model_validate(made.deployment.model_dump() | {"kv_tiers": tiers})
+    evidence = Evidence(runs.recorded(replace(made, deployment=dep), tmp_path / "run"))
+    assert ("missed prefixes" in [symptom.name for symptom in symptoms(evidence)]) == missed
+
+
+def test_a_fleet_whose_prefills_are_apart_grows_by_one_of_each_role() -> None:
+    base = runs.overloaded()
+    named = (("p", "prefill", 1), ("spare", "prefill", 2), ("d", "decode", 3))
+    pools = [{"name": name, "role": role, "replicas": replicas} for name, role, replicas in named]
+    fleet = FleetConfig.model_validate({"pools": pools, "links": {"kv_bytes_per_token": 1000}})
+    dep = base.deployment.model_copy(update={"fleet": fleet})
+    grown = one_more_replica(
+        PricedScenario(base.workload, dep, base.cost, pools=tuple(alike_pools(fleet, dep, base.cost)))
+    )
+    assert isinstance(grown, PricedScenario) and grown.deployment.fleet is not None and grown.pools is not None
+    assert [pool.replicas for pool in grown.deployment.fleet.pools] == [2, 2, 4]
+    assert [pool.config for pool in grown.pools] == list(grown.deployment.fleet.pools)
+
+
+def test_a_fleet_grows_by_one_in_its_first_pool() -> None:
+    base = runs.calm()
+    fleet = FleetConfig.model_validate({"pools": [{"name": "a", "replicas": 2}, {"name": "b"}]})
+    dep = base.deployment.model_copy(update={"fleet": fleet})
+    scenario = PricedScenario(base.workload, dep, base.cost, pools=tuple(alike_pools(fleet, dep, base.cost)))
+    grown = one_more_replica(scenario)
+    assert isinstance(grown, PricedScenario) and (scenario.engines, grown.engines) == (3, 4)
+    assert grown.pools is not None and grown.pools[0].config.replicas == 3
+    assert len(set(grown.requests()["replica"].to_pylist())) == 4
+
+
+def test_dispersion_is_that_of_the_process() -> None:
+    def index(at: list[int]) -> float:
+        return dispersion([WorkloadRequest(i, t, (("", 1),), 1) for i, t in enumerate(at)])
+
+    assert index(list(range(0, 10**6, 100))) == pytest.approx(0, abs=0.01)
+    assert index(arrivals(20_000, 10)) == pytest.approx(1, abs=0.15)
+    assert index([S * (i // 40) for i in range(4000)]) > 5
+    assert index([5]) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(1, 4)), max_size=3), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_attainable_hits_are_those_of_an_endless_trie_of_tokens(made) -> None:
+    """Against the tokens themselves: prompts of segments, some followed by the answer of the request before."""
+    offered = []
+    for i, (segments, follows) in enumerate(made):
+        history = (*offered[-1].prompt, (f"out:{i - 1}", 2)) if follows and offered else ()
+        offered.append(WorkloadRequest(i, i, (*history, *segments, (f"own{i}", 1)), 2))
+    seen: set[tuple] = set()
+    hits = tokens = 0
+    for request in offered:
+        parts = [
+            (name, j) if name else ("private", request.id, at, j)
+            for at, (name, count) in enumerate(request.prompt)
+            for j in range(count)
+        ]
+        tokens += len(parts)
+        prefixes = [tuple(parts[:n]) for n in range(1, len(parts) + 1)]
+        public = next((at for at, part in enumerate(parts) if part[0] == "private"), len(parts))
+        hits += sum(prefix in seen for prefix in prefixes[:public])
+        answer = [(f"out:{request.id}", j) for j in range(2)]
+        seen |= {tuple((parts + answer)[:n]) for n in range(1, len(parts) + 3)}
+    assert attainable_hit_rate(offered) == pytest.approx(hits / tokens)
+
+
+# The command
+
+
+def run(*arguments: object) -> Result:
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def slow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two places, by an invented calibration."""
+    folder = tmp_path_factory.mktemp("diagnose")
+    calibrated(folder / "calibration")
+    from traces.parquet import write_parquet
+
+    write_parquet(requests(arrivals(120, 4), 60, 80), folder / "t.parquet")
+    run(
+        "simulate",
+        folder / "t.parquet",
+        "-c",
+        folder / "calibration",
+        "--max-num-seqs",
+        2,
+        "-o",
+        folder / "run",
+        "--no-band",
+    )
+    return folder
+
+
+def test_the_command_explains_a_recording(slow_run: Path) -> None:
+    told = json.loads(run("diagnose", slow_run / "run", "-c", slow_run / "calibration", "--format", "json").output)
+    assert told["cause"] == "more running requests" and told["kind"] == "policy"
+    assert told["twin_error"] == pytest.approx(0) and told["metric"] == "ttft_ms"
+    tried = {c["name"]: c for c in told["counterfactuals"]}
+    assert tried["more running requests"]["bought"]["ttft_ms"] > 0.9 and tried["routing by load"]["skipped"]
+    shown = run("diagnose", slow_run / "run", "-c", slow_run / "calibration", "--metric", "e2e").output
+    assert "p99 of E2E" in shown and "more running requests" in shown
+
+
+@pytest.fixture(scope="module")
+def routed(slow_run: Path) -> Path:
+    """Three replicas that a router chooses among by what they have to do."""
+    options = ("-c", slow_run / "calibration", "--max-num-seqs", 2, "--no-band")
+    run("simulate", slow_run / "t.parquet", *options, "--replicas", 3, "--router", "least-tokens", "-o", slow_run / "3")
+    return slow_run / "3"
+
+
+def test_a_simulated_fleet_is_simulated_again_as_it_was(routed: Path) -> None:
+    told = json.loads(run("diagnose", routed, "-c", routed.parent / "calibration", "--format", "json").output)
+    assert told["simulated_p99"] == told["recorded_p99"] and told["warning"] is None
+    assert "least-tokens looks at loads already" in json.dumps(told["counterfactuals"])
+
+
+def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp_path: Path) -> None:
+    arguments = ("diagnose", routed, "-c", routed.parent / "calibration")
+    shown = run(*arguments, "--router", "random").output
+    assert "of 120 requests come out otherwise than recorded: its router, policy or cost model was another" in shown
+    assert "otherwise" not in run(*arguments).output
+    recording = Recording.load(routed)
+    again = diagnosed_as(recording, recording.requests)
+    assert another_run(recording, again, recording.run["calibration"]) is None
+    last = recording.requests.num_rows - 1
+    late = recording.requests["finish_ns"].to_pylist()
+    late[last] += 1
+    requests = recording.requests.set_column(
+        recording.requests.schema.get_field_index("finish_ns"), "finish_ns", pa.array(late)
+    )
+    told = another_run(recording, diagnosed_as(recording, requests), "fedcba")
+    assert told is not None and "1 of 120 requests" in told and "timed by invented, here by fedcba" in told
+
+
+def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
+    return Diagnosis([], "e2e_ms", 0, {}, {}, (1.0, 1.0), [], again=again)
+
+
+def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:
+    shown = " ".join(run("diagnose", slow_run / "run").output.split())
+    assert "evidence only" in shown and "no place to run" in shown
+
+
+def test_bad_input_is_one_line(slow_run: Path, tmp_path: Path) -> None:
+    for arguments, says in (
+        ([tmp_path / "none"], "not a directory"),
+        ([slow_run / "run", "--gpu", "H100"], "smollm2"),
+        ([slow_run / "run", "-c", tmp_path], "calibration.json"),
+        ([slow_run / "run", "--slo", "soon"], "METRIC:MILLISECONDS"),
+        ([slow_run / "run", "-c", slow_run / "calibration", "--router", "nearest"], "nearest"),
+    ):
+        with pytest.raises(UserError, match=says) as caught:
+            run("diagnose", *arguments)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_which_nothing_finished_cannot_be_explained(tmp_path: Path) -> None:
+    scheduler = SchedulerConfig(max_num_seqs=1, max_model_len=32, max_num_batched_tokens=32, num_blocks=16)
+    offered = Workload([WorkloadRequest(0, 0, (("", 100),), 5)], shares_prefixes=False)
+    simulate_to(tmp_path / "run", offered, Deployment(scheduler=scheduler), TokenCost(1, 1, 1))
+    with pytest.raises(UserError, match="nothing to explain"):
+        run("diagnose", tmp_path / "run")

@@ -1,0 +1,130 @@
+"""Saved answers: whatever is shown of one is made of the document alone, and nothing that can be read breaks it."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+pytest.importorskip("streamlit")
+
+from calibration.validation.report import REPORT, ValidationReport
+from dashboard.bundled import DEMO
+from dashboard.html_reports.report import report_of
+from dashboard.plan_page.example import example
+from dashboard.policy_lab_page.example import example_answer, example_request, recorded_request
+from dashboard.run_page.example import example_diagnosis, example_settings
+from planning.compare.document import ComparisonDocument
+from planning.diagnose.document import DiagnosisDocument
+from planning.plan.document import PlanDocument
+from serving.document import Document, print_document
+from serving.errors import UserError
+
+BUNDLED: dict[str, tuple[type[Document], Callable[[], Any]]] = {
+    "plan": (PlanDocument, lambda: example()["answer"]),
+    "simulated comparison": (ComparisonDocument, lambda: example_answer(example_request().as_json())),
+    "recorded comparison": (ComparisonDocument, lambda: example_answer(recorded_request().as_json())),
+    "diagnosis": (DiagnosisDocument, lambda: example_diagnosis(example_settings())),
+    "validation": (ValidationReport, lambda: json.loads((DEMO / "validation" / REPORT).read_text())),
+}
+
+
+def shown(document: Document) -> list[Any]:
+    """What is made of it, its report left out: what a terminal shows, and its tables."""
+    out = io.StringIO()
+    print_document(document, Console(file=out, width=100))
+    return [out.getvalue(), *map(document.to_arrow, document.tables)]
+
+
+def damaged(content: Any, seed: int) -> Any:
+    """The JSON with up to three of its values gone, or something else."""
+    rng, content = random.Random(seed), json.loads(json.dumps(content))
+    for _ in range(rng.randrange(4)):
+        at = content
+        while True:
+            key = rng.choice(sorted(at) if isinstance(at, dict) else range(len(at)))
+            if not (isinstance(at[key], dict | list) and at[key]) or not rng.randrange(5):
+                break
+            at = at[key]
+        at[key] = rng.choice((None, "", "ünknown <b>", -1, 0, 0.5, 1e300, 10**20, True, [], {}, float("nan")))
+    return content
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_answers_open_and_keep_every_figure(name: str) -> None:
+    kind, content = BUNDLED[name]
+    document = kind.read(content())
+
+    def kept(mine: Any, theirs: Any) -> bool:
+        if isinstance(theirs, dict):
+            return all(name in mine and kept(mine[name], value) for name, value in theirs.items())
+        if isinstance(theirs, list):
+            return len(mine) == len(theirs) and all(map(kept, mine, theirs))
+        return bool(mine == theirs)
+
+    assert kept(json.loads(document.dumps()), content())
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_one_that_was_saved_is_shown_as_one_that_was_just_made(name: str) -> None:
+    kind, content = BUNDLED[name]
+
+    @given(st.integers(0, 2**32))
+    @settings(max_examples=25, deadline=None)
+    def holds(seed: int) -> None:
+        try:
+            document = kind.read(damaged(content(), seed))
+        except UserError as error:
+            assert "\n" not in str(error) and str(error).startswith(kind.where)
+            return
+        again = kind.model_validate_json(document.model_dump_json())
+        assert again == document == kind.read(json.loads(document.dumps()))
+        assert shown(again) == shown(document)
+
+    holds()
+
+
+@pytest.mark.parametrize("name", [name for name in BUNDLED if name != "validation"])  # which lies in a directory
+def test_a_report_is_made_of_what_was_saved(name: str) -> None:
+    kind, content = BUNDLED[name]
+
+    @given(st.integers(0, 2**32))
+    @settings(max_examples=3, deadline=None)
+    def holds(seed: int) -> None:
+        try:
+            document = kind.read(damaged(content(), seed))
+        except UserError:
+            document = kind.read(content())
+        again = kind.model_validate_json(document.model_dump_json())
+        assert list(report_of(again)[1]) == list(report_of(document)[1])
+
+    holds()
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_notebook_and_pandas_show_its_main_table(name: str) -> None:
+    kind, content = BUNDLED[name]
+    document = kind.read(content())
+    frame, table = document.to_pandas(), document.to_arrow()
+    assert list(frame.columns) == table.column_names and len(frame) == table.num_rows > 0
+    assert all(field.metadata[b"definition"] for field in table.schema)
+    assert document._repr_html_().startswith("<pre>")
+    with pytest.raises(UserError, match="table: 'nonsense': is none that this has"):
+        document.to_arrow("nonsense")
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, _ in BUNDLED.values()), ids=lambda kind: kind.where)
+def test_every_field_says_what_it_is_and_a_later_format_is_refused(kind: type[Document]) -> None:
+    schema = kind.model_json_schema()
+    for part in (schema, *schema["$defs"].values()):
+        assert all(field.get("description") for field in part["properties"].values()), part["title"]
+    content = next(content() for of, content in BUNDLED.values() if of is kind)
+    with pytest.raises(UserError, match=r"schema_version: 2: "):
+        kind.read(content | {"schema_version": 2})

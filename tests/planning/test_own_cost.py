@@ -1,0 +1,139 @@
+"""A cost model of one's own: the example of the docs, and what becomes of answers that cannot be times."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from calibration.kernels.times import Coverage
+from planning.costs import priced
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.own_cost import OwnCost, identity
+from serving.step_plan import StepPlan
+from tokentwin.commands.simulate import simulate
+from traces.recording import Recording
+
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / "docs/cost-model.md").read_text(encoding="utf-8")
+PLAN = StepPlan.of(decode_rows=3, decode_context=60, decode_squares=1200, sampled_rows=3)
+SCHEDULER = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 512, "num_blocks": 200}
+TRACE = "".join(
+    json.dumps({"arrival_s": at / 20, "prompt_tokens": 40 + at, "output_tokens": 20}) + "\n" for at in range(12)
+)
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    (tmp_path / "affine_of_the_docs.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "affine_of_the_docs:Affine"
+
+
+def test_the_example_of_the_docs_prices_a_simulation(example: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    (tmp_path / "deployment.yaml").write_text(json.dumps({"scheduler": SCHEDULER}))
+    command = [str(tmp_path / "trace.jsonl"), "-c", example, "-d", str(tmp_path / "deployment.yaml")]
+    done = CliRunner().invoke(simulate, [*command, "-o", str(tmp_path / "out"), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told["standing"]["mark"] == "unknown" and example in told["standing"]["reason"]
+    assert (
+        told["bands"]["e2e_ms"]["p50"][0] < told["distributions"]["e2e_ms"]["p50"] < told["bands"]["e2e_ms"]["p50"][1]
+    )
+    run = Recording.load(tmp_path / "out")
+    assert run.run["calibration"] == identity(example) and example in run.run["calibration"]
+    cost = TokenCost(5_000_000, 20_000, 400)
+    for step in run.steps.to_pylist():
+        plan = StepPlan.of(**{name: step[name] for name in ("prefill_tokens", "prefill_pairs", "decode_rows")})
+        plan.decode_context = step["decode_context"]
+        assert step["end_ns"] - step["start_ns"] == cost.step_ns(plan)
+
+
+def test_steps_in_a_row_cost_what_each_costs_alone(example: str) -> None:
+    cost = priced(example, None, lambda base: base).cost
+    plans = [StepPlan.of(decode_rows=3, decode_context=60 + 3 * at, sampled_rows=3) for at in range(5)]
+    assert list(cost.decode_run_ns(3, 60, 1200, 5)) == [cost.cpu_ns(plan) + cost.step_ns(plan) for plan in plans]
+    fast, slow = cost.ends()
+    assert (fast.step_ns(PLAN), slow.step_ns(PLAN)) == tuple(round(f * cost.step_ns(PLAN)) for f in (0.9, 1.15))
+
+
+def answering(**methods: Any) -> Any:
+    def always(answer: Any) -> Any:
+        def method(self: Any, *arguments: Any) -> Any:
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return method
+
+    return type("Mine", (), {name: always(answer) for name, answer in methods.items()})()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (1.5e6, "gave 1500000.0, which is no int"),
+        (float("nan"), "gave nan, which is no int"),
+        (None, "gave None, which is no int"),
+        (True, "gave True, which is no int"),
+        (-1, "gave -1 ns"),
+        (10**30, "give a time from 0 up"),
+        (ZeroDivisionError("no\ntime"), "raised ZeroDivisionError"),
+        (SystemExit(0), "raised SystemExit"),
+    ],
+)
+@pytest.mark.parametrize("method", ["step_ns", "cpu_ns", "decode_run_ns"])
+def test_an_answer_that_is_no_time_is_one_line_with_model_and_step(method: str, answer: Any, says: str) -> None:
+    given = [answer] if method == "decode_run_ns" and not isinstance(answer, BaseException) else answer
+    cost = OwnCost("mine:Mine", answering(**{"step_ns": 5, method: given}))
+    with pytest.raises(UserError) as caught:
+        list(cost.decode_run_ns(3, 60, 1200, 1)) if method == "decode_run_ns" else getattr(cost, method)(PLAN)
+    line = str(caught.value)
+    assert "\n" not in line and says in line
+    assert "mine:Mine" in line and method in line and "decode_rows=3, decode_context=60" in line
+
+
+def test_a_run_of_another_length_is_refused() -> None:
+    with pytest.raises(UserError, match="gave 1 times for 2 steps"):
+        list(OwnCost("mine:Mine", answering(step_ns=5, decode_run_ns=[5])).decode_run_ns(3, 60, 1200, 2))
+
+
+@pytest.mark.parametrize("interval", [(0, 1), (1.1, 1.2), (0.9, float("nan")), "wide", 3])
+def test_an_interval_that_is_none_is_refused(interval: Any) -> None:
+    model = answering(step_ns=5)
+    model.interval = interval
+    with pytest.raises(UserError, match="has an interval"):
+        OwnCost("mine:Mine", model)
+
+
+def test_without_an_interval_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_deployments.py").write_text(
+        "class Sized:\n"
+        "    def __init__(self, deployment):\n"
+        "        self.each = deployment.tensor_parallel_size\n"
+        "    def step_ns(self, plan):\n"
+        "        return self.each\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cost = priced("of_deployments:Sized", None, lambda _: Deployment(tensor_parallel_size=4)).cost
+    assert cost.step_ns(PLAN) == 4
+    level, reason = cost.provenance()
+    assert level is Coverage.UNKNOWN and "does not say how far off" in reason
+    assert [end.step_ns(PLAN) for end in cost.ends()] == [4, 4]
+
+
+def test_what_goes_with_it_and_what_does_not(example: str) -> None:
+    with pytest.raises(UserError, match="gpu"):
+        priced(example, "H100", lambda base: base)
+    with pytest.raises(UserError, match="gpu_memory_utilization"):
+        priced(example, None, lambda _: Deployment(gpu_memory_utilization=0.9))
+    with pytest.raises(UserError, match="no class"):
+        priced("affine_of_the_docs:Nothing", None, lambda base: base)

@@ -1,0 +1,43 @@
+"""Bisection finds what trying every number finds, in few questions."""
+
+from __future__ import annotations
+
+from math import log2
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.plan.bisection import Bisection
+
+
+def answered(bisection: Bisection, threshold: int, within: int | None = None) -> tuple[Bisection, list[int]]:
+    asked = []
+    while not bisection.done:
+        number = bisection.ask(within)
+        asked.append(number)
+        bisection = bisection.told(number, number >= threshold)
+    return bisection, asked
+
+
+@given(st.integers(0, 300), st.integers(1, 400), st.integers(1, 500), st.integers(1, 500))
+def test_it_finds_the_least_number_that_holds(low: int, room: int, start: int, threshold: int) -> None:
+    most, threshold = low + room, max(threshold, low + 1)
+    found, asked = answered(Bisection(low, most, start), threshold)
+    assert found.high == (threshold if threshold <= most else None)
+    assert all(low < number <= most for number in asked)
+    assert len(asked) == len(set(asked)) <= 2 * log2(room + 1) + 3
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_numbers_beyond_a_limit_are_not_asked_for_while_none_holds(threshold: int, within: int) -> None:
+    bisection = Bisection(0, 1000, 1)
+    while bisection.high is None and bisection.low < within:
+        number = bisection.ask(within)
+        assert bisection.low < number <= within
+        bisection = bisection.told(number, number >= threshold)
+    assert (bisection.high is not None) == (threshold <= within)
+
+
+def test_a_bracket_is_halved() -> None:
+    assert Bisection(10, 100, 1, high=20).ask() == 15
+    assert Bisection(10, 100, 1, high=11).done

@@ -1,0 +1,105 @@
+"""Other draws of the traffic: of the same kind and at the same rate, and whether the answer holds on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.plan.answer import plan_document
+from planning.plan.candidates import Engine, long_enough
+from planning.plan.draws import DRAWS, drawn_again, holds, reordered
+from planning.plan.plan import Limits, make_plan
+from planning.plan.sentences import answer
+from planning.plan.trial import try_fleet
+from planning.workers import Workers
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.errors import UserError
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tests.budget import examples
+from tests.planning.plan_samples import engine, question, traffic
+
+SLOS = ("ttft_ms p95<=400", "tpot_ms p95<=60")
+
+
+def span_ns(workload: Workload) -> int:
+    requests = list(workload.requests)
+    return requests[-1].arrival_ns - requests[0].arrival_ns
+
+
+@given(seed=st.integers(0, 1000), number=st.integers(1, 50), count=st.integers(2, 90))
+@examples(0.3)
+def test_another_order_has_the_same_requests_and_gaps_at_the_same_rate(seed: int, number: int, count: int) -> None:
+    planned = traffic(count, seed=seed)
+    draw = reordered(planned)
+    found = list(draw(number).requests)
+    assert found == list(draw(number).requests)
+    assert found == sorted(found, key=lambda request: (request.arrival_ns, request.id))
+    assert {(r.id, r.prompt, r.output_len) for r in found} == {(r.id, r.prompt, r.output_len) for r in planned.requests}
+    (again,) = drawn_again(planned, lambda n: draw(number))[:1]
+    assert span_ns(again) == pytest.approx(span_ns(planned), rel=1e-6)
+
+
+def test_bursts_stay_together() -> None:
+    """A burst of 30 every 10 seconds: in any order a burst is nearly whole."""
+    arrivals = [burst * 10**10 + at * 10**6 for burst in range(20) for at in range(30)]
+    planned = Workload([WorkloadRequest(i, at, ((PRIVATE, 9),), 9) for i, at in enumerate(arrivals)])
+    moved = [request.arrival_ns for request in reordered(planned)(1).requests]
+    assert sum(after - before < 2 * 10**6 for before, after in pairwise(moved)) >= 20 * 29 - 20
+    assert [r.id for r in reordered(planned)(1).requests] != list(range(600))
+
+
+def test_another_draw_comes_at_the_rate_that_is_planned_for() -> None:
+    planned = traffic(400, rate=60.0)
+    found = drawn_again(planned, lambda number: traffic(300 + number, rate=20.0, seed=number))
+    assert [len(list(each.requests)) for each in found] == [301, 302]
+    for each, count in zip(found, (301, 302), strict=True):
+        assert (count - 1) / span_ns(each) == pytest.approx(399 / span_ns(planned), rel=1e-6)
+
+
+def test_traffic_that_waits_for_answers_is_not_drawn_again() -> None:
+    requests = [replace(r, think_ns=5) if r.id else r for r in traffic(5).requests]
+    assert drawn_again(Workload(requests), reordered(Workload(requests))) == []
+
+
+def test_a_draw_that_is_refused_is_left_out() -> None:
+    def draw(number: int) -> Workload:
+        if number == 1:
+            raise UserError("trace", "x", "holds 0 requests")
+        return traffic(50)
+
+    assert len(drawn_again(traffic(60), draw)) == DRAWS - 1
+
+
+def test_the_answer_says_on_how_many_draws_the_slos_hold() -> None:
+    asked = question(*SLOS)
+    kinds = {"as hard": traffic(seed=3), "twice as hard": traffic(500, rate=120.0, seed=4)}
+    with Workers(asked, 1) as workers:
+        found = make_plan(workers, [engine()], [], Limits(most=64), draws=list(kinds.values()))
+    best = found.recommendation
+    assert best is not None
+    expected = [
+        try_fleet(
+            replace(asked, workload=each, requests=len(list(each.requests))), engine(), best.offer.trial.replicas
+        ).met
+        for each in kinds.values()
+    ]
+    assert list(best.draws) == expected and not expected[1]
+    assert f"; the SLOs hold in {sum(expected)} of 2 other draws of the traffic" in answer(found)
+    assert plan_document(None, found, [], {}).as_json()["recommendation"]["other_draws"] == {
+        "drawn": 2,
+        "met": sum(expected),
+    }
+
+
+def test_a_longer_request_than_any_planned_for_has_room_unless_the_length_was_stated() -> None:
+    planned = Workload([WorkloadRequest(i, i * 10**9, ((PRIVATE, 500),), 5) for i in range(30)])
+    longer = Workload([replace(r, prompt=((PRIVATE, 1500),)) for r in planned.requests])
+    asked = question("ttft_ms p99<=100000", workload=planned)
+    base = Deployment(model="Llama-3.1-8B", scheduler=SchedulerConfig(num_blocks=600))
+    assert holds(asked, Engine("slow", 1.0, long_enough(base, planned)), 1, longer)
+    stated = base.model_copy(update={"scheduler": base.scheduler.model_copy(update={"max_model_len": 600})})
+    assert not holds(asked, Engine("slow", 1.0, stated), 1, longer)

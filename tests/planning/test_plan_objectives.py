@@ -1,0 +1,100 @@
+"""Objectives: what can be written, and that a percentile is the share of requests within a bound."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.validation.bands import run_metrics
+from planning.plan.objectives import Objective, parse_objectives
+from serving.errors import UserError
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tests.planning.plan_samples import Steps, engine, traffic
+from traces.run_metrics import RunMetrics, percentiles
+
+
+@pytest.fixture(scope="module")
+def metrics() -> RunMetrics:
+    """A run in which one request is too long for the engine, and some have a single token."""
+    requests = [*traffic().requests, WorkloadRequest(9999, 10**11, ((PRIVATE, 5000),), 10)]
+    return run_metrics(Workload(requests, shares_prefixes=False), engine().deployment, Steps(1.0), 2)
+
+
+def test_objectives_are_read_as_written() -> None:
+    found = parse_objectives(["ttft_ms  p99 <= 500", "tpot p95<=50", "ttft_ms p50<=200", "attainment >= 0.98"])
+    assert [o.text for o in found.each] == [
+        "ttft_ms p99 <= 500",
+        "tpot p95<=50",
+        "ttft_ms p50<=200",
+        "attainment >= 0.98",
+    ]
+    assert [o.share for o in found.each] == [Fraction(99, 100), Fraction(95, 100), Fraction(1, 2), Fraction(98, 100)]
+    assert found.bounds == (("tpot_ms", 50.0), ("ttft_ms", 500.0))  # of two bounds the loosest
+    assert found.each[3].bounds == found.bounds
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["ttft_ms p99<500"], "should be like"),
+        (["fast p99<=5"], "fast_ms"),
+        (["ttft_ms p0<=5"], "above 0"),
+        (["ttft_ms p101<=5"], "at most 100"),
+        (["ttft_ms p99<=nan"], "no number"),
+        (["ttft_ms p99<=-3"], "above 0"),
+        (["ttft_ms<=500"], "add 'attainment"),
+        (["attainment>=0.9"], "bounds no latency"),
+        (["ttft_ms<=500", "attainment>=1.5"], "at most 1"),
+        ([], "bounds no latency"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(texts: list[str], names: str) -> None:
+    with pytest.raises(UserError, match=names) as error:
+        parse_objectives(texts)
+    assert "\n" not in str(error.value)
+
+
+@given(st.integers(1, 5000), st.integers(1, 100))
+def test_so_many_misses_are_what_a_nearest_rank_percentile_allows(requests: int, percent: int) -> None:
+    objective = Objective("", (("ttft_ms", 1.0),), Fraction(percent, 100))
+    allowed = objective.allowed(requests)
+    values = [0.0] * (requests - allowed) + [2.0] * allowed
+    import numpy as np
+
+    assert percentiles(np.array(values), (percent,)) == [0.0]
+    if requests > allowed:
+        values[0] = 2.0
+        assert percentiles(np.array(sorted(values)), (percent,)) == [2.0]
+
+
+@pytest.mark.parametrize("metric", ["ttft_ms", "tpot_ms", "e2e_ms"])
+@pytest.mark.parametrize("percent", [50, 90, 99])
+def test_an_objective_holds_just_when_its_percentile_is_within_the_bound(
+    metrics: RunMetrics, metric: str, percent: int
+) -> None:
+    seen = parse_objectives([f"{metric} p{percent}<=1"]).each[0].observed(metrics)
+    for bound in (seen * 0.999, seen, seen * 1.001):
+        objective = Objective("", ((metric, bound),), Fraction(percent, 100))
+        misses, counted = objective.misses(metrics)
+        assert (misses <= objective.allowed(counted)) == (seen <= bound)
+
+
+def test_a_request_that_is_turned_away_breaks_every_bound(metrics: RunMetrics) -> None:
+    assert (~metrics.finished).sum() == 1
+    assert parse_objectives(["ttft_ms p100<=1e9"]).each[0].observed(metrics) == math.inf
+    found = parse_objectives(["ttft_ms<=1e9", "attainment>=0.5"])
+    assert found.attainment(metrics) == 1 - 1 / len(metrics.finished)
+    assert found.each[0].misses(metrics) == (1, len(metrics.finished))
+
+
+def test_attainment_is_that_of_the_run_metrics() -> None:
+    workload, bounds = traffic(), {"ttft_ms": 250.0, "tpot_ms": 30.0}
+    run = run_metrics(workload, engine().deployment, Steps(1.0), 3)
+    ours = parse_objectives(["ttft_ms<=250", "tpot_ms<=30", "attainment>=0.9"]).attainment(run)
+    theirs = RunMetrics(run._requests, slo=bounds).meets_slo().mean()
+    assert 0.1 < ours < 0.99
+    assert ours == theirs

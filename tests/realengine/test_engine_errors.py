@@ -1,0 +1,159 @@
+"""What the engine does when something goes wrong: one line that says what, never a hang, and no half a step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+import realengine.ranks  # noqa: E402
+from realengine.engine import Engine  # noqa: E402
+from realengine.ranks import Ranks  # noqa: E402
+from serving.deployments.config import Deployment  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.workload import WorkloadRequest  # noqa: E402
+from tests.realengine.test_engine_loop import OUTPUTS, engine_for, prompts, run  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+
+def started(engine: Engine, steps: int = 4) -> Engine:
+    """With requests under way, and where steps overlap one in flight."""
+    for number, prompt in enumerate(prompts(4)):
+        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), OUTPUTS), prompt)
+    for _ in range(steps):
+        assert engine.step()
+    if engine._depth > 1:
+        assert engine.launch()
+    return engine
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise Broken("said so")
+
+
+def break_runner(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine.runner, "launch", broken)
+
+
+def break_work(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine.runner.model, "forward", broken)
+    engine.runner.release_graphs()
+
+
+def break_packing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("realengine.engine.pack", broken)
+
+
+def break_callback(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    for sequence in engine.sequences.values():
+        patch.setattr(sequence, "_on_token", broken)
+
+
+def break_policy(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine.scheduler, "schedule", broken)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("fault", [break_runner, break_work, break_packing, break_callback, break_policy])
+def test_after_an_error_no_step_runs_until_the_engine_is_reset(
+    fault: Callable[[Engine, pytest.MonkeyPatch], None], overlapped: bool
+) -> None:
+    """Scheduler and device disagree then. A reset makes the engine as new: the tokens of a whole run come out."""
+    engine = started(engine_for(scheduler={"async_scheduling": overlapped}))
+    with pytest.MonkeyPatch.context() as patch:
+        fault(engine, patch)
+        with pytest.raises(Broken):
+            for _ in range(3):
+                engine.step()
+    for call in (engine.step, engine.launch, engine.finish):
+        with pytest.raises(UserError, match=r"engine: 'stopped': .*said so; reset it"):
+            call()
+    assert engine.abort(0) is not None  # as `generate` does on its way out
+    engine.reset()
+    assert engine.scheduler.pool.free == engine.scheduler.pool.total
+    outputs, _ = run(engine)
+    engine.close()
+    engine.close()
+    assert outputs == run(engine_for())[0]
+    with pytest.raises(UserError, match=r"engine: 'closed'"):
+        engine.step()
+    with pytest.raises(UserError, match=r"engine: 'closed'"):
+        engine.reset()
+
+
+def test_a_rank_that_was_killed_is_one_line_and_the_engine_closes() -> None:
+    """In the middle of an overlapped run: rank 0 has a step in flight whose collectives nobody will join."""
+    engine = started(engine_for(scheduler={"async_scheduling": True}, tensor_parallel_size=2))
+    assert engine.runner._mine._graphs
+    os.kill(engine.runner._processes[0].pid, signal.SIGKILL)
+    with pytest.raises(UserError, match=r"tensor_parallel_size: 2: rank 1 was ended by signal 9"):
+        for _ in range(3):
+            engine.step()
+    engine.reset()
+    engine.add(WorkloadRequest(9, 0, (("", 4),), 2), [1, 2, 3, 4])
+    with pytest.raises(UserError, match=r"rank 1 was ended by signal 9"):
+        engine.step()
+    engine.close()
+    engine.close()
+    assert not torch.distributed.is_initialized()
+    assert not engine.runner._processes[0].is_alive()
+
+
+@pytest.mark.parametrize("error", [None, UserError("field", 3, "is bad; do better"), ValueError("a bug")])
+def test_a_rank_gives_back_its_graphs_and_only_then_leaves(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1, in this process: rank 0 hangs up when they have met, or making the first step fails."""
+    did: list[str] = []
+    mine, theirs = multiprocessing.Pipe()
+    mine.send(("launch", ()))
+
+    def meet(*_: object) -> None:
+        assert mine.recv() == ("answer", None)
+        if error is None:
+            mine.close()
+
+    def launch() -> None:
+        if error is not None:
+            raise error
+
+    device = SimpleNamespace(synchronize=lambda: did.append("wait"), close=lambda: did.append("close"))
+    runner = SimpleNamespace(device=device, launch=launch, release_graphs=lambda: did.append("release graphs"))
+    monkeypatch.setattr(realengine.ranks, "_meet", meet)
+    monkeypatch.setattr(realengine.ranks, "DistributedGroup", lambda: None)
+    monkeypatch.setattr(realengine.ranks, "ModelRunner", lambda *_: runner)
+    monkeypatch.setattr(realengine.ranks, "_part", lambda in_step: did.append("leave" if in_step else "abort"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    realengine.ranks._serve(Deployment(), None, 1, "", theirs)  # type: ignore[arg-type]
+    assert (
+        did == ["wait", "release graphs", "close", "leave"] if error is None else ["release graphs", "close", "abort"]
+    )
+    if error is not None:
+        said = Ranks._said(None, 1, mine)  # type: ignore[arg-type]
+        if isinstance(error, UserError):
+            assert isinstance(said, UserError) and str(said) == str(error)
+        else:
+            assert isinstance(said, RuntimeError) and str(said) == "rank 1: ValueError: a bug"
+
+
+def test_a_rank_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realengine.ranks, "_PATIENCE_S", 3.0)
+    monkeypatch.setattr(realengine.ranks, "_LAST_WORDS_S", 0.2)
+    engine = started(engine_for(tensor_parallel_size=2))
+    os.kill(engine.runner._processes[0].pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"tensor_parallel_size: 2: rank 1 has not answered for 3 s"):
+        engine.step()
+    engine.close()
+    assert not engine.runner._processes[0].is_alive()

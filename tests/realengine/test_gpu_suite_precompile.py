@@ -1,0 +1,103 @@
+"""The precompile phase without a GPU: what one process compiles another finds, and every launch can be prepared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 only)")
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[2]
+
+CASES = """
+import json, torch
+from realengine.gpu_suite.correctness import argmax_case, attention_case, norm_case
+from realengine.kernels.attention_shapes import Shape
+
+def cases(device):
+    bf16 = torch.bfloat16
+    shape = Shape("small", 4, 2, 64, bf16, bf16, 16)
+    return [
+        norm_case("triton", 3, 576, bf16, True, device),
+        argmax_case("triton", 4, 4096, bf16, device),
+        attention_case("paged_decode", "triton", shape, [(20, 1), (5, 1)], device, 0, longest=64),
+    ]
+"""
+FILL = """
+import multiprocessing
+from realengine.gpu_suite.precompile import _run_case, compile_launches
+claims = multiprocessing.Array("b", 100)
+rows = []
+compile_launches([lambda c=c: _run_case(c.prepare) for c in cases(torch.device("meta"))], claims, rows.append, True)
+print(json.dumps(rows))
+"""
+# The JIT as a launch uses it, on real tensors, up to where it would hand the kernel to a GPU.
+LAUNCH = """
+import triton
+from triton.runtime.jit import JITFunction
+from realengine.kernels.aot import compile_only_driver
+triton.runtime.driver.set_active(compile_only_driver())
+JITFunction.__getitem__ = lambda kernel, grid: lambda *a, **k: kernel.run(*a, grid=grid, warmup=True, **k)
+rows = []
+triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: rows.append([src.name, cache_hit])
+cpu = torch.device("cpu")
+for case in [*cases(cpu), norm_case("triton", 3, 592, torch.bfloat16, True, cpu)]:
+    case.prepare()[0]()
+print(json.dumps(rows))
+"""
+
+
+def run(script: str, cache: Path) -> list:  # type: ignore[type-arg]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", CASES + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**environment, "TRITON_CACHE_DIR": str(cache)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_what_is_compiled_ahead_is_what_a_launch_looks_for(tmp_path: Path) -> None:
+    filled = run(FILL, tmp_path)
+    assert [row["cached"] for row in filled] == [False] * 4  # argmax is two
+    *launched, other = run(LAUNCH, tmp_path)
+    assert launched == [["_" + row["kernel"], True] for row in filled]
+    assert other == ["_add_rms_norm", False]  # another size is another kernel
+
+
+def test_every_launch_of_a_gpu_run_can_be_prepared(tmp_path: Path) -> None:
+    """With no claim left to make nothing is compiled. Both models are split in every way."""
+    script = """
+import triton
+from realengine.gpu_suite.precompile import compile_launches, launches
+from realengine.gpu_suite.sizes import gpu_sizes
+from triton.runtime.jit import JITFunction
+from realengine.kernels import paged_decode
+seen, rows = {}, []
+split = paged_decode._decode_split
+run = split.run
+def noted(*arguments, **options):
+    seen.setdefault((options["HEADS"], options["KV_HEADS"], str(arguments[1].dtype)), set()).add(options["SPLITS"])
+    return run(*arguments, **options)
+split.run = noted
+compile_launches(launches(gpu_sizes()), [], rows.append, True)
+print(json.dumps([rows, [[*shape, sorted(splits)] for shape, splits in seen.items()]]))
+"""
+    failed, splits = run(script, tmp_path)
+    assert failed == []
+    found = {tuple(shape): counts for *shape, counts in splits}
+    assert found[32, 8, "torch.bfloat16"] == [1, 2, 4, 8, 16, 32, 64]
+    assert found[16, 8, "torch.bfloat16"] == [1, 2, 4, 8, 16, 32, 64]
+    assert (16, 8, "torch.float32") in found and (16, 8, "torch.float8_e4m3fn") in found
+    assert not list(tmp_path.rglob("*.cubin"))

@@ -1,0 +1,55 @@
+"""The attention kernels against float64 in Triton's interpreter, and the plain Python that plans their launches."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from realengine.kernels.paged_decode import choose_splits
+from realengine.kernels.paged_prefill import make_tiles, tile_tokens
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.interpret
+def test_in_the_interpreter() -> None:
+    """All checks in one process, most of which is imports; the traceback names the one that fails."""
+    command = [sys.executable, "-m", "tests.realengine.kernels_attention_interpret"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 16, 64, 256])
+def test_splits_fill_the_gpu_as_far_as_there_are_tiles(rows: int, kv_heads: int) -> None:
+    for context in (1, 64, 65, 1000, 40_000):
+        splits = choose_splits(rows, kv_heads, context, multiprocessors=132)
+        tiles = -(-context // 64)
+        assert splits in (1, 2, 4, 8, 16, 32, 64) and splits <= tiles
+        filled = rows * kv_heads * splits >= 2 * 132
+        assert filled or 2 * splits > min(tiles, 64)
+        assert splits == 1 or rows * kv_heads * splits < 8 * 132
+
+
+def test_tiles_hold_each_query_token_once_and_start_with_the_longest() -> None:
+    rows = [(4, 70, 70), (5, 1, 900), (6, 33, 500), (7, 32, 32)]
+    tile_row, tile_first = make_tiles(rows, tile_tokens(32, 8))
+    assert tile_row.dtype == tile_first.dtype == np.int32
+    assert list(zip(tile_row.tolist(), tile_first.tolist(), strict=True)) == [
+        (5, 0), (6, 32), (6, 0), (4, 64), (4, 32), (4, 0), (7, 0),
+    ]  # fmt: skip
+
+
+def test_no_rows_make_no_tiles() -> None:
+    tile_row, tile_first = make_tiles([], 32)
+    assert tile_row.shape == tile_first.shape == (0,)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(32, 8, 32), (9, 3, 42), (28, 4, 18), (8, 8, 128)])
+def test_a_tile_holds_whole_groups(heads: int, kv_heads: int, tokens: int) -> None:
+    assert tile_tokens(heads, kv_heads) == tokens

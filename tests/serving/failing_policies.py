@@ -1,0 +1,156 @@
+"""Policies that break their contract, one way each."""
+
+import random
+import time
+
+from serving.policies.ranked import RankedScheduler
+from serving.policies.vllm import VllmScheduler
+
+
+def believing(**limits):
+    """A policy that believes in limits of its own."""
+
+    class Believer(VllmScheduler):
+        def __init__(self, config, **more):
+            super().__init__(config.model_copy(update=limits), **more)
+
+    return Believer
+
+
+ManyTokens = believing(max_num_batched_tokens=1_000_000)
+ManySequences = believing(max_num_seqs=1_000_000)
+ManyBlocks = believing(num_blocks=1_000_000)
+OtherBlocks = believing(block_size=64)
+
+
+class NanScore(RankedScheduler):
+    def score(self, request):
+        return float("nan")
+
+
+class TextScore(RankedScheduler):
+    def score(self, request):
+        return "soon"
+
+
+class Raises(RankedScheduler):
+    def score(self, request):
+        return {}["weights"]
+
+
+class Exits(VllmScheduler):
+    def step_budget(self):
+        raise SystemExit(0)
+
+
+class ExitsAtCommit(VllmScheduler):
+    def commit(self, plan, stopped=()):
+        raise SystemExit(0)
+
+
+class Loops(VllmScheduler):
+    def step_budget(self):
+        while True:
+            pass
+
+
+class Sleeps(VllmScheduler):
+    def victim(self):
+        time.sleep(1e6)
+
+    def step_budget(self):
+        try:
+            time.sleep(1e6)
+        except Exception:
+            return 1
+
+
+class PlansNothing(VllmScheduler):
+    def fill(self, plan, budget):
+        pass
+
+
+class NoPlan(VllmScheduler):
+    def schedule(self):
+        return None
+
+
+class Doubles(VllmScheduler):
+    """Lists a row twice, behind the back of the scheduler it is made of."""
+
+    def schedule(self):
+        plan = super().schedule()
+        plan.listed += plan.listed[:1]
+        return plan
+
+
+class Negative(VllmScheduler):
+    def schedule(self):
+        plan = super().schedule()
+        plan.listed[:1] = [row._replace(tokens=-row.tokens) for row in plan.listed[:1]]
+        return plan
+
+
+class Elsewhere(VllmScheduler):
+    """Computes other tokens than the request's next."""
+
+    def schedule(self):
+        plan = super().schedule()
+        plan.listed[:1] = [row._replace(start=row.start + 1) for row in plan.listed[:1]]
+        return plan
+
+
+class TakesNoBlocks(VllmScheduler):
+    def __init__(self, config, **more):
+        super().__init__(config, **more)
+        self.pool.extend = lambda request, tokens: None
+
+
+class DecodesWithoutBlocks(VllmScheduler):
+    def __init__(self, config, **more):
+        super().__init__(config, **more)
+        self.pool.extend_decodes = self.pool.take_for = lambda decodes, *more, **lag: None
+
+
+class PromisesNone(VllmScheduler):
+    def steady_steps(self):
+        return None
+
+
+class PromisesTooMuch(VllmScheduler):
+    def steady_steps(self):
+        return super().steady_steps() * 3
+
+
+class PromisesUnasked(VllmScheduler):
+    """Admits in every third step, and promises steps as if it never did."""
+
+    def fill(self, plan, budget):
+        left = self.serve_running(plan, budget)
+        if not self.running or plan.seq % 3 == 0:
+            self.admit_waiting(plan, left)
+
+    def steady_steps(self):
+        return self.decodes.steps_to_exit() - 1 if self.decodes.members and not self.unsteady else 0
+
+
+class EndsNobody(VllmScheduler):
+    def commit(self, plan, stopped=()):
+        super().commit(plan, stopped)
+        return list(self.running.values())
+
+
+class Guesses(RankedScheduler):
+    """Draws from the random numbers of the whole process."""
+
+    def score(self, request):
+        return random.random()
+
+
+class LooksAtEveryone(VllmScheduler):
+    """Breaks nothing, and takes time that grows with the batch."""
+
+    def schedule(self):
+        for request in self.running.values():
+            hash(request)
+        return super().schedule()

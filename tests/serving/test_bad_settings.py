@@ -1,0 +1,95 @@
+"""What is wrong with a setting is said in one line that names it and the remedy, in the same words everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from planning.sweep.settings import SweepSettings
+from serving.deployments.config import Deployment, load_deployment, parse
+from serving.errors import UserError
+from tokentwin.cli import cli
+from traces.synth import SynthSpec
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "line"),
+    [
+        (Deployment, {"polcy": "vllm"}, "x.polcy: 'vllm': is no setting; did you mean policy?"),
+        (
+            Deployment,
+            {"scheduler": {"max_num_seq": 9}},
+            "x.scheduler.max_num_seq: 9: is no setting; did you mean max_num_seqs?",
+        ),
+        (
+            Deployment,
+            {"fleet": {"pools": [{"replica": 2}]}},
+            "x.fleet.pools.0.replica: 2: is no setting; did you mean replicas?",
+        ),
+        (Deployment, {"zzz": 1}, "x.zzz: 1: is no setting; leave it out"),
+        (SynthSpec, {"prompt": 1, "output": 1, "requests": 1}, "x.arrivals: 'none': is missing; give it"),
+        (
+            SynthSpec,
+            {"arrivals": {"kind": "poisson", "rat": 3, "rate": 3}, "prompt": 1, "output": 1, "requests": 1},
+            "x.arrivals.poisson.rat: 3: is no setting; did you mean rate?",
+        ),
+        (SweepSettings, {"base": {}, "gird": {}}, "x.gird: 'given': is no setting; did you mean grid?"),
+    ],
+)
+def test_a_near_miss_and_a_gap_are_named(model: type[BaseModel], data: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(model, data, "x")
+    assert str(caught.value) == line
+
+
+def test_a_path_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    with pytest.raises(UserError) as caught:
+        load_deployment(path)
+    assert str(caught.value).endswith("cannot be read: No such file or directory")
+
+
+@pytest.mark.parametrize("content", ["a: [", "seed: 2020-99-99", "seed: !!bool x", "[" * 2_000, "!!python/name:os.x"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "never", "--gpu", "H100", "-o", "never", "-d"),
+        ("simulate", "never", "-o", "never", "--gpu"),
+        ("sweep", "-o", "never"),
+        ("trace", "synth", "never.parquet", "--spec"),
+        ("compare", "--gpu", "H100", "--b", "policy=fair", "--trace"),
+        ("plan", "--slo", "ttft_ms p99<=500", "--gpu", "H100"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, arguments: tuple[str, ...], content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match="is not YAML"):
+        cli.main([*arguments, str(path)], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--attention", "foo"), "attention: 'foo': is none of auto, torch, triton, hybrid"),
+        (("--attention", "triton"), "attention: 'triton': is the real engine's; leave it out with --gpu"),
+        (("--device", "cpu"), "device: 'cpu': is the real engine's; leave it out with --gpu"),
+        (("--threads", "4"), "threads: 4: is the real engine's; leave it out with --gpu"),
+    ],
+)
+def test_a_gpu_that_is_simulated_refuses_what_only_the_real_engine_heeds(flags: tuple[str, ...], line: str) -> None:
+    data = Path(__file__).parent / "none.parquet"
+    with pytest.raises(UserError) as caught:
+        arguments = ["simulate", str(data), "--gpu", "H100", "-o", "never", *flags]
+        cli.main(arguments, standalone_mode=False)
+    assert str(caught.value) == line
+
+
+def test_help_says_what_a_setting_is() -> None:
+    text = " ".join(CliRunner().invoke(cli, ["simulate", "--help"]).output.split())
+    assert "requests running at once [a deployment's default: 128]" in text
+    assert "Override" not in text

@@ -1,0 +1,235 @@
+"""KV from outside, as a scheduler sees it: loading, keeping, failing, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
+from serving.kv.external import connect
+from serving.request import Status
+from serving.scheduler import POLICIES, find_policy
+from serving.workload import WorkloadRequest
+from tests.budget import examples
+
+BLOCK = 4
+
+
+class Outside:
+    """Has the first `tokens` of each request, by id, and remembers what it was asked to load."""
+
+    def __init__(self, tokens=None, kept=()):
+        self.tokens = tokens or {}
+        self.kept = kept
+        self.loads = []
+
+    def matched(self, request, found):
+        most = (request.known - 1) // BLOCK * BLOCK
+        return max(min(self.tokens.get(request.id, 0), most) - found, 0)
+
+    def load(self, request, start, tokens):
+        assert request.held * BLOCK >= request.known and tokens > 0
+        self.loads.append((request, start, tokens))
+
+    def admitted(self, request):
+        assert request.status is Status.RUNNING
+
+    def keeps(self, request):
+        return request.id in self.kept
+
+
+def scheduler(outside, policy="vllm", shares=False, order="fcfs", **config):
+    sizes = {
+        "num_blocks": 11,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 40,
+        "block_size": BLOCK,
+    }
+    made = find_policy(policy)(SchedulerConfig(policy=order, **(sizes | config)), shares_prefixes=shares)
+    connect(made, outside)
+    return made
+
+
+def request(id, prompt, output=1):
+    return WorkloadRequest(id, id, ((f"s{id}", prompt),), output)
+
+
+def step(made):
+    """Ids of the requests in the next step, which ends at once."""
+    plan = made.schedule()
+    rows = {row.request.id: row.tokens for row in plan.rows()}
+    if plan.tokens:
+        made.commit(plan)
+    return rows
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_loading_request_has_its_blocks_and_lets_others_pass(shares):
+    outside = Outside({0: 12})
+    made = scheduler(outside, shares=shares)
+    first, second = made.add(request(0, 18)), made.add(request(1, 8))
+    assert step(made) == {1: 8}
+    assert first.status is Status.LOADING and [load[1:] for load in outside.loads] == [(0, 12)]
+    assert second.status is Status.FINISHED
+    assert made.pool.total - made.pool.free == first.held == 5
+    assert step(made) == {}
+    made.loaded(first)
+    assert first.status is Status.WAITING and first.computed == first.cached == 12 and first.first_hit == 0
+    assert step(made) == {0: 6}
+    assert made.pool.free == made.pool.total
+
+
+def test_what_is_found_is_not_loaded():
+    outside = Outside({1: 16})
+    made = scheduler(outside, shares=True)
+    made.add(WorkloadRequest(0, 0, (("same", 8),), 1))
+    step(made)
+    later = made.add(WorkloadRequest(1, 1, (("same", 17),), 1))
+    step(made)
+    assert outside.loads == [(later, 8, 8)]
+    made.loaded(later)
+    assert later.first_hit == 8 and step(made) == {1: 1}
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_an_aborted_load_frees_its_blocks_when_it_has_ended(shares):
+    made = scheduler(Outside({0: 12}), shares=shares)
+    gone = made.add(request(0, 18))
+    step(made)
+    made.abort(0)
+    assert gone.status is Status.ABORTED and not made.requests and made.pool.free == made.pool.total - 5
+    made.loaded(gone)
+    assert made.pool.free == made.pool.total
+    made.add(request(1, 8))
+    assert step(made) == {1: 8}
+
+
+def test_one_that_was_loaded_can_be_aborted_before_it_runs():
+    made = scheduler(Outside({0: 12}))
+    gone = made.add(request(0, 18))
+    step(made)
+    made.loaded(gone)
+    made.abort(0)
+    assert made.pool.free == made.pool.total and step(made) == {}
+
+
+def test_a_load_that_fails_leaves_nothing_behind():
+    outside = Outside({0: 12})
+    made = scheduler(outside)
+    waiting = made.add(request(0, 18))
+    step(made)
+    made.load_failed(waiting)
+    waiting.check()
+    assert waiting.status is Status.WAITING and made.pool.free == made.pool.total
+    outside.tokens.clear()
+    assert step(made) == {0: 18}
+
+
+def test_blocks_are_kept_until_they_are_released():
+    made = scheduler(Outside(kept=(0,)))
+    done, waits = made.add(request(0, 20)), made.add(request(1, 24))
+    assert step(made) == {0: 20}
+    assert done.status is Status.FINISHED and made.pool.free == 5
+    assert step(made) == {} and waits.status is Status.WAITING
+    made.release(done)
+    assert step(made) == {1: 24}
+
+
+def test_what_was_loaded_passes_a_head_that_does_not_fit():
+    """The head waits for blocks of one that waits behind it: vLLM's deadlock (its issue 45388)."""
+    outside = Outside({1: 20})
+    made = scheduler(outside)
+    made.add(request(0, 8, output=20))
+    step(made)
+    loading = made.add(request(1, 24))  # 6 of the 10 blocks; request 0 will need 7
+    while 0 in step(made):
+        pass
+    assert loading.status is Status.LOADING and not made.running and made.pool.free == 4
+    assert next(iter(made.waiting)).id == 0  # it preempted itself, and comes first
+    made.loaded(loading)
+    assert step(made) == {1: 4}
+    assert 0 in step(made)
+
+
+def test_loads_start_only_with_blocks_for_all_that_is_known():
+    outside = Outside({0: 20, 1: 20})
+    made = scheduler(outside, num_blocks=12)
+    made.add(request(0, 24))
+    made.add(request(1, 24))
+    step(made)
+    assert len(outside.loads) == 1  # 5 blocks are free, and would hold what is loaded, but not the rest
+
+
+def test_a_policy_that_can_load_nothing_is_refused():
+    class Own:
+        pass
+
+    with pytest.raises(UserError, match=r"Own.*derive it from VllmScheduler"):
+        connect(Own(), Outside())
+
+
+def test_decode_runs_are_leapt_over_while_others_load():
+    made = scheduler(Outside({1: 8}))
+    made.add(request(0, 4, output=20))
+    step(made)
+    loading = made.add(request(1, 12))
+    step(made)
+    assert loading.status is Status.LOADING and made.steady_steps() > 1
+    made.loaded(loading)
+    assert made.steady_steps() == 0
+
+
+arrivals = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10), st.integers(0, 30)), min_size=1, max_size=12)
+
+
+@examples(0.5)
+@given(
+    drawn=arrivals,
+    policy=st.sampled_from(sorted(POLICIES)),
+    shares=st.booleans(),
+    overlapped=st.booleans(),
+    order=st.sampled_from(["fcfs", "priority"]),
+    chunked=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_nobody_waits_for_ever(drawn, policy, shares, overlapped, order, chunked, seed):
+    """Loads end, fail or are aborted at random, blocks are kept at random: all others finish, and all is freed."""
+    rng = Random(seed)
+    kept = {id for id in range(len(drawn)) if rng.random() < 0.3}
+    outside = Outside({id: loadable for id, (_, _, loadable) in enumerate(drawn)}, kept)
+    sizes = {"max_num_batched_tokens": 7 if chunked else 64, "enable_chunked_prefill": chunked}
+    made = scheduler(outside, policy, shares, order, max_num_seqs=3, **sizes)
+    coming = [request(id, prompt, output) for id, (prompt, output, _) in enumerate(drawn)]
+    plans, held, ends, aborted = [], [], {}, set()
+    for _ in range(3000):
+        while coming and rng.random() < 0.4:
+            made.add(coming.pop(0))
+        if outside.loads and rng.random() < 0.3:
+            loading, _, _ = outside.loads.pop(rng.randrange(len(outside.loads)))
+            if rng.random() < 0.2:
+                outside.tokens[loading.id] = 0
+                made.load_failed(loading)
+            else:
+                made.loaded(loading)
+        if made.requests and rng.random() < 0.02:
+            aborted.add(made.abort(rng.choice(sorted(made.requests))).id)
+        if held and rng.random() < 0.2:
+            made.release(held.pop())
+        plan = made.schedule()
+        if plan.tokens:
+            plans.append(plan)
+        for live in made.requests.values():
+            live.check()
+        if plans and (len(plans) > overlapped or not plan.tokens):
+            for done in made.commit(plans.pop(0)):
+                ends[done.id] = done.outputs
+                held += [done] if done.id in kept else []
+        if not (coming or made.requests or outside.loads or held or plans):
+            break
+    assert ends == {id: output for id, (_, output, _) in enumerate(drawn) if id not in aborted}
+    assert made.pool.free == made.pool.total

@@ -1,0 +1,225 @@
+"""Our scheduler against the naive program where the recordings show nothing: any block size, pressure and order."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
+from serving.policies.vllm import VllmScheduler
+from serving.request import Status
+from serving.workload import WorkloadRequest
+from tests.budget import examples
+from tests.serving import naive_vllm
+
+ORACLE = Path(__file__).parents[1] / "data" / "oracle"
+COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
+
+
+@pytest.mark.parametrize("path", sorted(ORACLE.glob("*.gz")), ids=lambda p: p.name.split(".")[0])
+def test_the_naive_program_reproduces_the_recordings(path: Path) -> None:
+    recording = json.loads(gzip.decompress(path.read_bytes()))
+    steps, results = naive_vllm.run(recording)
+    assert steps == recording["steps"]
+    assert results == sorted(recording["results"], key=lambda r: r["id"])
+
+
+def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[list[Any], list[Any]]:
+    """The same run by our scheduler, in a loop of a dozen lines."""
+    config, cost = SchedulerConfig(**recording["config"]), recording["cost"]
+    to_come = deque(
+        sorted(
+            (
+                WorkloadRequest(
+                    r["id"], r["arrival_ns"], tuple(map(tuple, r["prompt"])), r["output_len"], r["priority"]
+                )
+                for r in recording["requests"]
+            ),
+            key=lambda r: (r.arrival_ns, r.id),
+        )
+    )
+    scheduler = VllmScheduler(config, shares_prefixes=shares)
+    depth = recording.get("depth", 2 if config.async_scheduling else 1)
+    steps: list[Any] = []
+    results: list[Any] = []
+    first: dict[int, int] = {}
+    flying: deque[Any] = deque()
+    now = last_end = 0
+    while True:
+        while to_come and to_come[0].arrival_ns <= now:
+            assert scheduler.add(to_come.popleft()).status is Status.WAITING
+        plan = scheduler.schedule()
+        if check:
+            scheduler.decodes.check()
+            for request in scheduler.requests.values():
+                request.check()
+        if plan.tokens:
+            rows = plan.rows()
+            start = max(now, last_end)
+            dt = cost["base_ns"] + cost["per_token_ns"] * plan.tokens + cost["per_pair_ps"] * plan.pairs // 1000
+            last_end = start + dt
+            step = {"t": now, "dt": dt, "n": {str(r.request.id): r.tokens for r in rows}}
+            step["pre"] = [str(r.id) for r in plan.preempted]
+            steps.append({**step, "s": start} if config.async_scheduling else step)
+            flying.append((last_end, plan, [row.request for row in rows if row.samples]))
+            if len(flying) < depth:
+                continue
+        elif plan.preempted and not flying:
+            continue
+        if flying:
+            now, plan, sampled = flying.popleft()
+            finished = scheduler.commit(plan)
+            for request in sampled:
+                first.setdefault(request.id, now)
+            for request in finished:
+                times = {"first_token_ns": first[request.id], "finish_ns": now}
+                results.append({"id": request.id, **times, "prefix_hit_tokens": request.first_hit})
+        elif to_come:
+            now = to_come[0].arrival_ns
+        else:
+            assert not scheduler.requests
+            assert scheduler.pool.free == scheduler.pool.total
+            return steps, sorted(results, key=lambda r: r["id"])
+
+
+def random_recording(chance: Random, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
+    """A small workload and a configuration that presses on it."""
+    size = chance.choice([1, 2, 3, 4, 7, 8, 16, 32])
+    gaps = chance.choice([[0], [0, 0, 1, 1500], [0, 0, 1, 1500, 8000, 40000], [1, 700, 2500]])
+    most_own, most_output = chance.choice([8, 20, 40, 70]), chance.choice([1, 6, 24, 60])
+    requests: list[dict[str, Any]] = []
+    arrival = 0
+    for id in range(chance.randint(1, chance.choice([4, 14, 24]))):
+        arrival += chance.choice(gaps)
+        prompt: list[list[Any]] = []
+        kind = chance.choice(["alone", "system", "turn", "turn", "again"]) if sharing else "alone"
+        if kind == "system":
+            prompt = [[f"sys{chance.randint(0, 1)}", chance.choice([size, 2 * size, 2 * size + 1, 3 * size - 1])]]
+        elif kind != "alone" and requests:
+            before = chance.choice(requests[-4:])
+            prompt = before["prompt"]
+            if kind == "turn":  # perhaps before the answer is there, perhaps only its beginning
+                prompt = [*prompt, [f"out:{before['id']}", chance.randint(1, before["output_len"])]]
+        own = chance.randint(0 if prompt else 1, most_own)
+        if chance.random() < 0.3:
+            own = size * chance.randint(1, max(1, most_own // size))
+        if own:
+            prompt = [*prompt, [f"u{id}", own]]
+        request = {"id": id, "arrival_ns": arrival, "prompt": prompt}
+        request |= {"output_len": chance.randint(1, most_output), "priority": chance.randint(0, 2)}
+        requests.append(request)
+    longest = max(sum(n for _, n in r["prompt"]) + r["output_len"] for r in requests)
+    max_model_len = longest + chance.choice([0, 0, 1, 20])
+    chunked = chance.random() < 0.8
+    need = -(-longest // size)
+    config = {
+        "max_num_seqs": chance.choice([1, 2, 4, 16, 16]),
+        "max_num_batched_tokens": chance.choice([1, 2, 5, 9, 16, 40]) if chunked else max_model_len,
+        "max_model_len": max_model_len,
+        "block_size": size,
+        "num_blocks": 1 + need + chance.choice([0, 1, need // 2, need, 3 * need]),
+        "enable_chunked_prefill": chunked,
+        "enable_prefix_caching": chance.random() < 0.8,
+        "long_prefill_token_threshold": chance.choice([0, 0, 1, 4, 9]),
+        "scheduler_reserve_full_isl": chance.random() < 0.4,
+        "watermark": chance.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
+        "policy": policy,
+        "async_scheduling": overlapped,
+    }
+    return {"config": config, "cost": COST, "requests": requests}
+
+
+SEEDS = st.integers(0, 2**32)
+
+
+def naive(recording: dict[str, Any]) -> Any:
+    """What the naive program decides, or None where vLLM's rules never come to an end."""
+    try:
+        return naive_vllm.run(recording)
+    except naive_vllm.Livelock:
+        return None
+
+
+def check(recording: dict[str, Any], shares: bool, wanted: Any) -> None:
+    if wanted is None:
+        with pytest.raises(UserError, match="preempt one another"):
+            ours(recording, shares)
+    else:
+        assert ours(recording, shares, check=True) == wanted
+
+
+EVERY_LOOP = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+EVERY_ORDER = pytest.mark.parametrize("policy", ["fcfs", "priority"])
+
+
+@EVERY_LOOP
+@EVERY_ORDER
+@given(seed=SEEDS)
+def test_sharing_workloads_are_decided_alike(seed: int, policy: str, overlapped: bool) -> None:
+    recording = random_recording(Random(f"{seed} {policy} {overlapped}"), policy, overlapped, sharing=True)
+    check(recording, shares=True, wanted=naive(recording))
+
+
+@EVERY_LOOP
+@EVERY_ORDER
+@given(seed=SEEDS)
+def test_counting_blocks_decides_as_naming_them(seed: int, policy: str, overlapped: bool) -> None:
+    recording = random_recording(Random(f"{seed} {policy} {overlapped}"), policy, overlapped, sharing=False)
+    wanted = naive(recording)
+    check(recording, shares=False, wanted=wanted)
+    check(recording, shares=True, wanted=wanted)
+
+
+@EVERY_ORDER
+@pytest.mark.parametrize("depth", [2, 4])
+@examples(0.5)
+@given(seed=SEEDS, sharing=st.booleans())
+def test_a_pipeline_is_planned_alike(seed: int, sharing: bool, policy: str, depth: int) -> None:
+    recording = random_recording(Random(f"{seed} {policy} {depth}"), policy, False, sharing) | {"depth": depth}
+    check(recording, shares=sharing, wanted=naive(recording))
+
+
+def test_ties_of_priority_and_arrival_go_by_the_id_as_a_string() -> None:
+    """vLLM's request ids are strings."""
+    requests = [
+        {"id": id, "arrival_ns": 0, "prompt": [[f"u{id}", 4]], "output_len": 1, "priority": 0} for id in range(12)
+    ]
+    config = {"max_num_seqs": 1, "max_num_batched_tokens": 8, "policy": "priority"}
+    config |= {"max_model_len": 8, "block_size": 4, "num_blocks": 9}
+    recording = {"config": config, "cost": COST, "requests": requests}
+    wanted = naive(recording)
+    assert [list(step["n"]) for step in wanted[0]] == [[id] for id in sorted(map(str, range(12)))]
+    check(recording, shares=False, wanted=wanted)
+    config["policy"] = "fcfs"
+    steps, _ = ours(recording, shares=False)
+    assert [list(step["n"]) for step in steps] == [[str(id)] for id in range(12)]
+
+
+def test_a_livelock_is_reported_not_endured() -> None:
+    """Equals of priority and arrival, none of which leaves room for the others."""
+    requests = [
+        {"id": id, "arrival_ns": 0, "prompt": [[f"u{id}", 60]], "output_len": 60, "priority": 1} for id in range(3)
+    ]
+    config = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 128,
+        "block_size": 4,
+        "num_blocks": 32,
+        "enable_prefix_caching": False,
+        "scheduler_reserve_full_isl": False,
+        "long_prefill_token_threshold": 4,
+        "policy": "priority",
+    }
+    recording = {"config": config, "cost": COST, "requests": requests}
+    assert naive(recording) is None
+    check(recording, shares=False, wanted=None)

@@ -1,0 +1,87 @@
+"""Nothing is imported from the working directory, by any process that is started there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from planning.jobs.job import Job
+from serving.python_process import HOME, module_command, module_environment
+
+_OURS = ("serving", "sim", "calibration", "traces", "realengine", "tokentwin")
+_CONSOLE = "from tokentwin.cli import main\n\nif __name__ == '__main__':\n    main()\n"
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory full of a user's own modules by the names of ours, and of two of Python's."""
+    for name in (*_OURS, "pickle", "random"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was run')\n")
+    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,100,10\n2,100,10\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(HOME))
+    return tmp_path
+
+
+def test_jobs_do_not_import_from_where_the_server_was_started(strangers: Path) -> None:
+    job = Job(strangers / "jobs", "tests.planning.test_jobs:tiny", {"number": 4})
+    job.start()
+    end = time.monotonic() + 240
+    while job.status.active or job.status.state == "absent":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert job.result == {"answer": 8}, (job.directory / "log.txt").read_text()
+
+
+def test_workers_of_plans_and_sweeps_do_not_import_from_where_they_were_started(strangers: Path) -> None:
+    plan = ("plan", "trace.csv", "--gpu", "H100", "--slo", "ttft_ms p99<=900")
+    (strangers / "sweep.yaml").write_text(
+        "base: {gpu: H100, workload: {trace: trace.csv}, deployment: {model: Llama-3.1-8B, device: cuda}}\n"
+        "grid: {deployment.policy: [vllm, sjf]}\n"
+    )
+    script = strangers / "bin" / "tokentwin"  # where pip puts it, and Python looks first
+    script.parent.mkdir()
+    script.write_text(_CONSOLE)
+    sweep = ("sweep", "sweep.yaml", "--jobs", "2")
+    for arguments in ((*plan, "--jobs", "2"), (*sweep, "-o", "swept"), *_with_ray((*sweep, "-o", "by-ray"))):
+        done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _with_ray(sweep: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [(*sweep, "--executor", "ray")] if find_spec("ray") else []
+
+
+def test_python_dash_m_looks_for_our_modules_beside_the_package(strangers: Path) -> None:
+    for name in ("tokentwin", "pickle", "random"):  # found before a line of ours is run
+        (strangers / f"{name}.py").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "tokentwin", "simulate", "trace.csv", "--gpu", "H100", "-o", "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_packages_that_are_not_installed_are_found_by_the_processes_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr("site.getsitepackages", list)
+    assert module_environment()["PYTHONPATH"] == str(HOME)
+    monkeypatch.setenv("PYTHONPATH", "first")
+    assert module_environment()["PYTHONPATH"] == os.pathsep.join(["first", str(HOME)])
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(HOME)])
+    assert module_environment()["PYTHONPATH"] == "first", "ahead of Python's own it would hide some of those"
+    done = subprocess.run(
+        module_command("tokentwin", "--version"), env=module_environment(), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "version" in done.stdout

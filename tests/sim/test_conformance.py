@@ -1,0 +1,135 @@
+"""Rung 0: every recording of vLLM's own scheduler is reproduced, and one that was changed is noticed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from serving.errors import UserError
+from sim.conformance import conform
+from tests.command import tokentwin
+
+RECORDINGS = sorted((Path(__file__).parents[1] / "data" / "oracle").glob("*.rec.json.gz"))
+SMALLEST = min(RECORDINGS, key=lambda path: path.stat().st_size)
+
+
+@pytest.fixture
+def tampered(tmp_path):
+    """The smallest recording, changed by a function, as plain JSON."""
+
+    def change(edit):
+        recording = json.loads(gzip.decompress(SMALLEST.read_bytes()))
+        edit(recording)
+        path = tmp_path / "tampered.rec.json"
+        path.write_text(json.dumps(recording))
+        return path
+
+    return change
+
+
+def one_more_token(recording):
+    tokens = recording["steps"][40]["n"]
+    tokens[next(iter(tokens))] += 1
+
+
+def one_ns_later(recording):
+    recording["steps"][40]["t"] += 1
+
+
+def no_last_step(recording):
+    recording["steps"].pop()
+
+
+def finishes_sooner(recording):
+    recording["results"][7]["finish_ns"] -= 1
+
+
+def forgets_a_request(recording):
+    recording["results"].pop(7)
+
+
+def test_the_recordings_cover_both_loops_and_preemption():
+    assert len(RECORDINGS) >= 9
+    names = {path.name.split(".")[0] for path in RECORDINGS}
+    assert {"fcfs_tight_kv", "priority_tight_kv", "overlap_tight_kv", "prefix_multiturn"} <= names
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.split(".")[0])
+def test_every_recording_is_reproduced(path):
+    result = conform(path)
+    assert result.identical, str(result)
+    assert result.identical_steps == result.steps > 0
+    assert result.identical_requests == result.requests > 0
+
+
+@pytest.mark.parametrize("edit", [one_more_token, one_ns_later], ids=lambda edit: edit.__name__)
+def test_a_changed_step_is_shown_with_both_sides(tampered, edit):
+    result = conform(tampered(edit))
+    assert not result.identical
+    assert result.identical_steps == 40
+    head, ours, theirs = result.difference.splitlines()
+    assert head.strip() == "first difference at step 40"
+    assert ours.strip().startswith('ours: {"t"') and theirs.strip().startswith('vLLM: {"t"')
+    assert ours.split(": ", 1)[1] != theirs.split(": ", 1)[1]
+
+
+def test_a_missing_step_is_shown_as_nothing(tampered):
+    result = conform(tampered(no_last_step))
+    assert result.identical_steps == result.steps
+    assert result.difference.endswith("vLLM: nothing")
+
+
+@pytest.mark.parametrize("edit", [finishes_sooner, forgets_a_request], ids=lambda edit: edit.__name__)
+def test_a_changed_result_is_shown_with_both_sides(tampered, edit):
+    result = conform(tampered(edit))
+    assert result.identical_steps == result.steps
+    assert "first difference at request 7" in result.difference
+    assert '"finish_ns"' in result.difference.splitlines()[1]
+
+
+def test_another_policy_does_not_conform():
+    assert not conform(SMALLEST, policy="static").identical
+
+
+def test_the_command_exits_0_when_identical_and_1_when_not(tampered):
+    same = tokentwin("conformance", SMALLEST)
+    assert same.returncode == 0, same.stderr
+    assert same.stdout.rstrip().endswith("identical")
+    path = tampered(one_ns_later)
+    different = tokentwin("conformance", SMALLEST, path)
+    assert different.returncode == 1
+    assert "DIFFERENT" in different.stdout and "ours:" in different.stdout and "vLLM:" in different.stdout
+    assert different.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "cannot be read"),
+        (b"steps", "is not JSON"),
+        (b"\x1f\x8bnot gzip", "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[1, 2]", "not an oracle recording"),
+        (b'{"config": {}, "cost": {}, "steps": []}', "has no requests, results: not an oracle recording"),
+        (b'{"config": {"max_num_seqs": 0}, "cost": {}, "requests": [], "steps": [], "results": []}', "max_num_seqs"),
+        (b'{"config": {}, "cost": {"ns": 1}, "requests": [], "steps": [], "results": []}', "not an oracle recording"),
+        (b'{"config": {}, "cost": [], "requests": [{}], "steps": [], "results": []}', "not an oracle recording"),
+    ],
+)
+def test_what_is_no_recording_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        conform(path)
+
+
+def test_the_command_exits_2_with_one_line(tmp_path):
+    (tmp_path / "file.json").write_text("{}")
+    done = tokentwin("conformance", tmp_path / "file.json")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "not an oracle recording" in done.stderr
+    assert done.stdout == ""

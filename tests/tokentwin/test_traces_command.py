@@ -1,0 +1,65 @@
+"""`tokentwin trace`, as it is called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.command import tokentwin
+from traces.reader import read_workload
+
+SYNTH = ("--requests", "500", "--arrivals", "gamma:rate=9,cv=3", "--prompt", "lognormal:mean=600,p99=4000",
+         "--output", "exponential:mean=40,max=300", "--system-prompts", "count=3,tokens=1024,choice=zipf")  # fmt: skip
+
+
+def test_synth_inspect_convert(tmp_path):
+    made = tokentwin("trace", "synth", "a.parquet", *SYNTH, "--format", "json", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    summary = json.loads(made.stdout)
+    assert summary["requests"] == 500
+    assert tokentwin("trace", "synth", "b.parquet", *SYNTH, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    assert tokentwin("trace", "convert", "a.parquet", "c.jsonl", cwd=tmp_path).returncode == 0
+    shown = tokentwin("trace", "inspect", "c.jsonl", "--block-size", 512, "--format", "json", cwd=tmp_path)
+    converted = json.loads(shown.stdout)
+    for field in ("prompt_tokens", "output_tokens", "prompt", "output", "prefix_hit_tokens"):
+        assert converted[field] == summary[field]
+    table = tokentwin("trace", "inspect", "c.jsonl", cwd=tmp_path)
+    assert "prefix hits, infinite cache" in table.stdout and "lengths" in table.stdout
+
+
+def test_a_yaml_spec_and_options_over_it(tmp_path):
+    (tmp_path / "spec.yaml").write_text(
+        "requests: 50\nseed: 3\narrivals: {kind: closed, concurrency: 8}\n"
+        "prompt: 64\noutput: {kind: uniform, low: 1, high: 9}\n"
+    )
+    done = tokentwin("trace", "synth", "a.parquet", "--spec", "spec.yaml", "--prompt", 32, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    workload = read_workload(tmp_path / "a.parquet")
+    assert workload.concurrency == 8
+    assert {request.prompt_len for request in workload.requests} == {32}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("inspect", "nothing"), "trace: 'nothing': cannot be read: No such file or directory"),
+        (("inspect", "junk"), "trace: 'junk': is in no known format"),
+        (("convert", "good", "good"), "output: 'good'|choose a format"),
+        (("convert", "good", "kept.parquet"), "kept.parquet': exists; use --force"),
+        (("synth", "new.parquet", "--prompt", "normal", *SYNTH[:4], "--output", 3), "spec.prompt"),
+        (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' is not key=value"),
+        (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': is no mapping"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, message):
+    (tmp_path / "junk").write_text("what is this")
+    (tmp_path / "good").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
+    (tmp_path / "kept.parquet").write_text("kept")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = tokentwin("trace", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert any(part in done.stderr for part in message.split("|"))
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

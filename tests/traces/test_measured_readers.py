@@ -1,0 +1,409 @@
+"""Readers of measured runs: units, clocks, and workloads rebuilt from what each format tells."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.errors import UserError
+from serving.workload import PRIVATE
+from traces.measured.formats import FORMATS, measured_format
+from traces.measured.prometheus_text import Histogram, Window
+from traces.measured.run import MeasuredRun, Observed, figures_of_requests
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not here: no ../shared/data")
+
+
+def read(data: Path, **settings: Any) -> list[MeasuredRun]:
+    return measured_format(settings, "measured").read(data)
+
+
+def ideal_hit_share(run: MeasuredRun) -> float:
+    """Share of the prompt tokens in whole segments that an earlier prompt began with, too."""
+    seen: set[str] = set()
+    hits = total = 0
+    for request in run.workload.requests:
+        fresh = False
+        for name, tokens in request.prompt:
+            fresh = fresh or name == PRIVATE or name not in seen
+            hits += 0 if fresh else tokens
+            total += tokens
+        seen |= {name for name, _ in request.prompt}
+    return hits / total
+
+
+# Figures
+
+
+def test_figures_of_requests_have_the_registry_s_definitions() -> None:
+    second = 10**9
+    requests = [
+        Observed(0, 10, 5, 0, 1 * second, 3 * second),  # TTFT 1 s, TPOT 0.5 s, E2E 3 s
+        Observed(1, 10, 1, 1 * second, 4 * second, 4 * second),  # one token: no TPOT
+    ]
+    found = figures_of_requests(requests, offered_per_s=0.5)
+    assert found["ttft_ms.mean"] == pytest.approx(2000) and found["tpot_ms.mean"] == pytest.approx(500)
+    assert found["e2e_ms.p50"] == pytest.approx(3000) and found["makespan_s"] == pytest.approx(4)
+    assert found["request_throughput"] == pytest.approx(0.5) and found["output_throughput"] == pytest.approx(1.5)
+    assert found["saturated"] == 0.0
+    assert figures_of_requests(requests, offered_per_s=0.6)["saturated"] == 1.0
+
+
+# LLMServingSim
+
+
+def llmservingsim(folder: Path, **changed: Any) -> None:
+    lines = [
+        # 40 prompt tokens in chained blocks 1, 2; the second shares the first block; the engine's clock is 900 s behind
+        {"request_id": "a", "input_toks": 40, "output_toks": 3, "arrival_time": 1000.0, "queued_ts": 100.01,
+         "scheduled_ts": 100.02, "first_token_ts": 100.51, "last_token_ts": 100.71},
+        {"request_id": "b", "input_toks": 20, "output_toks": 2, "arrival_time": 1002.0, "queued_ts": 102.04,
+         "scheduled_ts": 102.05, "first_token_ts": 102.21, "last_token_ts": 102.31, **changed},
+    ]  # fmt: skip
+    blocks = [
+        {"arrival_time_ns": 0, "input_toks": 40, "output_toks": 3, "hash_ids_16": [1, 2], "n_prompt_blocks_16": 2},
+        {"arrival_time_ns": 2, "input_toks": 20, "output_toks": 2, "hash_ids_16": [1], "n_prompt_blocks_16": 1},
+    ]
+    for name, rows in (("requests.jsonl", lines), ("workload_hashed.jsonl", blocks)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_llmservingsim_aligns_two_clocks_and_chains_blocks(tmp_path: Path) -> None:
+    llmservingsim(tmp_path)
+    (run,) = read(tmp_path, format="llmservingsim", folder=".")
+    first, second = run.workload.requests
+    assert (first.arrival_ns, second.arrival_ns) == (0, 2 * 10**9)
+    assert first.prompt == (("h1", 16), ("h2", 16), (PRIVATE, 8)) and second.prompt == (("h1", 16), (PRIVATE, 4))
+    assert (first.output_len, second.output_len) == (3, 2)
+    # The least queued - arrival is 0.01 s by both clocks: TTFTs are 0.5 and 0.2 s from there.
+    assert run.figures["ttft_ms.mean"] == pytest.approx(350) and run.figures["tpot_ms.mean"] == pytest.approx(100)
+    assert run.workload.shares_prefixes
+
+
+def test_llmservingsim_refuses_a_token_before_its_request(tmp_path: Path) -> None:
+    llmservingsim(tmp_path, first_token_ts=101.0)
+    with pytest.raises(UserError, match=r"requests.jsonl:2: first_token_ts.*outside"):
+        read(tmp_path, format="llmservingsim", folder=".")
+
+
+@needs_data
+def test_the_rtx_pro_6000_run_is_what_its_readme_says() -> None:
+    (run,) = read(SHARED, format="llmservingsim", folder="llmservingsim/vllm0.19.0_RTXPRO6000_Llama-3.1-8B")
+    assert len(list(run.workload.requests)) == 300
+    assert ideal_hit_share(run) == pytest.approx(0.076, abs=0.0005)
+    assert run.figures["ttft_ms.mean"] == pytest.approx(7100, rel=0.005)  # from arrival; 7.10 s from the queue
+    assert run.figures["tpot_ms.mean"] == pytest.approx(32.5, abs=0.05)
+    assert run.figures["makespan_s"] == pytest.approx(65.9, abs=0.05)
+
+
+# GuideLLM, by the server's spans
+
+SPANS = """arrival_s,prompt_tokens,output_tokens,max_tokens,ttft_s,e2e_s,phase,phase_kind
+0.0,30,3,3,0.5,0.7,0,synchronous
+1.0,24,2,2,0.2,0.3,0,synchronous
+5.5,40,2,2,0.4,0.6,1,constant@2rps
+5.0,40,2,2,0.4,0.6,1,constant@2rps
+"""
+
+
+def test_spans_give_a_run_for_each_phase_with_a_prefix_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "spans.csv").write_text(SPANS)
+    alone, constant = read(tmp_path, format="guidellm-spans", file="spans.csv", shared_prefix_tokens=16)
+    assert (alone.name, constant.name) == ("0 synchronous", "1 constant@2rps")
+    assert alone.workload.concurrency == 1 and constant.workload.concurrency is None
+    assert [r.arrival_ns for r in constant.workload.requests] == [0, 500_000_000]
+    prefixes = [{r.prompt[0] for r in run.workload.requests} for run in (alone, constant)]
+    assert all(len(found) == 1 for found in prefixes) and prefixes[0] != prefixes[1]
+    assert [r.prompt_len for r in alone.workload.requests] == [30, 24]
+    assert alone.figures["ttft_ms.mean"] == pytest.approx(350) and alone.figures["tpot_ms.p99"] == pytest.approx(100)
+
+
+def test_spans_with_a_first_token_after_the_last_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "spans.csv").write_text(SPANS.replace("0.5,0.7", "0.8,0.7"))
+    with pytest.raises(UserError, match=r"spans.csv:2: ttft_s.*longer than e2e_s"):
+        read(tmp_path, format="guidellm-spans", file="spans.csv")
+
+
+# inference-perf
+
+
+def stage(**over: Any) -> dict[str, Any]:
+    statistics = {"mean": 0.5, "median": 0.4, "p90": 0.9, "p99": 1.0}
+    return {
+        "load_summary": {"requested_rate": 4.0},
+        "successes": {
+            "count": 8,
+            "latency": {
+                "request_latency": statistics,
+                "time_to_first_token": {k: v / 10 for k, v in statistics.items()},
+            },
+            "throughput": {"requests_per_sec": 3.9},
+            "prompt_len": {"mean": 30.4},
+        },
+        "failures": {"count": 0},
+        **over,
+    }
+
+
+def test_inference_perf_rebuilds_a_constant_rate_and_its_shared_prompts(tmp_path: Path) -> None:
+    for number in (10, 2):
+        (tmp_path / f"stage_{number}_lifecycle_metrics.json").write_text(json.dumps(stage()))
+    (tmp_path / "stage_2_prometheus_metrics.json").write_text("{}")
+    runs = read(
+        tmp_path, format="inference-perf", folder=".", output_tokens=6, max_in_flight=3,
+        shared_prefixes=2, users=2, shared_prefix_tokens=20,
+    )  # fmt: skip
+    assert [run.name for run in runs] == ["stage 2", "stage 10"]
+    run = runs[0]
+    requests = list(run.workload.requests)
+    assert [r.arrival_ns for r in requests][:3] == [0, 250_000_000, 500_000_000] and len(requests) == 8
+    assert run.workload.concurrency == 3 and {r.output_len for r in requests} == {6}
+    assert requests[0].prompt == (("system 0", 20), ("user 0 of 0", 10)) == requests[4].prompt
+    assert run.figures["ttft_ms.p50"] == pytest.approx(40) and run.figures["e2e_ms.mean"] == pytest.approx(500)
+    assert run.figures["tpot_ms.mean"] == pytest.approx((500 - 50) / 5)
+    assert run.figures["saturated"] == 0.0
+
+
+def test_inference_perf_names_the_field_that_is_missing(tmp_path: Path) -> None:
+    broken = stage()
+    del broken["successes"]["latency"]["time_to_first_token"]["p90"]
+    (tmp_path / "stage_0_lifecycle_metrics.json").write_text(json.dumps(broken))
+    with pytest.raises(UserError, match=r"time_to_first_token.p90: None: must be a number"):
+        read(tmp_path, format="inference-perf", folder=".", output_tokens=6)
+
+
+# AIConfigurator's table
+
+HEADER = "id,silicon_data_source,backend,backend_version,model_path,system,precision,isl,osl,batch_size,tp_size,pp_size,attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"  # noqa: E501
+
+
+def table(folder: Path, *rows: Mapping[str, str]) -> None:
+    columns = HEADER.split(",")
+    common = {"backend": "vllm", "model_path": "m", "system": "h", "isl": "100", "osl": "10", "batch_size": "4",
+              "tp_size": "2", "silicon_ttft_ms": "50", "silicon_tpot_ms": "10"}  # fmt: skip
+    lines = [",".join({**common, "id": f"row{i}", **row}.get(c, "") for c in columns) for i, row in enumerate(rows)]
+    (folder / "table.csv").write_text("\n".join([HEADER, *lines]) + "\n")
+
+
+def rows_of(folder: Path, *rules: Mapping[str, Any]) -> list[MeasuredRun]:
+    return read(folder, format="silicon-table", file="table.csv", systems={"h": "H100"}, rules=list(rules))
+
+
+def conc(concurrency: int, **row: str) -> dict[str, str]:
+    return {"silicon_data_source": f"a; silicon_concurrency={concurrency}", **row}
+
+
+def test_a_row_is_a_closed_loop_of_ten_waves(tmp_path: Path) -> None:
+    table(tmp_path, conc(3), {"batch_size": "5", "attention_dp_size": "2", "moe_ep_size": "4"})
+    rules: list[dict[str, Any]] = [{"load": {"lengths": [0.8, 1]}, "deployment": {"scheduler": {"max_num_seqs": 7}}}]
+    plain, spread = rows_of(tmp_path, *rules)
+    requests = list(plain.workload.requests)
+    assert (plain.workload.concurrency, len(requests), plain.gpu) == (3, 30, "H100")
+    assert {r.arrival_ns for r in requests} == {0} and all(80 <= r.prompt_len <= 100 for r in requests)
+    assert all(8 <= r.output_len <= 10 for r in requests) and len({r.prompt_len for r in requests}) > 5
+    assert plain.settings == {"tensor_parallel_size": 2, "scheduler": {"max_num_seqs": 7}}
+    assert spread.workload.concurrency == 3, "one of two ranks has half of five requests, rounded up"
+    assert (spread.settings["data_parallel_size"], spread.settings["enable_expert_parallel"]) == (2, True)
+    assert plain.figures == {"ttft_ms.mean": 50.0, "tpot_ms.mean": 10.0}
+
+
+def test_later_rules_win_and_apply_to_their_rows_only(tmp_path: Path) -> None:
+    table(tmp_path, conc(4), conc(4, model_path="other", attention_dp_size="4"))
+    rules: list[dict[str, Any]] = [
+        {"deployment": {"model": "a", "scheduler": {"max_model_len": 99}}},
+        {"when": {"model_path": "other"}, "deployment": {"model": "b"}, "columns": {"attention_dp_size": "1"},
+         "seqs_as_concurrency": True, "caution": "odd"},
+    ]  # fmt: skip
+    first, second = rows_of(tmp_path, *rules)
+    assert (first.settings["model"], first.caution) == ("a", "")
+    assert (second.settings["model"], second.caution) == ("b", "odd")
+    assert second.settings["scheduler"] == {"max_model_len": 99, "max_num_seqs": 4}
+    assert "data_parallel_size" not in second.settings
+
+
+def test_repeats_give_a_floor_and_rows_out_of_order_a_caution(tmp_path: Path) -> None:
+    tpots = {4: "10", 8: "12", 16: "30", 32: "15", 512: "5"}
+    rows = [conc(c, silicon_tpot_ms=tpot) for c, tpot in tpots.items()]
+    table(tmp_path, *rows, conc(4, silicon_tpot_ms="11"), conc(8, silicon_tpot_ms="12"))
+    runs = rows_of(tmp_path)
+    assert runs[0].floor_pct["tpot_ms.mean"] == pytest.approx(100 / 10.5) == runs[5].floor_pct["tpot_ms.mean"]
+    assert not runs[1].floor_pct, "the same to the last digit is one measurement written twice"
+    assert "disagree" in runs[0].caution
+    assert "concurrency 32" in runs[2].caution and "does not fit" in runs[4].caution
+    assert not runs[1].caution and not runs[3].caution
+
+
+def test_a_row_of_an_unnamed_system_is_refused(tmp_path: Path) -> None:
+    table(tmp_path, conc(4, system="b"))
+    with pytest.raises(UserError, match=r"table.csv:2: system: 'b': is none of h"):
+        rows_of(tmp_path)
+
+
+@needs_data
+def test_the_h100_table_has_its_237_rows() -> None:
+    runs = read(SHARED, format="silicon-table", file="aiconfigurator/silicon_sample_h100_vllm_agg.csv",
+                systems={"h100_sxm": "H100"})  # fmt: skip
+    assert len(runs) == 237 and len({run.group["model"] for run in runs}) == 4
+    assert all(run.figures["tpot_ms.mean"] > 1 for run in runs)
+
+
+# vllm bench serve
+
+
+def bench(**over: Any) -> dict[str, Any]:
+    return {
+        "model_id": "m", "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": None, "duration": 4.0,
+        "completed": 2, "total_input_tokens": 30, "total_output_tokens": 6, "request_throughput": 0.5,
+        "output_throughput": 1.5, "mean_ttft_ms": 150.0, "input_lens": [10, 20, 5], "output_lens": [4, 2, 0],
+        "ttfts": [0.1, 0.2, 0.0], "itls": [[0.1, 0.1, 0.2], [0.3], []], "start_times": [7.5, 7.0, 9.0], **over,
+    }  # fmt: skip
+
+
+def test_bench_serve_takes_requests_as_they_were_sent(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(bench()))
+    (run,) = read(tmp_path, format="bench-serve", files=["b.json"], shared_prefix_tokens=8)
+    requests = list(run.workload.requests)
+    assert [(r.id, r.arrival_ns, r.prompt_len, r.output_len) for r in requests] == [
+        (1, 0, 20, 2),
+        (0, 500_000_000, 10, 4),
+    ]
+    assert requests[0].prompt == (("prefix", 8), (PRIVATE, 12))
+    assert run.figures["ttft_ms.mean"] == pytest.approx(150) and run.figures["e2e_ms.p99"] == pytest.approx(500)
+    assert run.figures["tpot_ms.mean"] == pytest.approx((400 / 3 + 300) / 2)
+    assert (run.offered_per_s, run.figures["makespan_s"]) == (2.0, 4.0)
+    assert run.caution == "1 requests failed and are left out"
+
+
+def test_bench_serve_without_details_has_mean_lengths_and_drawn_arrivals(tmp_path: Path) -> None:
+    detailed = ("input_lens", "output_lens", "ttfts", "itls", "start_times")
+    short = {k: v for k, v in bench(completed=3, max_concurrency=2).items() if k not in detailed}
+    (tmp_path / "b.json").write_text(json.dumps(short))
+    (run,) = read(tmp_path, format="bench-serve", files=["b.json"])
+    requests = list(run.workload.requests)
+    assert [(r.prompt_len, r.output_len) for r in requests] == [(10, 2)] * 3
+    assert requests[0].arrival_ns == 0 < requests[1].arrival_ns and run.workload.concurrency == 2
+    assert run.figures["ttft_ms.mean"] == 150.0 and "drawn" in run.caution
+    assert [run] == read(tmp_path, format="bench-serve", files=["b.json"]), "the same seed, the same arrivals"
+
+
+def test_bench_serve_replays_a_closed_loop_by_its_slots_not_by_its_times(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(bench(request_rate="inf", max_concurrency=2)))
+    (run,) = read(tmp_path, format="bench-serve", files=["b.json"])
+    assert [(r.id, r.arrival_ns) for r in run.workload.requests] == [(1, 0), (0, 0)]
+    assert run.workload.concurrency == 2
+
+
+def test_bench_serve_at_an_infinite_rate_sends_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(bench(request_rate="inf", start_times=None)))
+    (run,) = read(tmp_path, format="bench-serve", files=["b.json"])
+    assert {r.arrival_ns for r in run.workload.requests} == {0} and run.offered_per_s is None
+
+
+JUNK = st.sampled_from([None, "x", -1, 0, [], {}, [None], True, 1e400, "inf", [[]], 10**400])
+
+
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where everything in a JSON value stands, from the top."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from paths_in(inner, (*path, key))
+
+
+@given(st.data())
+def test_junk_anywhere_in_a_result_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    detailed = data.draw(st.booleans())
+    document = bench() if detailed else stage()
+    *way, last = data.draw(st.sampled_from(list(paths_in(document))))
+    inner: Any = document
+    for key in way:
+        inner = inner[key]
+    inner[last] = data.draw(JUNK)
+    name = "b.json" if detailed else "stage_0_lifecycle_metrics.json"
+    (tmp_path / name).write_text(json.dumps(document))
+    try:
+        if detailed:
+            read(tmp_path, format="bench-serve", files=[name])
+        else:
+            read(tmp_path, format="inference-perf", folder=".", output_tokens=6)
+    except UserError as error:
+        assert "\n" not in str(error) and name in str(error)
+
+
+# Prometheus
+
+
+def scrape(path: Path, times: int) -> None:
+    """A snapshot of two engines: `times` x 4 requests of 100 prompt and 20 output tokens, a quarter of it cached."""
+    lines = []
+    for engine in "01":
+        label = f'engine="{engine}",model_name="a {{b}}"'
+        for name, buckets, total in (
+            ("vllm:request_prompt_tokens", {"50": 0, "150": 2, "+Inf": 2}, 200),
+            ("vllm:request_generation_tokens", {"10": 0, "50": 2, "+Inf": 2}, 40),
+            ("vllm:time_to_first_token_seconds", {"0.1": 1, "0.4": 2, "+Inf": 2}, 0.3),
+            ("vllm:request_time_per_output_token_seconds", {"0.1": 2, "+Inf": 2}, 0.04),
+            ("vllm:e2e_request_latency_seconds", {"5": 2, "+Inf": 2}, 1.2),
+        ):
+            lines.append(f"# TYPE {name} histogram")
+            lines += [f'{name}_bucket{{le="{le}",{label}}} {times * n:.1f}' for le, n in buckets.items()]
+            lines.append(f"{name}_sum{{{label}}} {times * total}")
+        for name, value in (("generation_tokens", 40), ("prefix_cache_hits", 50), ("prefix_cache_queries", 200)):
+            lines.append(f"vllm:{name}_total{{{label}}} {times * value} 1700000000000")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_two_scrapes_make_a_window(tmp_path: Path) -> None:
+    scrape(tmp_path / "before", 3)
+    scrape(tmp_path / "after", 8)
+    (run,) = read(tmp_path, format="prometheus", before="before", after="after", window_s=10)
+    requests = list(run.workload.requests)
+    assert len(requests) == 20 and run.figures["request_throughput"] == 2.0
+    assert run.figures["ttft_ms.mean"] == pytest.approx(150) and run.figures["tpot_ms.mean"] == pytest.approx(20)
+    assert run.figures["e2e_ms.mean"] == pytest.approx(600) and run.figures["output_throughput"] == pytest.approx(40)
+    assert sum(r.prompt_len for r in requests) / 20 == pytest.approx(100, rel=0.02)
+    assert sum(r.output_len for r in requests) / 20 == pytest.approx(20, rel=0.03)
+    shared = sum(tokens for r in requests for name, tokens in r.prompt if name == "prefix")
+    assert shared / sum(r.prompt_len for r in requests) == pytest.approx(0.25, abs=0.01)
+    arrivals = [r.arrival_ns for r in requests]
+    assert arrivals == sorted(arrivals) and arrivals[0] == 0
+    histogram = Window(tmp_path / "before", tmp_path / "after").histogram("vllm:time_to_first_token_seconds")
+    assert histogram.percentile_bounds(50) == (0.0, 0.1) and histogram.percentile_bounds(51) == (0.1, 0.4)
+
+
+def test_a_percentile_in_the_open_bucket_has_no_upper_bound() -> None:
+    assert Histogram((1.0, math.inf), (1.0, 3.0), 9.0).percentile_bounds(90) == (1.0, math.inf)
+
+
+def test_swapped_or_foreign_snapshots_are_refused(tmp_path: Path) -> None:
+    scrape(tmp_path / "before", 3)
+    scrape(tmp_path / "after", 8)
+    with pytest.raises(UserError, match="went down"):
+        read(tmp_path, format="prometheus", before="after", after="before", window_s=10)
+    (tmp_path / "after").write_text("up 1\n")
+    with pytest.raises(UserError, match=r"request_prompt_tokens.*no histogram"):
+        read(tmp_path, format="prometheus", before="before", after="after", window_s=10)
+    (tmp_path / "after").write_text("<html>\n")
+    with pytest.raises(UserError, match=r"after:1.*no Prometheus sample"):
+        read(tmp_path, format="prometheus", before="before", after="after", window_s=10)
+
+
+# By name
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_refuses_an_unknown_field(name: str) -> None:
+    with pytest.raises(UserError, match=r"measured\.nonsense|measured\.\w+"):
+        measured_format({"format": name, "nonsense": 1}, "measured")
+
+
+def test_an_unknown_format_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"measured.format: 'csv': is none of bench-serve, guidellm-spans"):
+        measured_format({"format": "csv"}, "measured")

@@ -1,0 +1,288 @@
+"""Readers: every format by its content, and every mistake as one line with file, line and field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.errors import UserError
+from serving.workload import WorkloadRequest
+from traces.parquet import SCHEMA, write_parquet
+from traces.reader import READERS, read_workload
+from traces.recording import RecordingWriter
+from traces.ticks import spread_ticks
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 23:59:59.9999999,374,44\r\n"
+    "2023-11-17 00:00:00.0000000,396,109\r\n"
+    "2023-11-17 00:00:04.5,879,55"
+)
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 3000, "input_length": 512, "output_length": 9, "hash_ids": [0]}\n'
+)
+SIMPLE = "arrival_s,prompt_tokens,output_tokens,tenant\n0.5,10,3,a\n0.1,20,4,\n"
+SEGMENTS = (
+    '{"id": 4, "arrival_ms": 1.5, "prompt": [["sys", 400], ["", 35]], "output_tokens": 80, "priority": 2}\n'
+    "\n"
+    '{"id": 9, "arrival_ms": 2, "prompt": [["sys", 400], ["out:4", 80], ["u", 7]], "output_tokens": 1}\n'
+)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a text, from a file whose name gives nothing away."""
+
+    def read(text):
+        path = tmp_path / "trace"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_workload(path)
+
+    return read
+
+
+def test_azure(read):
+    workload = read(AZURE)
+    assert [r.arrival_ns for r in workload.requests] == [0, 100, 4_500_000_100]
+    assert [(r.id, r.prompt, r.output_len) for r in workload.requests][1] == (1, (("", 396),), 109)
+    assert not workload.shares_prefixes
+
+
+def test_azure_2024_has_an_offset(read):
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 02:00:00+02:00,1,1\n2024-05-10 00:00:01Z,1,1\n"
+    assert [r.arrival_ns for r in read(text).requests] == [0, 1_000_000_000]
+
+
+def test_mooncake_blocks_are_segments(read):
+    first, second = read(MOONCAKE).requests
+    assert first.prompt == (("h0", 512), ("h1", 488))
+    assert (second.arrival_ns, second.prompt) == (3_000_000_000, (("h0", 512),))
+    assert read(MOONCAKE).shares_prefixes
+
+
+def test_simple_csv_is_sorted_and_its_ids_are_its_lines(read):
+    first, second = read(SIMPLE).requests
+    assert (first.id, first.arrival_ns, first.prompt_len, first.tenant) == (1, 100_000_000, 20, "")
+    assert (second.id, second.arrival_ns, second.prompt_len, second.tenant) == (0, 500_000_000, 10, "a")
+
+
+def test_simple_json_lines_have_segments(read):
+    workload = read(SEGMENTS)
+    assert list(workload.requests) == [
+        WorkloadRequest(4, 1_500_000, (("sys", 400), ("", 35)), 80, priority=2),
+        WorkloadRequest(9, 2_000_000, (("sys", 400), ("out:4", 80), ("u", 7)), 1),
+    ]
+    assert workload.shares_prefixes
+
+
+@pytest.mark.parametrize("unit, text", [("s", "0.000000001"), ("ms", "0.000001"), ("ns", "1")])
+def test_times_are_exact(read, unit, text):
+    big = read(f"arrival_{unit},prompt_tokens,output_tokens\n{text},1,1\n")
+    assert big.requests[0].arrival_ns == 1
+
+
+@pytest.mark.parametrize("text", [AZURE, MOONCAKE, SIMPLE, SEGMENTS])
+def test_gzip_and_byte_order_mark(read, text):
+    requests = list(read(text).requests)
+    assert list(read(gzip.compress(text.encode())).requests) == requests
+    assert list(read(b"\xef\xbb\xbf" + text.encode()).requests) == requests
+
+
+def test_parquet_and_recordings(tmp_path, read):
+    workload = read(SEGMENTS)
+    write_parquet(workload, tmp_path / "x.csv")
+    assert list(read_workload(tmp_path / "x.csv").requests) == workload.requests
+    with RecordingWriter(tmp_path / "rec", {"run_id": "r"}, workload=workload):
+        pass
+    assert list(read_workload(tmp_path / "rec").requests) == workload.requests
+
+
+CSV = "arrival_s,prompt_tokens,output_tokens\n"
+JSONL = '{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}\n'
+CAKE = '{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}\n'
+
+MISTAKES = {
+    "empty": (b"", "trace.*is empty"),
+    "blank": ("\n \n", "is empty"),
+    "junk": (bytes(range(256)) * 9, "is in no known format"),
+    "words": ("hello\nworld\n", "is in no known format"),
+    "header only": (CSV, "holds no requests"),
+    "azure header only": (AZURE.splitlines()[0], "holds no requests"),
+    "azure time": (AZURE.replace("2023-11-17 00:00:04.5", "yesterday"), ":4: TIMESTAMP: 'yesterday'"),
+    "azure date": (AZURE.replace("11-17 00:00:04.5", "13-17 00:00:04.5"), ":4: TIMESTAMP"),
+    "azure zero": (AZURE.replace("396", "0"), ":3: ContextTokens: '0': must be at least 1"),
+    "azure column": (AZURE.replace("GeneratedTokens", "Tokens"), ":2: Tokens: '44': no such field"),
+    "no unit": ("arrival,prompt_tokens,output_tokens\n1,1,1\n", "no such field; known are arrival_s"),
+    "no arrival": ("prompt_tokens,output_tokens\n1,1\n", ":2: arrival: '': give exactly one of"),
+    "two arrivals": ("arrival_s,arrival_ms,prompt_tokens,output_tokens\n1,1,1,1\n", "exactly one of"),
+    "no output": ("arrival_s,prompt_tokens\n1,1\n", ":2: output_tokens: '': is missing"),
+    "negative": (CSV + "0,1,1\n0,-5,1\n", ":3: prompt_tokens: '-5': must be at least 1"),
+    "zero output": (CSV + "0,1,0\n", ":2: output_tokens: '0': must be at least 1"),
+    "fraction": (CSV + "0,1.5,1\n", ":2: prompt_tokens: '1.5': must be a whole number"),
+    "nan": (CSV + "nan,1,1\n", ":2: arrival_s: 'nan': must be a finite number"),
+    "infinite": (CSV + "inf,1,1\n", "must be a finite number"),
+    "before the start": (CSV + "-1,1,1\n", ":2: arrival_s: '-1': must be at least 0"),
+    "far future": (CSV + "1e300,1,1\n", ":2: arrival_s: '1e300'"),
+    "292 years": (CSV + "9.3e9,1,1\n", ":2: arrival_s: '9.3e9': is too late; a workload ends within 146 years"),
+    "huge prompt": (CSV + "0,999999999999,1\n", ":2: prompt_tokens: '999999999999': must be at most 2,147,483,647"),
+    "huge output": (CSV + "0,1,2147483648\n", ":2: output_tokens: '2147483648': must be at most 2,147,483,647"),
+    "huge priority": (JSONL.replace("}", ', "priority": 9e9}'), ":1: priority: .*must be at most 2,147,483,647"),
+    "huge sum": (
+        JSONL.replace('"prompt_tokens": 1', '"prompt": [["a", 2000000000], ["b", 2000000000]]'),
+        ":1: prompt: '4000000000 tokens': must be at most 2,147,483,647 tokens in all",
+    ),
+    "azure huge": (AZURE.replace("396", "39600000000"), ":3: ContextTokens: '39600000000': must be at most"),
+    "cake huge": (CAKE.replace("1000", "1000000000000"), ":1: input_length: 1000000000000: must be at most"),
+    "word": (CSV + "0,many,1\n", ":2: prompt_tokens: 'many': must be a number"),
+    "short row": (CSV + "0,1\n", ":2: '0,1': has 2 cells where the header has 3"),
+    "same column": ("arrival_s,arrival_s\n1,1\n", "'arrival_s': appears twice"),
+    "open quote": (CSV + '"0,1,1\n', "is not CSV"),
+    "not text": (CSV.encode() + b"0,\xff,1\n", ":2.*is not UTF-8"),
+    "same id": ("id,arrival_s,prompt_tokens,output_tokens\n3,0,1,1\n3,1,1,1\n", ":3: id: 3: was used on line 2"),
+    "truncated": (JSONL + JSONL[:20], ":2: .*is not JSON"),
+    "array": ('{"a": 1}\n'.replace('{"a": 1}', "[1]"), "is in no known format"),
+    "array later": (JSONL + "[1]\n", ":2: .*must be a JSON object"),
+    "json nan": (JSONL.replace('"arrival_s": 0', '"arrival_s": NaN'), ":1: arrival_s: .*finite"),
+    "json type": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": [1]'), ":1: prompt_tokens: .*a number"),
+    "json bool": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": true'), "prompt_tokens: True"),
+    "json null": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": null'), "prompt_tokens: None"),
+    "deep": ("{" + '"a":[' * 100_000 + "\n", ":1: .*is not JSON"),
+    "tenant": (JSONL.replace("}", ', "tenant": 3}'), ":1: tenant: 3: must be a string"),
+    "no segments": (JSONL.replace('"prompt_tokens": 1', '"prompt": []'), "must hold a segment"),
+    "segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a"]]'), r"each segment is \[name, tokens\]"),
+    "empty segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a", 0]]'), "prompt: 0: must be at least"),
+    "sum": (JSONL.replace("}", ', "prompt": [["a", 4]]}'), "prompt_tokens: 1: the segments of prompt sum to 4"),
+    "no such output": (SEGMENTS.replace("out:4", "out:5"), ":3: prompt: 'out:5': no earlier request"),
+    "too much output": (SEGMENTS.replace('"out:4", 80', '"out:4", 81'), "no earlier request generates 81 tokens"),
+    "own output": (SEGMENTS.replace("out:4", "out:9"), "no earlier request"),
+    "cake ids": (CAKE.replace("[0, 1]", "[0]"), ":1: hash_ids: '1 ids': must be 2 for input_length 1000"),
+    "cake id": (CAKE.replace("[0, 1]", '[0, "x"]'), ":1: hash_ids: 'x': must be whole numbers"),
+    "cake no ids": (CAKE + JSONL, ":2: arrival_s: 0: no such field"),
+    "cake length": (CAKE.replace("1000", "-1"), ":1: input_length: -1: must be at least 1"),
+    "cut gzip": (gzip.compress(AZURE.encode() * 999)[:200], "cannot be read|is not"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line(read, name):
+    text, message = MISTAKES[name]
+    with pytest.raises(UserError, match=message) as caught:
+        list(read(text).requests)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_directory(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        read_workload(tmp_path / "nothing")
+    with pytest.raises(UserError, match="is a directory"):
+        read_workload(tmp_path)
+
+
+PARQUET_MISTAKES = {
+    "unsorted": ({"arrival_ns": [5, 4]}, "row 1: arrival_ns: 4: rows must be sorted"),
+    "same id": ({"id": [3, 3]}, "id: 3: appears twice"),
+    "negative": ({"arrival_ns": [-1, 4]}, "row 0: arrival_ns: -1: must be at least 0"),
+    "no output": ({"output_len": [1, 0]}, "row 1: output_len: 0"),
+    "huge prompt": ({"prompt": [[("a", 2**40)], [("a", 7)]], "prompt_len": [2**40, 7]}, "row 0: prompt_len: .*at most"),
+    "huge output": ({"output_len": [1, 2**31]}, "row 1: output_len: 2147483648: must be at most"),
+    "huge priority": ({"priority": [0, 2**31]}, "row 1: priority: 2147483648: must be at most"),
+    "too late": ({"arrival_ns": [0, 2**62 + 1]}, "row 1: arrival_ns: .*is too late"),
+    "null": ({"tenant": ["", None]}, "row 1: tenant: None: must not be null"),
+    "sum": ({"prompt_len": [7, 8]}, "row 1: prompt_len: 8: must be the sum"),
+    "no prompt": ({"prompt": [[], [("a", 7)]]}, "row 0: prompt_len"),
+    "empty segment": ({"prompt": [[("a", 7), ("b", 0)], [("a", 7)]]}, "row 0: prompt: 7: each segment"),
+    "output": ({"prompt": [[("a", 7)], [("out:0", 4), ("a", 3)]]}, "row 1: prompt: 'out:0': no earlier"),
+    "own output": ({"prompt": [[("out:0", 1), ("a", 6)], [("a", 7)]]}, "row 0: prompt: 'out:0': no earlier"),
+    "odd output": ({"prompt": [[("a", 7)], [("out:x", 7)]]}, "row 1: prompt: 'out:x': after out: comes"),
+}
+
+
+@pytest.mark.parametrize("name", PARQUET_MISTAKES)
+def test_parquet_mistakes_are_one_line(tmp_path, name):
+    changes, message = PARQUET_MISTAKES[name]
+    columns = {
+        "id": [0, 1],
+        "arrival_ns": [0, 4],
+        "prompt": [[("a", 7)], [("a", 7)]],
+        "prompt_len": [7, 7],
+        "output_len": [3, 3],
+        "priority": [0, 0],
+        "tenant": ["", ""],
+        "slo_class": ["", ""],
+        "session": ["", ""],
+        "turn": [0, 0],
+        "think_ns": [None, None],
+    } | changes
+    columns["prompt"] = [[{"segment": s, "tokens": n} for s, n in row] for row in columns["prompt"]]
+    about = json.dumps({"name": "n", "concurrency": None, "shares_prefixes": True})
+    # A foreign writer has nullable fields, and so could we not refuse what it wrote otherwise.
+    fields = [pa.field(f.name, f.type) for f in SCHEMA]
+    arrays = [pa.array(columns[f.name], f.type) for f in SCHEMA]
+    schema = pa.schema(fields, {"tokentwin.workload": about})
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), tmp_path / "t")
+    with pytest.raises(UserError, match=message):
+        read_workload(tmp_path / "t")
+
+
+def test_foreign_and_damaged_parquet(tmp_path):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "t")
+    with pytest.raises(UserError, match="not a tokentwin trace"):
+        read_workload(tmp_path / "t")
+    about = {"tokentwin.workload": "{}"}
+    pq.write_table(pa.table({"id": [1]}).replace_schema_metadata(about), tmp_path / "t")
+    with pytest.raises(UserError, match="arrival_ns: 'missing'"):
+        read_workload(tmp_path / "t")
+    (tmp_path / "t").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(UserError, match="not a readable Parquet"):
+        read_workload(tmp_path / "t")
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.tuples(st.sampled_from([AZURE, MOONCAKE, SIMPLE, SEGMENTS]), st.integers(0, 300), st.binary(max_size=4)).map(
+            lambda t: t[0].encode()[: t[1]] + t[2] + t[0].encode()[t[1] + 1 :]
+        ),
+    )
+)
+def test_no_input_makes_a_traceback(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("fuzz") / "t"
+    path.write_bytes(data)
+    try:
+        requests = list(read_workload(path).requests)
+    except UserError as error:
+        assert "\n" not in str(error)
+    else:
+        assert requests == sorted(requests, key=lambda r: (r.arrival_ns, r.id))
+        assert all(r.prompt_len >= 1 and r.output_len >= 1 and r.arrival_ns >= 0 for r in requests)
+
+
+def test_formats_have_names():
+    assert len({reader.name for reader in READERS}) == len(READERS)
+
+
+def test_spreading_ticks(read):
+    rows = [(0, 3), (3000, 2), (6000, 1), (60_000, 2)]
+    lines = "".join(f"{t},5,5\n" for t, n in rows for _ in range(n))
+    workload = read("arrival_ms,prompt_tokens,output_tokens\n" + lines)
+    spread = spread_ticks(workload)
+    assert [r.arrival_ns // 1_000_000 for r in spread.requests] == [
+        0,
+        1000,
+        2000,
+        3000,
+        4500,
+        6000,
+        60_000,
+        61_500,
+    ]
+    assert [r.id for r in spread.requests] == list(range(8))
+    distinct = read(CSV + "0,1,1\n1,1,1\n")
+    assert spread_ticks(distinct) is distinct

@@ -1,0 +1,230 @@
+"""The Python API: one function a question, with the same requests and answers as the command line and the dashboard.
+
+Every answer has `.to_pandas()` and `.to_arrow()`, and shows itself on a terminal (`rich.print`) and in a notebook. What
+is wrong with an input is a `serving.errors.UserError`: one line with field, value and remedy.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from calibration.steps.step_cost import Calibration
+    from calibration.validation.report import ValidationReport
+    from planning.compare.document import ComparisonDocument
+    from planning.diagnose.document import DiagnosisDocument
+    from planning.plan.document import PlanDocument
+    from planning.simulation import SimulatedRun
+    from planning.sweep.results import SweepResults
+    from serving.deployments.config import Deployment
+    from serving.workload import Workload
+    from traces.recording import Recording
+
+    Traffic = str | Path | Mapping[str, Any] | Workload
+
+_OF_A_SIDE = ("deployment", "replicas", "router", "gpu", "calibration")
+
+
+def simulate(
+    workload: Traffic,
+    deployment: Deployment | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    band: bool = True,
+    details: bool = True,
+    overwrite: bool = False,
+    **scenario: Any,
+) -> SimulatedRun:
+    """Simulate `deployment` on `workload`, and record the run.
+
+    workload    a trace's path, a `Workload`, or a specification for `trace synth` as a mapping
+    deployment  by default one replica of vLLM's defaults; see `Deployment`
+    out         directory of the recording; by default a temporary one, which is kept until Python ends
+    band        also simulate both ends of the 90 % interval of step times
+    details     keep steps and token times
+    scenario    more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
+                (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
+
+    Raises UserError for what cannot be simulated, and if `out` exists and `overwrite` is not set.
+    """
+    from planning.deployments import served
+    from planning.scenario import Scenario
+    from planning.simulation import simulate
+    from serving.deployments.config import parse
+
+    stated = served() if deployment is None else deployment
+    with _offered(workload, "trace") as offered:
+        asked = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
+        where = Path(tempfile.mkdtemp(prefix="tokentwin-")) / "run" if out is None else out
+        return simulate(asked, where, band=band, details=details, overwrite=overwrite)
+
+
+def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
+    """The cheapest fleet that meets every SLO on `traffic`.
+
+    traffic     as `workload` of `simulate`
+    slos        such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
+    jobs        simulations at once; by default one for each CPU
+    request     more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
+                `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
+
+    Raises UserError for what cannot be planned. A plan that no fleet meets is an answer: `feasible` is False.
+    """
+    from planning.plan.planner import plan
+    from planning.plan.request import PlanRequest
+    from serving.deployments.config import parse
+
+    with _offered(traffic) as offered:
+        return plan(parse(PlanRequest, {"traffic": offered, "slos": slos, **request}, where="plan"), jobs=jobs)
+
+
+def compare(
+    a: Mapping[str, Any] | str | Path, b: Mapping[str, Any] | str | Path, traffic: Traffic | None = None, **request: Any
+) -> ComparisonDocument:
+    """What B does better than A, and what can be claimed of it.
+
+    a, b        what each side has of its own: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`,
+                `router`, `gpu`, `calibration`; or, without `traffic`, directories of recordings
+    traffic     what both are offered; as `workload` of `simulate`
+    request     `gpu` or `calibration`, which time the steps of both; and more fields of
+                `planning.compare.request.CompareRequest`: `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+
+    Raises UserError for sides that cannot be simulated or paired.
+    """
+    from planning.compare import comparer
+    from planning.compare.request import CompareRecordingsRequest, CompareRequest
+    from planning.timing import Timing
+    from serving.deployments.config import parse
+    from serving.errors import UserError
+
+    if traffic is None:
+        return comparer.compare_recordings(
+            parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare"), names=(str(a), str(b))
+        )
+    if not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        raise UserError("a/b", f"{a}, {b}", "are recordings; leave the traffic out, or give what each side changes")
+    timing = Timing(gpu=request.pop("gpu", None), calibration=request.pop("calibration", None))
+    timing.check()
+    with _offered(traffic) as offered:
+        sides = {"a": _side(a), "b": _side(b), "traffic": offered, "timing": timing}
+        names = tuple(" ".join(f"{name}={value}" for name, value in side.items()) or "as it is" for side in (a, b))
+        return comparer.compare(parse(CompareRequest, {**sides, **request}, where="compare"), names=names)
+
+
+def sweep(
+    settings: Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    executor: str = "process",
+    jobs: int | None = None,
+    resume: bool = False,
+) -> SweepResults:
+    """Simulate every run of `settings` into the Parquet dataset `out`, and read it.
+
+    settings    a sweep's file in YAML, or what it holds, as a mapping
+    executor    `process`, or `ray`
+    jobs        runs at once; by default one for each CPU
+    resume      go on with the sweep in `out`
+
+    Raises UserError for settings of which no run can be made. A run that fails is a row, with its `error`.
+    """
+    from planning.sweep.results import SweepResults
+    from planning.sweep.settings import SweepSettings, load_sweep
+    from planning.sweep.sweep import sweep
+    from serving.deployments.config import parse
+
+    read = parse(SweepSettings, settings, where="sweep") if isinstance(settings, Mapping) else load_sweep(settings)
+    sweep(read, Path(out), executor=executor, jobs=jobs, resume=resume)
+    return SweepResults.load(Path(out))
+
+
+def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
+    """Why the recorded `run` is as slow as it is.
+
+    request     fields of `planning.diagnose.request.DiagnoseRequest`: with `gpu` or `calibration` the run is simulated
+                without each constraint; `metric` is the latency to explain, `bounds` say what is high (ms by metric)
+
+    Raises UserError for what cannot be read or simulated.
+    """
+    from planning.diagnose.recorded_run import diagnose
+    from planning.diagnose.request import DiagnoseRequest
+    from serving.deployments.config import parse
+
+    return diagnose(parse(DiagnoseRequest, {"run": str(run), **request}, where="diagnose"))
+
+
+def validate(real: Sequence[str | Path], calibration: str | Path, out: str | Path | None = None) -> ValidationReport:
+    """Hold the simulator against recordings of the real engine: decisions, step times, and the run.
+
+    real        recordings of one workload; repeats give the noise floor
+    calibration directory that `calibrate` made
+    out         directory of the report; by default a temporary one, which is kept until Python ends
+
+    Raises UserError where they are not of one workload and engine, or not of the calibrated one.
+    """
+    from datetime import UTC, datetime
+
+    from calibration.steps.step_cost import Calibration
+    from calibration.validation.covalidation import covalidate
+
+    where = Path(tempfile.mkdtemp(prefix="tokentwin-")) / "report" if out is None else out
+    return covalidate(real, Calibration.load(calibration), where, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def calibrate(
+    deployment: Deployment, out: str | Path, *, seconds: float = 45.0, overwrite: bool = False
+) -> Calibration:
+    """Measure the real engine on this machine for about `seconds`, and fit the step cost model.
+
+    Writes the recordings and the calibration into the directory `out`. Raises UserError if torch is not installed, the
+    model cannot be loaded, or `out` holds a calibration and `overwrite` is not set.
+    """
+    from planning.measure.calibration_runs import fit_recordings, measure
+    from planning.measure.load_engine import load_engine
+    from planning.measure.whole_run import record_whole
+    from serving.errors import UserError
+
+    directory = Path(out)
+    if (directory / "calibration.json").exists() and not overwrite:
+        raise UserError("out", str(directory), "holds a calibration already; choose another, or set overwrite")
+    engine = load_engine(deployment)
+    runs = measure(engine, directory, seconds, lambda work, path: record_whole(work, engine, path, overwrite=overwrite))
+    return fit_recordings(list(runs), directory)
+
+
+def read_recording(path: str | Path) -> Recording:
+    """The recorded run in the directory `path`: its `requests` and `steps` are Arrow tables.
+
+    Raises UserError when it is missing or damaged.
+    """
+    from traces.recording import Recording
+
+    return Recording.load(path)
+
+
+@contextmanager
+def _offered(traffic: Traffic, as_field: str = "") -> Iterator[Any]:
+    """What a request takes: a specification as it is, or the path of a trace, in its field if it has one."""
+    from serving.workload import Workload
+
+    if isinstance(traffic, Mapping):
+        yield traffic
+        return
+    with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
+        path = str(traffic)
+        if isinstance(traffic, Workload):
+            from traces.parquet import write_parquet
+
+            path = str(Path(folder) / "workload.parquet")
+            write_parquet(traffic, Path(path))
+        yield {as_field: path} if as_field else path
+
+
+def _side(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a request: settings of the deployment apart from what is said of the run around it."""
+    own = {name: changes[name] for name in _OF_A_SIDE if name in changes}
+    return {**own, "settings": {name: value for name, value in changes.items() if name not in own}}

@@ -1,0 +1,51 @@
+"""Options that fill the fields of a request: its help and its default are said once, by the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from serving.deployments.config import parse
+from serving.errors import UserError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+class RequestOption(click.Option):
+    """A flag whose help is its field's description; `default_of` begins the words that tell the default."""
+
+    def __init__(self, *args: Any, fields: Mapping[str, FieldInfo], default_of: str = "default", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = fields[self.name or ""]
+        values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        self.help = "; ".join([field.description or "", *([" | ".join(values)] if values else [])])
+        if isinstance(field.default, str | int | float) and field.default != "":
+            self.help += f" [{default_of}: {field.default}]"
+
+
+def options_of(*models: type[BaseModel], **more: Any) -> Callable[..., Callable[[Command], Command]]:
+    """`click.option` for the fields of a request, which are named as the option's parameter is."""
+    fields = {name: field for model in models for name, field in model.model_fields.items()}
+    return partial(click.option, cls=RequestOption, fields=fields, **more)
+
+
+def requested(request: type[Asked], given: Mapping[str, Any]) -> Asked:
+    """The request with what was given on the command line; the rest is as the request has it by default.
+
+    Raises UserError that names the option that is wrong.
+    """
+    try:
+        return parse(request, {name: value for name, value in given.items() if value not in (None, ())}, where="")
+    except UserError as error:
+        raise UserError(error.field.removeprefix(".").replace("_", "-"), error.value, error.remedy) from None
+
+
+def listed(texts: tuple[str, ...]) -> list[str]:
+    """Names given one by one or separated by commas, each once."""
+    return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))

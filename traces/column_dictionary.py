@@ -1,0 +1,82 @@
+"""The column dictionary: name, type, unit and definition of every column, as the Parquet files themselves carry them.
+
+It is written as `columns.json` beside each dataset, for tools that do not read the metadata of Arrow fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serving.errors import UserError
+from traces.parquet import SCHEMA, arrow_reason
+from traces.schema import DATASETS, arrow_schema
+
+FILE = "columns.json"
+_NAMES_INSIDE = re.compile(r" \('\w+'\)")  # which Parquet gives to the fields of a map
+
+
+def described(schema: pa.Schema) -> list[dict[str, str]]:
+    """One entry a column: `name`, `type` (Arrow's), `unit` (empty for a count or a label) and `definition`."""
+    return [
+        {
+            "name": field.name,
+            "type": _NAMES_INSIDE.sub("", str(field.type).replace("<element: ", "<item: ")),
+            "unit": _said(field, b"unit"),
+            "definition": _said(field, b"definition"),
+        }
+        for field in schema
+    ]
+
+
+def recording_columns() -> dict[str, list[dict[str, str]]]:
+    """The columns of every dataset of a recording, by dataset."""
+    return {"workload": described(SCHEMA), **{name: described(arrow_schema(name)) for name in DATASETS}}
+
+
+def columns_text(datasets: Mapping[str, list[dict[str, str]]]) -> str:
+    """What `columns.json` holds: JSON, one line a column."""
+    blocks = (
+        f'  "{name}": [\n' + ",\n".join(f"    {json.dumps(column, ensure_ascii=False)}" for column in columns) + "\n  ]"
+        for name, columns in datasets.items()
+    )
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def columns_at(path: Path) -> dict[str, list[dict[str, str]]]:
+    """The columns of one Parquet file, or of the dataset in the directory `path`.
+
+    Raises UserError where there is neither, or the file is damaged.
+    """
+    if path.is_dir():
+        beside = path / FILE
+        if beside.is_file():
+            try:
+                found: dict[str, list[dict[str, str]]] = json.loads(beside.read_text(encoding="utf-8"))
+            except ValueError:
+                raise UserError("columns", str(beside), "is damaged; remove it to read the Parquet files") from None
+            return found
+        files = sorted(path.glob("*.parquet"))
+        if not files:
+            raise UserError("columns", str(path), "holds no Parquet file; give a file, a recording or a sweep")
+    else:
+        files = [path]
+    return {file.stem: described(_schema(file)) for file in files}
+
+
+def _schema(file: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(file)
+    except FileNotFoundError:
+        raise UserError("columns", str(file), "does not exist") from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError("columns", str(file), f"is no Parquet file: {arrow_reason(error)}") from None
+
+
+def _said(field: pa.Field, key: bytes) -> str:
+    return (field.metadata or {}).get(key, b"").decode()
