@@ -465,11 +465,11 @@ def test_the_slowest_are_those_of_a_whole_sort(values, most):
 def test_a_page_that_works_ahead_draws_the_same(runs, timed, monkeypatch):
     plain = charts(page(runs, run="timed"))
     streamlit.cache_resource.clear()
-    asked = []
+    calls = []
     monkeypatch.setattr(run_page, "_LONG", 0)
-    monkeypatch.setattr(run_page, "ahead", lambda *works: asked.append(works) or prefetch(*works))
+    monkeypatch.setattr(run_page, "prefetch", lambda *works: calls.append(works) or prefetch(*works))
     assert charts(page(runs, run="timed")) == plain
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_what_fails_ahead_is_left_for_the_page_to_meet():

@@ -355,10 +355,10 @@ def evil_comparison() -> ComparisonDocument:
 
 def evil_sweep() -> Sweep:
     found = sweep().results
-    gpu = found.table.column_names.index("gpu")
-    names = [EVIL if name == "H100" else name for name in found.table["gpu"].to_pylist()]
-    table = found.table.set_column(gpu, found.table.schema.field("gpu"), pa.array(names))
-    return Sweep(SAMPLES / EVIL.replace("/", ""), type(found)(table, found.parameters, found.paths, found.metrics))
+    gpu = found.runs.column_names.index("gpu")
+    names = [EVIL if name == "H100" else name for name in found.runs["gpu"].to_pylist()]
+    runs = found.runs.set_column(gpu, found.runs.schema.field("gpu"), pa.array(names))
+    return Sweep(SAMPLES / EVIL.replace("/", ""), type(found)(runs, found.parameters, found.paths, found.metrics))
 
 
 @pytest.fixture
