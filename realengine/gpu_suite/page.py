@@ -161,13 +161,11 @@ def page(found: dict[str, Any]) -> str:
     """docs/gpu.md."""
     real = found if found and not found.get("environment", {}).get("dry_run") else {}
     text = ["# Measured on a GPU", ""]
-    text += [
-        "This page is made by `python -m realengine.gpu_suite.page` from what `python -m realengine.gpu_suite",
-        "--out DIR` wrote, and by nothing else. [How to run it](engine.md#measuring-a-gpu).",
-        "",
-    ]
+    text += ["```", "python -m realengine.gpu_suite --out DIR"]
+    text += ["python -m realengine.gpu_suite.page --results DIR --write docs/gpu.md", "```"]
+    text += ["The first command measures, the second writes this page ([how](engine.md#measuring-a-gpu)).", ""]
     if not real:
-        text += ["**No GPU has run the suite yet.** The dry run of all of it is a test; the figures wait.", ""]
+        text += ["**No GPU has run the suite yet.** A test runs all of it in miniature on the CPU.", ""]
     else:
         text += ["## Where and with what", "", *_table(("", ""), real["environment"].items()), ""]
         text += ["## Ceilings", "", *_table(("", "value", "from"), _ceilings(real)), ""]

@@ -19,16 +19,21 @@ _FAR_OFF = 50.0  # percent beyond which a row of a long table is listed
 
 _PREFACE = f"""# Rung 4: runs of engines nobody here wrote
 
-Public measurements of vLLM on GPUs, simulated with the engine's own settings, side by side. Made by `{COMMAND}`;
-how to add a run is in [external-cases.md](external-cases.md).
+```
+{COMMAND}
+```
+The command simulates public measurements of vLLM on GPUs with the engine's own settings, compares the figures, and
+writes this page. You can [add a run](external-cases.md).
 
-*Blind* is what kernel tables and runs of other sources say: no run is predicted with what it taught itself. Its 90 %
-interval is by how much [the other sources](cost-model.md) were off, too. In it are what a client may add, where the
-latencies are a client's; both workloads, where nobody says which of two was sent; and one request, where a rate counts
-requests. *Anchored* has two factors, or a factor and a constant, fitted on the one run named with the case, which is
-then left out of every score. *Floor* is how far repeats of a measurement are apart, where there are any. Errors are
-(predicted - measured) / measured. A case is *validated*, *interpolated* or *extrapolated* as the weakest part of its
-step times is.
+- *Blind* predictions come from kernel tables and runs of other sources. No run is predicted with what it taught itself.
+- The *90 % interval* is how far off [the other sources](cost-model.md) were. It includes what a client may add, if the
+  latencies are a client's; both workloads, if nobody says which of two was sent; and one request, if a rate counts
+  requests.
+- *Anchored* predictions have two factors, or a factor and a constant, fitted on the one run named with the case. That
+  run is left out of every score.
+- *Floor* is how far apart repeats of a measurement are, if there are any.
+- Errors are (predicted - measured) / measured.
+- A case is *validated*, *interpolated* or *extrapolated*, like the weakest part of its step times.
 """
 
 
