@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.step_cost import Calibration
     from calibration.validation.report import ValidationReport
     from planning.compare.document import ComparisonDocument
@@ -59,8 +60,7 @@ def simulate(
     stated = served() if deployment is None else deployment
     with _offered(workload, "trace") as offered:
         asked = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
-        where = Path(tempfile.mkdtemp(prefix="tokentwin-")) / "run" if out is None else out
-        return simulate(asked, where, band=band, details=details, overwrite=overwrite)
+        return simulate(asked, _directory(out, "run"), band=band, details=details, overwrite=overwrite)
 
 
 def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
@@ -157,43 +157,60 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     return diagnose(parse(DiagnoseRequest, {"run": str(run), **request}, where="diagnose"))
 
 
-def validate(real: Sequence[str | Path], calibration: str | Path, out: str | Path | None = None) -> ValidationReport:
+def validate(
+    real: Sequence[str | Path] = (),
+    calibration: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    traffic: Traffic | None = None,
+    overwrite: bool = False,
+    **request: Any,
+) -> ValidationReport:
     """Hold the simulator against recordings of the real engine: decisions, step times, and the run.
 
     real        recordings of one workload; repeats give the noise floor
     calibration directory that `calibrate` made
     out         directory of the report; by default a temporary one, which is kept until Python ends
+    traffic     in place of `real`: record this on the calibrated engine now, into `out`; as `workload` of `simulate`
+    request     more fields of `planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
+                `rate_scale`, `window_s` (seconds)
 
-    Raises UserError where they are not of one workload and engine, or not of the calibrated one.
+    Raises UserError where they are not of one workload and engine, or not of the calibrated one, and for recordings
+    in `out` if `overwrite` is not set.
     """
-    from datetime import UTC, datetime
+    from planning.measure.request import ValidateRequest
+    from planning.measure.validator import validate
+    from serving.deployments.config import parse
 
-    from calibration.steps.step_cost import Calibration
-    from calibration.validation.covalidation import covalidate
-
-    where = Path(tempfile.mkdtemp(prefix="tokentwin-")) / "report" if out is None else out
-    return covalidate(real, Calibration.load(calibration), where, datetime.now(UTC).isoformat(timespec="seconds"))
+    with _offered(traffic) as offered:
+        stated = {"real": real, "calibration": calibration, "traffic": offered, "out": _directory(out, "report")}
+        given = {name: value for name, value in (stated | request).items() if value is not None}
+        return validate(parse(ValidateRequest, given, where="validate"), overwrite=overwrite)
 
 
 def calibrate(
-    deployment: Deployment, out: str | Path, *, seconds: float = 45.0, overwrite: bool = False
-) -> Calibration:
-    """Measure the real engine on this machine for about `seconds`, and fit the step cost model.
+    deployment: Deployment | Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    **request: Any,
+) -> Calibration | ExternalCalibration:
+    """Measure the real engine on this machine, or read what was measured of one, and fit what a step costs.
 
-    Writes the recordings and the calibration into the directory `out`. Raises UserError if torch is not installed, the
-    model cannot be loaded, or `out` holds a calibration and `overwrite` is not set.
+    deployment  what to measure, or what wrote the `iterations`
+    out         directory of the calibration and the recordings; by default a temporary one, kept until Python ends
+    request     more fields of `planning.measure.request.CalibrateRequest`: `seconds` to measure; or `recordings`, or
+                `iterations` with `gpu`, or `case` with `data`, which are read instead
+
+    Raises UserError if torch is not installed or the model cannot be loaded, for measurements that nothing can be
+    learnt from, and if `out` holds a calibration and `overwrite` is not set.
     """
-    from planning.measure.calibration_runs import fit_recordings, measure
-    from planning.measure.load_engine import load_engine
-    from planning.measure.whole_run import record_whole
-    from serving.errors import UserError
+    from planning.measure.calibrator import calibrate
+    from planning.measure.request import CalibrateRequest
+    from serving.deployments.config import parse
 
-    directory = Path(out)
-    if (directory / "calibration.json").exists() and not overwrite:
-        raise UserError("out", str(directory), "holds a calibration already; choose another, or set overwrite")
-    engine = load_engine(deployment)
-    runs = measure(engine, directory, seconds, lambda work, path: record_whole(work, engine, path, overwrite=overwrite))
-    return fit_recordings(list(runs), directory)
+    stated = {"deployment": deployment, "out": _directory(out, "calibration"), **request}
+    return calibrate(parse(CalibrateRequest, stated, where="calibrate"), overwrite=overwrite).calibration
 
 
 def read_recording(path: str | Path) -> Recording:
@@ -207,11 +224,11 @@ def read_recording(path: str | Path) -> Recording:
 
 
 @contextmanager
-def _offered(traffic: Traffic, as_field: str = "") -> Iterator[Any]:
+def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     """What a request takes: a specification as it is, or the path of a trace, in its field if it has one."""
     from serving.workload import Workload
 
-    if isinstance(traffic, Mapping):
+    if traffic is None or isinstance(traffic, Mapping):
         yield traffic
         return
     with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
@@ -222,6 +239,11 @@ def _offered(traffic: Traffic, as_field: str = "") -> Iterator[Any]:
             path = str(Path(folder) / "workload.parquet")
             write_parquet(traffic, Path(path))
         yield {as_field: path} if as_field else path
+
+
+def _directory(out: str | Path | None, name: str) -> Path:
+    """`out`, or one called `name` in a new temporary directory."""
+    return Path(tempfile.mkdtemp(prefix="tokentwin-")) / name if out is None else Path(out)
 
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def compare_on_engine(
     for number in range(1, repeats + 1):
         for name, scenario in sorted(zip("ab", firsts, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
             say(f"real run {number} of {repeats} of {name.upper()}")
-            with closing(load_engine(scenario.deployment)) as engine:
+            with closing(load_engine(scenario.deployment, say)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
     sides = [recordings(name.upper(), out / name) for name in "ab"]
     return _document(request, asked, names, _recorded(request, sides, firsts), simulated)

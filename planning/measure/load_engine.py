@@ -1,11 +1,10 @@
-"""Loading the real engine for a verb."""
+"""Loading the real engine."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import click
 
 from planning.home import home
 
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
     from serving.deployments.config import Deployment
 
 
-def load_engine(deployment: Deployment, warm: bool = True) -> Engine:
-    """An engine, warmed up unless its times do not matter.
+def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
+    """An engine, warmed up unless its times do not matter; `say` is told how its memory is used.
 
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
@@ -31,7 +30,7 @@ def load_engine(deployment: Deployment, warm: bool = True) -> Engine:
 
     engine = Engine(deployment, load_model_files(deployment.model, home()))
     if engine.memory_report:
-        click.echo(engine.memory_report, err=True)
+        say(engine.memory_report)
     if warm:
         engine.warm_up()
     return engine

@@ -67,7 +67,14 @@ def test_a_workload_is_simulated_and_its_recording_read(tmp_path):
         (lambda: tokentwin.compare("a", "b", REQUESTS, gpu="H100"), "leave the traffic out"),
         (lambda: tokentwin.compare({}, {"polcy": "fair"}, REQUESTS, gpu="H100"), "polcy"),
         (lambda: tokentwin.sweep({}, "out"), "sweep"),
-        (lambda: tokentwin.validate([], "nothing"), "nothing"),
+        (lambda: tokentwin.validate([], "nothing"), "give recordings, or --trace"),
+        (lambda: tokentwin.validate(["nothing"], "nothing", limit=3), "limit: 3: goes with --trace"),
+        (lambda: tokentwin.validate(["nothing"]), "calibration: 'none': is missing"),
+        (lambda: tokentwin.validate(["nothing"], "no calibration here"), "no calibration here"),
+        (lambda: tokentwin.calibrate(out="out", gpu="H100"), "goes with --from-iterations"),
+        (lambda: tokentwin.calibrate(out="out", case="a.yaml", recordings=["b"]), "give one of"),
+        (lambda: tokentwin.calibrate({"model": "smollm2"}, "out", case="a.yaml"), "goes without --from-case"),
+        (lambda: tokentwin.calibrate(out="out", iterations="log.csv", gpu="H100"), "log.csv"),
     ],
 )
 def test_bad_input_is_one_line(ask, line, tmp_path, monkeypatch):

@@ -16,8 +16,10 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 import itertools
 
+from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import replay_decisions
 from tests.command import tokentwin
+from tokentwin import api
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -103,6 +105,18 @@ def test_validate_and_simulate(folder: Path) -> None:
     assert simulated.returncode == 0, simulated.stderr
     assert json.loads(simulated.stdout)["requests"] == {"finished": 60}
     assert set(Recording.load(folder / "fleet").requests["replica"].to_pylist()) == {0, 1, 2}
+
+
+def test_python_measures_as_the_commands_do(folder: Path, tmp_path: Path) -> None:
+    """Traffic recorded now, on the calibrated engine; and a calibration of recordings."""
+    report = api.validate(
+        traffic=folder / "trace.parquet", calibration=folder / "calibration", out=tmp_path, repeats=1, limit=12
+    )
+    assert report.recordings is not None and report.recordings.real == ("real-1",)
+    assert report.rungs.replay is not None and report.rungs.replay.exact and report.rungs.replay.requests == 12
+    fitted = Calibration.load(folder / "calibration")
+    again = api.calibrate(out=tmp_path / "again", recordings=sorted((folder / "calibration" / "runs").iterdir()))
+    assert isinstance(again, Calibration) and again.fitted_steps == fitted.fitted_steps
 
 
 def test_the_same_simulation_gives_the_same_bytes(folder: Path) -> None:
@@ -205,7 +219,9 @@ def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
         (["trace", "convert", "{}/trace.parquet", "/dev/null", "--to", "mooncake", "--force"], "/dev/null"),
         (["simulate", "{}/deployment.yaml", "-c", "{}/calibration", "-o", "{}/x"], "deployment.yaml"),
         (["validate", "{}/nothing", "-c", "{}/calibration", "-o", "{}/x"], "nothing"),
-        (["validate", "-c", "{}/calibration", "-o", "{}/x"], "REAL"),
+        (["validate", "-c", "{}/calibration", "-o", "{}/x"], "give recordings, or --trace"),
+        (["validate", "{}/real", "-c", "{}/calibration", "-o", "{}/x", "--limit", "3"], "goes with --trace"),
+        (["calibrate", "-o", "{}/x", "--from-recordings", "{}/real", "--model", "smollm2"], "--from-recordings"),
         (["calibrate", "-o", "{}/calibration"], "out"),
         (["generate", "hello", "--model", "random:llama"], "model"),
     ],

@@ -2,135 +2,63 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from planning.deployments import read_deployment
+from planning.measure.request import CalibrateRequest
 from tokentwin.deployment_options import deployment_options
-from tokentwin.finite import Finite
+from tokentwin.request_options import options_of, requested
 
 if TYPE_CHECKING:
+    from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.step_cost import Calibration
-    from serving.deployments.config import Deployment
-    from serving.workload import Workload
+
+option = options_of(CalibrateRequest)
 
 
 @click.command()
-@click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the calibration.")
-@click.option("--seconds", default=60.0, show_default=True, type=Finite(min=1), help="Time to measure.")
-@click.option(
-    "--from-recordings", "recordings", multiple=True, type=click.Path(), help="Fit these instead of measuring."
-)
-@click.option(
-    "--from-iterations", "iterations", type=click.Path(), help="Learn an engine from a log of its iterations (CSV)."
-)
-@click.option("--from-case", "case", type=click.Path(), help="Learn an engine from the anchor run of a case file.")
-@click.option("--data", default=".", show_default=True, type=click.Path(), help="Folder of the files a case names.")
-@click.option("--gpu", help="With --from-iterations: the GPU that the engine ran on.")
+@option("--out", "-o", required=True, type=click.Path())
+@option("--seconds", type=float)
+@option("--from-recordings", "recordings", multiple=True, type=click.Path())
+@option("--from-iterations", "iterations", type=click.Path())
+@option("--from-case", "case", type=click.Path())
+@option("--data", type=click.Path())
+@option("--gpu")
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
-def calibrate(
-    out: str,
-    seconds: float,
-    recordings: tuple[str, ...],
-    iterations: str | None,
-    case: str | None,
-    data: str,
-    gpu: str | None,
-    force: bool,
-    deployment_file: str | None,
-    **flags: Any,
-) -> None:
+def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     """Run the engine over a designed set of short traces and fit what a step costs.
 
     Writes calibration.json (prices, domain, held-out residuals, hardware, noise), steps.parquet and the recordings.
     With --from-iterations and --from-case nothing is run: what was measured of another engine corrects the kernel
     tables of its GPU, and engine.json is written, which simulate takes as well.
     """
-    from planning.measure.calibration_runs import fit_recordings
-    from serving.errors import UserError
+    from calibration.steps.external_calibration import ExternalCalibration
+    from planning.measure import calibrator
+    from tokentwin.commands.validate_external import print_outcomes
 
-    directory = Path(out)
-    if bool(iterations) != bool(gpu):
-        raise UserError("gpu", gpu, "goes with --from-iterations, which needs it")
-    sources = [name for name in (iterations, case, *recordings[:1]) if name]
-    if len(sources) > 1:
-        raise UserError("from", ", ".join(sources), "give one of --from-recordings, --from-iterations and --from-case")
-    _check_free(directory, "calibration.json", force)
-    if iterations and gpu:
-        _from_iterations(iterations, gpu, read_deployment(deployment_file, flags), directory, force)
-    elif case:
-        _from_case(Path(case), Path(data), directory, force)
+    asked = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}
+    if deployment_file or any(value is not None for value in given.values()):
+        asked["deployment"] = read_deployment(deployment_file, given)
+    request = requested(CalibrateRequest, asked)
+    calibration, outcome = calibrator.calibrate(request, overwrite=force, say=partial(click.echo, err=True))
+    if outcome is not None:
+        print_outcomes([outcome])
+    elif isinstance(calibration, ExternalCalibration):
+        _print_correction(calibration)
     else:
-        if recordings:
-            paths = _of_one_engine(recordings)
-        else:
-            paths = _measured(read_deployment(deployment_file, flags), directory, seconds, force)
-        print_calibration(fit_recordings(paths, directory))
-    click.echo(f"saved in {out}")
+        print_calibration(calibration)
+    click.echo(f"saved in {request.out}")
 
 
-def _of_one_engine(recordings: tuple[str, ...]) -> list[Path]:
-    """Where they lie. Raises UserError for one that was simulated, and for those of several engines."""
-    from calibration.validation.decision_replay import recorded_deployment
-    from serving.errors import UserError
-    from traces.recording import Recording
-
-    engines = set()
-    for path in recordings:
-        recording = Recording.load(path)
-        if recording.run["clock"] != "wall":
-            raise UserError("from-recordings", path, "was simulated; give recordings of the real engine")
-        engines.add(recorded_deployment(recording).timing().model_dump_json())
-    if len(engines) > 1:
-        raise UserError("from-recordings", len(engines), "engines among the recordings; give those of one")
-    return [Path(path) for path in recordings]
-
-
-def _measured(deployment: Deployment, directory: Path, seconds: float, force: bool) -> list[Path]:
-    """Recordings of the designed traces, made now."""
-    from planning.measure.calibration_runs import measure
-    from planning.measure.load_engine import load_engine
-    from planning.measure.whole_run import record_whole
-
-    engine = load_engine(deployment)
-
-    def record(workload: Workload, path: Path) -> None:
-        record_whole(workload, engine, path, overwrite=force)
-
-    paths = []
-    for path in measure(engine, directory, seconds, record):
-        click.echo(f"measured {path.name}", err=True)
-        paths.append(path)
-    return paths
-
-
-def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Path, force: bool) -> None:
-    from datetime import UTC, datetime
-
+def _print_correction(learnt: ExternalCalibration) -> None:
+    """What was learnt of another engine, and held-out errors."""
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.steps.external_calibration import FILE
-    from calibration.steps.iteration_fit import calibrate_from_log
-    from calibration.steps.iteration_log import read_iteration_log
-    from calibration.steps.predict import kernels
-    from serving.deployments.model_catalogue import find_model
-
-    _check_free(directory, FILE, force)
-    log = read_iteration_log(path)
-    learnt = calibrate_from_log(
-        log,
-        gpu,
-        find_model(deployment.model),
-        deployment,
-        kernels(gpu),
-        source=f"{len(log)} iterations of {Path(path).name}",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    learnt.save(directory)
     factors = Table("part", "factor", title=f"correction {learnt.id}", title_justify="left")
     for name, factor in learnt.correction.factors.items():
         factors.add_row(name, f"{factor:.3f}")
@@ -154,30 +82,6 @@ def _from_iterations(path: str, gpu: str, deployment: Deployment, directory: Pat
     for table in (factors, added, errors):
         console.print(table)
     console.print(str(learnt.step_interval))
-
-
-def _from_case(path: Path, data: Path, directory: Path, force: bool) -> None:
-    from datetime import UTC, datetime
-
-    from calibration.steps.external_calibration import FILE
-    from calibration.validation.external.blind import blind
-    from calibration.validation.external.case import load_case
-    from calibration.validation.external.learning import learnt_from
-    from calibration.validation.external.scoring import score
-    from tokentwin.commands.validate_external import print_outcomes
-
-    _check_free(directory, FILE, force)
-    outcome = score(load_case(path), data, blind)
-    learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
-    learnt.save(directory)
-    print_outcomes([outcome])
-
-
-def _check_free(directory: Path, file: str, force: bool) -> None:
-    from serving.errors import UserError
-
-    if (directory / file).exists() and not force:
-        raise UserError("out", str(directory), "holds a calibration already; choose another directory or add --force")
 
 
 def print_calibration(calibration: Calibration) -> None:

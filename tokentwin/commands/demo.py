@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError("out", out, f"cannot be made: {error.strerror}; choose another directory") from None
-    engine = load_engine(deployment)
+    engine = load_engine(deployment, partial(click.echo, err=True))
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)
     click.echo(f"engine: {model}, {deployment.dtype}, {deployment.threads} CPU thread; {requests} requests")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import click
@@ -58,7 +59,7 @@ def generate(
     deployment = read_deployment(deployment_file, flags, Deployment(scheduler=scheduler))
     if deployment.model.startswith("random:"):
         raise UserError("model", deployment.model, "has random weights and no tokenizer; use smollm2 or a model folder")
-    engine = load_engine(deployment, warm=False)
+    engine = load_engine(deployment, partial(click.echo, err=True), warm=False)
 
     from realengine.generate import stream
     from realengine.sampling import SamplingParams

@@ -1,0 +1,112 @@
+"""From a request to a calibration: the engine is measured now, or what was measured of an engine is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from planning.measure.calibration_runs import fit_recordings, measure
+from planning.measure.load_engine import load_engine
+from planning.measure.request import CalibrateRequest
+from planning.measure.whole_run import record_whole
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+
+if TYPE_CHECKING:
+    from calibration.steps.external_calibration import ExternalCalibration
+    from calibration.steps.step_cost import Calibration
+    from calibration.validation.external.scoring import Outcome
+    from serving.workload import Workload
+
+
+class Learnt(NamedTuple):
+    """A calibration of our own engine or of another, and of a case also how it was scored."""
+
+    calibration: Calibration | ExternalCalibration
+    outcome: Outcome | None = None
+
+
+def calibrate(
+    request: CalibrateRequest, *, overwrite: bool = False, say: Callable[[str], None] = lambda line: None
+) -> Learnt:
+    """Fit what a step costs, and save that in the request's directory.
+
+    `say` is told which trace was measured. Raises UserError for measurements that nothing can be learnt from, for an
+    engine that cannot run here, and if there is a calibration already and `overwrite` is not set.
+    """
+    from calibration.steps.external_calibration import FILE
+
+    if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE)):
+        remedy = "holds a calibration already; choose another directory, or replace it with --force"
+        raise UserError("out", str(request.out), remedy)
+    if request.iterations is not None:
+        return Learnt(_from_iterations(request, request.iterations))
+    if request.case is not None:
+        return _from_case(request, request.case)
+    paths = _of_one_engine(request.recordings) if request.recordings else _measured(request, overwrite, say)
+    return Learnt(fit_recordings(paths, request.out))
+
+
+def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
+    """Where they lie. Raises UserError for one that was simulated, and for those of several engines."""
+    from calibration.validation.decision_replay import recorded_deployment
+    from traces.recording import Recording
+
+    engines = set()
+    for path in paths:
+        recording = Recording.load(path)
+        if recording.run["clock"] != "wall":
+            raise UserError("recordings", str(path), "was simulated; give recordings of the real engine")
+        engines.add(recorded_deployment(recording).timing().model_dump_json())
+    if len(engines) > 1:
+        raise UserError("recordings", len(engines), "engines among the recordings; give those of one")
+    return list(paths)
+
+
+def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]) -> list[Path]:
+    """Recordings of the designed traces, made now."""
+    paths = []
+    with closing(load_engine(request.deployment or Deployment(), say)) as engine:
+
+        def record(workload: Workload, path: Path) -> None:
+            record_whole(workload, engine, path, overwrite)
+
+        for path in measure(engine, request.out, request.seconds, record):
+            say(f"measured {path.name}")
+            paths.append(path)
+    return paths
+
+
+def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibration:
+    from calibration.steps.iteration_fit import calibrate_from_log
+    from calibration.steps.iteration_log import read_iteration_log
+    from calibration.steps.predict import kernels
+    from serving.deployments.model_catalogue import find_model
+
+    gpu, deployment, log = request.gpu or "", request.deployment or Deployment(), read_iteration_log(path)
+    learnt = calibrate_from_log(
+        log,
+        gpu,
+        find_model(deployment.model),
+        deployment,
+        kernels(gpu),
+        source=f"{len(log)} iterations of {path.name}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    learnt.save(request.out)
+    return learnt
+
+
+def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
+    from calibration.validation.external.blind import blind
+    from calibration.validation.external.case import load_case
+    from calibration.validation.external.learning import learnt_from
+    from calibration.validation.external.scoring import score
+
+    outcome = score(load_case(path), request.data, blind)
+    learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
+    learnt.save(request.out)
+    return Learnt(learnt, outcome)

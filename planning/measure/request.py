@@ -1,0 +1,65 @@
+"""What `validate` and `calibrate` are asked: what was measured, or what to measure now, and where the answer goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from planning.request import Request, StatedDeployment
+from planning.traffic import Offered
+from serving.errors import UserError
+from traces.synth import SynthSpec
+
+# Which sources of a calibration each of the others is about; the first is the engine on this machine.
+_GOES_WITH = {"deployment": ("", "iterations"), "seconds": ("",), "gpu": ("iterations",), "data": ("case",)}
+
+
+class ValidateRequest(Offered):
+    """Recordings of one workload on the real engine, whose repeats give the noise floor; or traffic to record now."""
+
+    real: tuple[Path, ...] = ()
+    traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
+        (), description="record this trace, or YAML specification, on the engine now, in place of REAL"
+    )
+    repeats: int = Field(2, ge=1, description="real runs of --trace")
+    calibration: Path = Field(description="directory made by `tokentwin calibrate`")
+    out: Path = Field(description="directory of the report")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.real) == bool(self.traffic):
+            raise UserError("real", list(map(str, self.real)), "give recordings, or --trace to record now, not both")
+        of_traffic = sorted(self.model_fields_set & {"repeats", "limit", "rate_scale", "window_s"})
+        if self.real and of_traffic:
+            raise UserError(of_traffic[0], getattr(self, of_traffic[0]), "goes with --trace")
+        return self
+
+
+class CalibrateRequest(Request):
+    """The engine on this machine, to measure now; or one of `recordings`, `iterations` and `case`."""
+
+    out: Path = Field(description="directory of the calibration")
+    deployment: StatedDeployment | None = None
+    seconds: float = Field(60.0, ge=1, le=1e6, description="time to measure")
+    recordings: tuple[Path, ...] = Field((), description="fit these instead of measuring")
+    iterations: Path | None = Field(None, description="learn an engine from a log of its iterations (CSV)")
+    gpu: str | None = Field(None, description="with --from-iterations: the GPU that the engine ran on")
+    case: Path | None = Field(None, description="learn an engine from the anchor run of a case file")
+    data: Path = Field(Path(), description="folder of the files that a case names; by default this one")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = [name for name in ("recordings", "iterations", "case") if getattr(self, name)]
+        if len(sources) > 1:
+            raise UserError("from", ", ".join(sources), "give one of recordings, iterations and case")
+        source = sources[0] if sources else ""
+        for name, about in _GOES_WITH.items():
+            stated = getattr(self, name) if name in self.model_fields_set else None
+            if stated is not None and source not in about:
+                remedy = f"goes without --from-{source}" if source else f"goes with --from-{about[0]}"
+                raise UserError(name, str(stated), remedy)
+        if source == "iterations" and self.gpu is None:
+            raise UserError("gpu", "none", "name the GPU that wrote the iterations")
+        return self
