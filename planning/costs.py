@@ -71,7 +71,7 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
     """
     from calibration.steps.external_calibration import FILE, ExternalCalibration
     from serving.errors import UserError
-    from serving.own_cost import names_a_class
+    from serving.own_cost import names_own_cost
 
     if calibration is None:
         if gpu is None:
@@ -79,7 +79,7 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
                 "calibration", "none", "give --calibration, or --gpu to simulate a GPU that was not measured"
             )
         return _on_gpu(gpu, None, deployed(served()))
-    if names_a_class(calibration):
+    if names_own_cost(calibration):
         return _by_own_model(calibration, gpu, deployed)
     if (Path(calibration) / FILE).exists():
         learnt = ExternalCalibration.load(Path(calibration) / FILE)
@@ -165,11 +165,11 @@ def base_deployment(calibration: str | None) -> Deployment:
     from calibration.steps.external_calibration import FILE, ExternalCalibration
     from calibration.steps.step_cost import Calibration
     from serving.deployments.config import Deployment
-    from serving.own_cost import names_a_class
+    from serving.own_cost import names_own_cost
 
     if calibration is None:
         return served()
-    if names_a_class(calibration):
+    if names_own_cost(calibration):
         return Deployment()
     file = Path(calibration) / FILE
     return _parsed((ExternalCalibration.load(file) if file.exists() else Calibration.load(calibration)).deployment)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from serving.deployments.config import Deployment
 
@@ -28,3 +28,9 @@ def _stated(deployment: Deployment | None) -> dict[str, Any] | None:
 
 # A deployment of which only what was stated is kept: the rest follows from what it is completed by.
 StatedDeployment = Annotated[Deployment, PlainSerializer(_stated)]
+
+# What times the steps of a simulation; None where a GPU's kernel tables do.
+TimedBy = Annotated[
+    str | None,
+    Field(description="directory made by `tokentwin calibrate`, or a cost model of your own: path/to/file.py:NAME"),
+]

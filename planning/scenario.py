@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from planning.request import Request
+from planning.request import Request, TimedBy
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import RouterConfig
 from serving.workload import Workload
@@ -36,9 +36,7 @@ class Scenario(Request):
 
     deployment: Deployment = Field(description="the deployment, as in its own file")
     gpu: str | None = Field(None, description="GPU of the catalogue whose kernel tables time the steps")
-    calibration: str | None = Field(
-        None, description="directory made by `tokentwin calibrate`, or a cost model of your own: module:Class"
-    )
+    calibration: TimedBy = None
     workload: dict[str, Any] = Field(description="a trace, or a specification of a synthetic workload")
     replicas: int | None = Field(None, ge=1, le=100_000, description="engines behind the router; null: 1, or the fleet")
     router: RouterConfig | None = Field(None, description="a name, or a name with settings; null: round-robin")

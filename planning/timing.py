@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from planning.request import Request
+from planning.request import Request, TimedBy
 from serving.errors import UserError
 
 
@@ -14,9 +14,7 @@ class Timing(Request):
     With a `model` of the catalogue what is served is that, on so many GPUs, with room for the longest request.
     """
 
-    calibration: str | None = Field(
-        None, description="directory made by `tokentwin calibrate`, or a cost model of your own: module:Class"
-    )
+    calibration: TimedBy = None
     gpu: str | None = Field(None, description="time steps by the kernel tables of this GPU")
     model: str | None = None
     tensor_parallel_size: int = Field(1, ge=1, le=64)

@@ -1,7 +1,7 @@
-"""A cost model of one's own: a class with `step_ns`, found by its name, held to sanity at every step.
+"""A cost model of one's own: a function of a step's plan, or a class with `step_ns`, held to sanity at every step.
 
-Whatever else a cost model answers has a default here. An answer that cannot be a time ends the run with one line that
-names the model and the step.
+It is found by its name. Whatever else a cost model answers has a default here. An answer that cannot be a time ends
+the run with one line that names the model and the step.
 """
 
 from __future__ import annotations
@@ -11,35 +11,43 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from serving.cost_model import decode_plans
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from serving.plugins import find, make
+from serving.plugins import find_object, make
 from serving.step_plan import AGGREGATES, StepPlan
 
 _FIELD = "cost model"
 _MOST_NS = 10**18  # 31 years
 
 
-def names_a_class(text: str) -> bool:
-    """Whether this is `module:Class` or `path/to/file.py:Class`, not a directory."""
+def names_own_cost(text: str) -> bool:
+    """Whether this is `module:name` or `path/to/file.py:name` of a function or a class, not a directory."""
     return ":" in text and text.rpartition(":")[2].isidentifier()
 
 
 def own_cost(name: str, deployment: Deployment) -> OwnCost:
-    """The cost model `module:Class` of `deployment`. Raises UserError when there is none, or it cannot be made.
+    """The cost model called `name`, of `deployment`. Raises UserError when there is none, or it cannot be made.
 
-    The class is called with the deployment if it has a constructor of its own, else with nothing.
+    A class is called with the deployment if it has a constructor of its own, else with nothing.
     """
-    found = find(_FIELD, name, {}, ("step_ns",))
-    arguments = () if found.__init__ is object.__init__ else (deployment,)
-    return OwnCost(name, make(_FIELD, name, found, *arguments))
+    found = find_object(_FIELD, name, {})
+    if deployment.pipeline_parallel_size > 1:
+        remedy = f"needs the time of each stage, which the cost model {name} does not give; leave it out, or use --gpu"
+        raise UserError("pipeline_parallel_size", deployment.pipeline_parallel_size, remedy)
+    if callable(getattr(found, "step_ns", None)) and isinstance(found, type):
+        arguments = () if found.__init__ is object.__init__ else (deployment,)
+        return OwnCost(name, make(_FIELD, name, found, *arguments))
+    if not callable(found) or isinstance(found, type):
+        raise UserError(_FIELD, name, "is neither a function of a step's plan nor a class with step_ns")
+    return OwnCost(name, SimpleNamespace(step_ns=found))
 
 
 def source_file(name: str) -> str | None:
-    """The file that `module:Class` or `path/to/file.py:Class` is read from; None if there is none."""
+    """The file that `module:name` or `path/to/file.py:name` is read from; None if there is none."""
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
         return place

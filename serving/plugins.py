@@ -43,6 +43,15 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
 
     Raises UserError when there is no such name, file, module or class, or the class lacks a method that it `needs`.
     """
+    found = find_object(kind, name, known)
+    missing = [method for method in needs if not callable(getattr(found, method, None))]
+    if not isinstance(found, type) or missing:
+        raise UserError(kind, name, f"is not a class with {', '.join(needs)}")
+    return found
+
+
+def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
+    """Whatever is called `name`. Raises UserError when there is no such name, file or module, or it is not in that."""
     place, _, class_name = (known.get(name) or located(name)).rpartition(":")
     if not place or not class_name:
         remedy = f"is none of {', '.join(known)}; your own is path/to/file.py:Class or package.module:Class"
@@ -57,14 +66,8 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
     except (Exception, SystemExit) as error:  # a user's module may fail in any way
         raise UserError(kind, name, f"cannot be imported: {raised(error)}") from None
     if not hasattr(module, class_name):
-        raise UserError(
-            kind, name, f"{'file' if place.endswith('.py') else 'module'} {place} has no class {class_name}"
-        )
-    found = getattr(module, class_name)
-    missing = [method for method in needs if not callable(getattr(found, method, None))]
-    if not isinstance(found, type) or missing:
-        raise UserError(kind, name, f"is not a class with {', '.join(needs)}")
-    return found
+        raise UserError(kind, name, f"{'file' if place.endswith('.py') else 'module'} {place} has no {class_name}")
+    return getattr(module, class_name)
 
 
 def make(kind: str, name: str, found: Any, *arguments: Any, **settings: Any) -> Any:

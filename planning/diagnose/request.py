@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from planning.request import Request
+from planning.request import Request, TimedBy
 
 Latency = Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"]
 
@@ -19,9 +19,7 @@ class DiagnoseRequest(Request):
 
     run: str
     stamp: int | None = None
-    calibration: str | None = Field(
-        None, description="directory made by `tokentwin calibrate`, or a cost model of your own: module:Class"
-    )
+    calibration: TimedBy = None
     gpu: str | None = Field(None, description="time steps by the kernel tables of this GPU")
     router: str = Field("", description="use this router instead of the one in the recording")
     metric: Latency | None = Field(None, description="latency whose p99 is explained, e.g. ttft_ms")

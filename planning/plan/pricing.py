@@ -20,7 +20,7 @@ from planning.settings import with_settings
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.own_cost import names_a_class, own_cost
+from serving.own_cost import names_own_cost, own_cost
 from serving.scheduler import find_policy
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     if calibration is not None:
         if not (Path(calibration) / FILE).exists():
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
-                remedy = "is of our own engine, which fixes the model, the GPU, its size and split; leave those out"
+                remedy = "is of one engine, which fixes the model, the GPU, its size and split; leave those out"
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
         learnt = ExternalCalibration.load(Path(calibration) / FILE)
@@ -136,6 +136,6 @@ def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
         for policy in request.policies or (deployment.policy,):
             ours = deployment.model_copy(update={"policy": policy})
             engines.append(Engine(device, prices[device], ours, shown_settings(settings)))
-    if names_a_class(calibration):
+    if names_own_cost(calibration):
         return Candidates(engines, [], OwnPricing(calibration))
     return Candidates(engines, [], MeasuredPricing(Calibration.load(calibration)))

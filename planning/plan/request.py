@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from planning.plan.candidates import Split
-from planning.request import StatedDeployment
+from planning.request import StatedDeployment, TimedBy
 from planning.traffic import BUSIEST_S, Offered
 from serving.errors import UserError
 
@@ -45,9 +45,7 @@ class PlanRequest(Offered):
     spares: int = Field(0, ge=0, le=10_000, description="spare replicas: how many may fail while the SLOs still hold")
     router: str = Field("least-requests", description="router by name, or path/to/file.py:Class of your own")
     max_replicas: int = Field(1024, ge=1, le=100_000, description="most replicas to try")
-    calibration: str | None = Field(
-        None, description="directory made by `tokentwin calibrate`, or a cost model of your own: module:Class"
-    )
+    calibration: TimedBy = None
     deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the deployment")
 
     @field_validator("gpus", "tensor_parallel_sizes", mode="before")

@@ -14,7 +14,7 @@ from planning.scenario import Scenario
 from planning.sweep.settings import Overrides, SweepSettings, is_seed
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.own_cost import names_a_class, source_file
+from serving.own_cost import names_own_cost, source_file
 
 SEED = "seed"
 
@@ -87,7 +87,7 @@ def _files(config: dict[str, Any]) -> Iterator[str]:
     for pool in (config["deployment"]["fleet"] or {}).get("pools", ()):
         calibrations.append(pool["calibration"])
     for calibration in filter(None, calibrations):
-        file = source_file(calibration) if names_a_class(calibration) else calibration
+        file = source_file(calibration) if names_own_cost(calibration) else calibration
         if file:
             yield file
     workload = config["workload"]

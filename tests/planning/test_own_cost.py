@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from click.testing import CliRunner
 from calibration.kernels.times import Coverage
 from planning.costs import priced
 from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from serving.own_cost import OwnCost, identity
 from serving.step_plan import StepPlan
+from tests.command import tokentwin
+from tokentwin.commands.compare import NO_DIFFERENCE
 from tokentwin.commands.simulate import simulate
 from traces.recording import Recording
 
@@ -31,8 +34,9 @@ TRACE = "".join(
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    code = "\n\n".join(re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL))
     (tmp_path / "affine_of_the_docs.py").write_text(code, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     return "affine_of_the_docs:Affine"
 
@@ -55,6 +59,46 @@ def test_the_example_of_the_docs_prices_a_simulation(example: str, tmp_path: Pat
         plan = StepPlan.of(**{name: step[name] for name in ("prefill_tokens", "prefill_pairs", "decode_rows")})
         plan.decode_context = step["decode_context"]
         assert step["end_ns"] - step["start_ns"] == cost.step_ns(plan)
+
+
+SWEEP = {
+    "base": {
+        "deployment": {"scheduler": SCHEDULER},
+        "calibration": "mine.py:roofline",
+        "workload": {"trace": "trace.jsonl"},
+    },
+    "grid": {"deployment.scheduler.max_num_seqs": [2, 8]},
+}
+
+
+def test_the_commands_of_the_docs_work(example: str, tmp_path: Path) -> None:
+    """And a sweep, whose file the page leaves out."""
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    (tmp_path / "deployment.yaml").write_text(json.dumps({"scheduler": SCHEDULER}))
+    (tmp_path / "sweep.yaml").write_text(json.dumps(SWEEP))
+    commands = re.findall(r"^tokentwin (.*mine\.py:.*)$", DOCS, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["simulate", "diagnose", "plan", "compare"]
+    for command in [*commands, "sweep sweep.yaml -o swept --jobs 1"]:
+        done = tokentwin(*shlex.split(command), cwd=tmp_path)
+        assert done.returncode == (NO_DIFFERENCE if command.startswith("compare") else 0), done
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("def wrong(plan): return 1.5", "gave 1.5, which is no int"),
+        ("def wrong(plan): raise SystemExit", "raised SystemExit"),
+        ("def wrong(): return 1", "raised TypeError"),
+        ("wrong = 3", "neither a function of a step's plan nor a class with step_ns"),
+        ("class wrong: pass", "neither a function of a step's plan nor a class with step_ns"),
+        ("def other(plan): return 1", "has no wrong"),
+    ],
+)
+def test_a_function_that_is_no_cost_model_is_one_line(body: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(body)
+    with pytest.raises(UserError, match=says) as caught:
+        priced(f"{tmp_path}/mine.py:wrong", None, lambda base: base).cost.step_ns(PLAN)
+    assert "\n" not in str(caught.value)
 
 
 def test_steps_in_a_row_cost_what_each_costs_alone(example: str) -> None:
@@ -135,5 +179,8 @@ def test_what_goes_with_it_and_what_does_not(example: str) -> None:
         priced(example, "H100", lambda base: base)
     with pytest.raises(UserError, match="gpu_memory_utilization"):
         priced(example, None, lambda _: Deployment(gpu_memory_utilization=0.9))
-    with pytest.raises(UserError, match="no class"):
+    stages = Deployment(pipeline_parallel_size=2, scheduler=SchedulerConfig(async_scheduling=False))
+    with pytest.raises(UserError, match="pipeline_parallel_size: 2: needs the time of each stage"):
+        priced(example, None, lambda _: stages)
+    with pytest.raises(UserError, match="has no Nothing"):
         priced("affine_of_the_docs:Nothing", None, lambda base: base)

@@ -179,7 +179,7 @@ FAILURES = {
     f"{FAILING}:Exits": "step 0: raised SystemExit: 0 (failing_policies.py, line",
     "tests.planning.sweep_samples:Dies": DIED,
     "tests.planning.sweep_samples:No": (
-        "policy: 'tests.planning.sweep_samples:No': module tests.planning.sweep_samples has no class No"
+        "policy: 'tests.planning.sweep_samples:No': module tests.planning.sweep_samples has no No"
     ),
 }
 

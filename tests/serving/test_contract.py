@@ -127,7 +127,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
     ("content", "name", "says"),
     [
         (None, "mine.py:Own", "there is no file .*mine.py"),
-        ("x = 1\n", "mine.py:Own", "mine.py has no class Own"),
+        ("x = 1\n", "mine.py:Own", "mine.py has no Own"),
         ("1 / 0\n", "mine.py:Own", r"cannot be imported: ZeroDivisionError: division by zero \(mine.py, line 1\)"),
         ("raise SystemExit\n", "mine.py:Own", r"cannot be imported: SystemExit \(mine.py, line 1\)"),
         ("def f(:\n", "mine.py:Own", "cannot be imported: SyntaxError"),

@@ -112,7 +112,6 @@ def compare(
     if sides and deployment:
         raise UserError("deployment", deployment, "goes with --a and --b; A and B are deployments already")
     timing = Timing(calibration=calibration, gpu=gpu)
-    timing.check()
     files = sides or (deployment, deployment)
     a, b = (_side(f"--{s}", file, pairs) for s, file, pairs in zip("ab", files, (own_a, own_b), strict=True))
     request = requested(CompareRequest, given | {"a": a, "b": b, "timing": timing})
