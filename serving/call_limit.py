@@ -1,4 +1,4 @@
-"""The time limit on one call to a user's own policy: a loop in it that never ends becomes an error.
+"""Calls to a user's own policy or router, which may raise anything, or never return.
 
 A wall clock is looked at, but only to end a run that hangs: no result ever depends on it. One timer ticks for a whole
 run and sees whether the call under way is still the one of the tick before, so that a call costs two additions.
@@ -9,15 +9,26 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, Literal
+
+from serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
 
 
 class Overtime(BaseException):
     """Raised inside the call that takes too long. No `except Exception` of a policy stops it."""
+
+
+class Fault(Exception):
+    """What a call did instead of returning. It is caused by what the call raised, if that was it."""
+
+    def __init__(self, rule: Literal["calls", "time"], told: str) -> None:
+        self.rule, self.told = rule, told
+        super().__init__(told)
 
 
 class CallWatch:
@@ -32,6 +43,22 @@ class CallWatch:
         self.limit_s = CALL_LIMIT_S
         self._needed = needed
         self._at_last_tick = 0
+
+    def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What it returns. Raises `Fault` for whatever it does instead, but a UserError and Ctrl-C as they are."""
+        self.calls += 1
+        try:
+            return call(*arguments)
+        except (UserError, KeyboardInterrupt):
+            raise
+        except Overtime:
+            name = getattr(call, "__name__", "a call").lstrip("_")
+            told = f"{name}() has not returned after {self.limit_s:g} s, the limit of one call"
+            raise Fault("time", told) from None
+        except BaseException as error:
+            raise Fault("calls", f"raised {raised(error)}") from error
+        finally:
+            self.calls += 1
 
     @contextmanager
     def on(self) -> Iterator[None]:

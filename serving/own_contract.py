@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from serving.call_limit import CallWatch, Overtime
+from serving.call_limit import CallWatch, Fault
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
-from serving.errors import UserError, raised
+from serving.errors import UserError
 from serving.kv.external import ExternalKv
 from serving.request import Request
 from serving.scheduler import POLICIES, Scheduler
@@ -38,19 +38,10 @@ class OwnContract(Contract):
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """What the policy returns. Whatever it raises instead, and that it takes too long, is a breach."""
-        watch = self._watch
-        watch.calls += 1
         try:
-            return call(*arguments)
-        except (UserError, KeyboardInterrupt):
-            raise
-        except Overtime:
-            name = getattr(call, "__name__", "a call").lstrip("_")
-            self.breach("time", f"{name}() has not returned after {watch.limit_s:g} s, the limit of one call")
-        except BaseException as error:
-            self.breach("calls", f"raised {raised(error)}", _request_at_hand(error))
-        finally:
-            watch.calls += 1
+            return self._watch.call(call, *arguments)
+        except Fault as fault:
+            self.breach(fault.rule, fault.told, _request_at_hand(fault.__cause__))
 
     # A plan
 
@@ -165,9 +156,9 @@ def contract_with(policy: str, scheduler: Scheduler, limits: SchedulerConfig, wa
     return OwnContract(policy, scheduler, limits, watch)
 
 
-def _request_at_hand(error: BaseException) -> Request | None:
+def _request_at_hand(error: BaseException | None) -> Request | None:
     """The request that the innermost call with one was about."""
-    at_hand, frame = None, error.__traceback__
+    at_hand, frame = None, error.__traceback__ if error else None
     while frame is not None:
         found = frame.tb_frame.f_locals.get("request")
         at_hand = found if isinstance(found, Request) else at_hand

@@ -19,6 +19,7 @@ from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
+from sim.own_router import OwnRouter
 from sim.pace import paced
 from sim.priced_pool import PricedPool
 from sim.replica import Replica
@@ -55,7 +56,7 @@ class Fleet:
     """Pools of replicas on one clock.
 
     replicas      all there ever were, by their index
-    watch         sees that calls to users' own policies return
+    watch         sees that calls to users' own policies and routers return
     scaled_pools  those to which an autoscaler may add
     on_ready      each called with a replica that takes requests from now on
     on_end        called with each request that finishes, or that can never fit
@@ -83,7 +84,6 @@ class Fleet:
         self._clock = clock
         self._log = log
         self._shares_prefixes = shares_prefixes
-        self.watch = CallWatch(any(pool.deployment.policy not in POLICIES for pool in pools))
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
@@ -93,6 +93,10 @@ class Fleet:
         self._routes = _routes(pools, ("serve", "prefill"), routers)
         self._decode_routes = _routes(pools, ("decode",), decode_routers or routers)
         routes = dict.fromkeys([*self._routes.values(), *self._decode_routes.values()])
+        own = [route.router for route in routes if isinstance(route.router, OwnRouter)]
+        self.watch = CallWatch(bool(own) or any(pool.deployment.policy not in POLICIES for pool in pools))
+        for router in own:
+            router.watch = self.watch
         self._routes_of = [[route for route in routes if pool in route.pools] for pool in range(len(pools))]
         for number, pool in enumerate(pools):
             for _ in range(pool.config.replicas):

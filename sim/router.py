@@ -6,6 +6,7 @@ from typing import Protocol
 
 from serving.plugins import find, make
 from serving.workload import WorkloadRequest
+from sim.own_router import OwnRouter
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
 
@@ -34,4 +35,4 @@ class Router(Protocol):
 def find_router(name: str, **settings: int | float | str | bool) -> Router:
     """A new router called `name`, or of the class at `package.module:Class`. Raises UserError if it cannot be made."""
     router: Router = make("router", name, find("router", name, ROUTERS, ("choose",)), **settings)
-    return router
+    return router if name in ROUTERS else OwnRouter(name, router)

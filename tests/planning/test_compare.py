@@ -434,7 +434,7 @@ def test_a_ranking_of_nothing_is_a_sentence_and_no_table() -> None:
     [
         (["{spec}"], "give both"),
         (["--gpu", "H100"], "give --trace"),
-        (["--trace", "{spec}"], "give --calibration, or --gpu"),
+        (["--trace", "{spec}", "--b", "policy=sjf"], "give --calibration, or --gpu"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy"], "NAME=VALUE"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "polcy=fair"], "polcy"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy=nice"], "nice"),

@@ -1,0 +1,102 @@
+"""A router that does anything but choose a replica ends every verb in one line that names it and the request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planning.sweep.results import SweepResults
+from tests.command import tokentwin
+
+ROUTERS = """
+import time
+
+class Later:
+    def choose(self, request, replicas):
+        return replicas[0] if request.id < 3 else self.then(request, replicas)
+
+class Raises(Later):
+    def then(self, request, replicas): return replicas[99]
+
+class Exits(Later):
+    def then(self, request, replicas): raise SystemExit(0)
+
+class Index(Later):
+    def then(self, request, replicas): return 1
+
+class Yes(Later):
+    def then(self, request, replicas): return True
+
+class Nothing(Later):
+    def then(self, request, replicas): pass
+
+class Elsewhere(Later):
+    def then(self, request, replicas):
+        other = object.__new__(type(replicas[0]))
+        other.index = 7
+        return other
+
+class Hangs(Later):
+    def then(self, request, replicas):
+        while True:
+            try:
+                time.sleep(0.001)
+            except Exception:
+                pass
+"""
+SAYS = {
+    "Raises": "raised IndexError: list index out of range (routers.py, line 9)",
+    "Exits": "raised SystemExit: 0",
+    "Index": "choose() returned 1, which is none of the 2 replicas that it was given",
+    "Yes": "choose() returned True, which is none of the 2 replicas",
+    "Nothing": "choose() returned None, which is none of the 2 replicas",
+    "Elsewhere": "choose() returned replica 7, which is none of the 2 replicas",
+    "Hangs": "choose() has not returned after 0.2 s, the limit of one call",
+}
+SCENARIO = {
+    "deployment": {"model": "Llama-3.1-8B", "device": "cuda"},
+    "gpu": "H100",
+    "replicas": 2,
+    "workload": {"trace": "t.jsonl"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("serving.call_limit.CALL_LIMIT_S", 0.2)
+    (tmp_path / "routers.py").write_text(ROUTERS)
+    request = {"prompt_tokens": 40, "output_tokens": 9}
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"arrival_s": at / 50, **request}) + "\n" for at in range(8)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_verb_ends_in_one_line(name: str, folder: Path) -> None:
+    router = f"routers.py:{name}"
+    two = ("--gpu", "H100", "--a", "replicas=2", "--b", "replicas=2")
+    verbs = {
+        "simulate": ("t.jsonl", "--gpu", "H100", "--replicas", 2, "--out", "run", "--router", router),
+        "compare": ("--trace", "t.jsonl", *two, "--b", f"router={router}"),
+        "plan": ("t.jsonl", "--gpu", "H100", "--slo", "ttft_ms p99<=500", "--jobs", 1, "--router", router),
+    }
+    for verb, arguments in verbs.items():
+        done = tokentwin(verb, *arguments, cwd=folder)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, (verb, done)
+        says = SAYS[name].partition(" of the 2 ")[0] if verb == "plan" else SAYS[name]
+        assert f"{router}': request 3: {says}" in done.stderr
+    assert not (folder / "run").exists()
+
+
+def test_a_sweep_keeps_the_line_in_a_row(folder: Path) -> None:
+    """Made by another process, whose limit of a call is long."""
+    quick = [name for name in SAYS if name != "Hangs"]
+    grid = {"router": ["round-robin", *(f"routers.py:{name}" for name in quick)]}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({"base": SCENARIO, "grid": grid}))
+    assert tokentwin("sweep", "sweep.yaml", "--out", "swept", "--jobs", 1, cwd=folder).returncode == 1
+    rows = SweepResults.load(folder / "swept").runs.select(["router", "error"]).to_pylist()
+    errors = {row["router"].rpartition(":")[2]: row["error"] for row in rows}
+    assert errors.pop("round-robin") is None and sorted(errors) == sorted(quick)
+    assert all(SAYS[name] in error for name, error in errors.items())
