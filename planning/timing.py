@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from planning.request import Request, TimedBy
 from serving.errors import UserError
@@ -16,8 +18,15 @@ class Timing(Request):
 
     calibration: TimedBy = None
     gpu: str | None = Field(None, description="time steps by the kernel tables of this GPU")
-    model: str | None = None
-    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    model: str | None = Field(None, description="model of the catalogue to serve, where the deployment names none")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share each layer of --model")
+
+    @model_validator(mode="after")
+    def _size_of_a_model(self) -> Self:
+        if self.model is None and self.tensor_parallel_size != 1:
+            remedy = "goes with --model; otherwise state it in the deployment"
+            raise UserError("tensor_parallel_size", self.tensor_parallel_size, remedy)
+        return self
 
     def check(self) -> None:
         """Raises UserError where it is nothing."""

@@ -90,7 +90,8 @@ def compare(
     a, b        what each side has of its own: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`,
                 `router`, `gpu`, `calibration`; or, without `traffic`, directories of recordings
     traffic     what both are offered; as `workload` of `simulate`
-    request     `gpu` or `calibration`, which time the steps of both; and more fields of
+    request     `gpu` or `calibration`, which time the steps of both; `model` and `tensor_parallel_size` of what both
+                serve, where `deployment` does not say; and more fields of
                 `planning.compare.request.CompareRequest`: `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
@@ -107,7 +108,7 @@ def compare(
         )
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         raise UserError("a/b", f"{a}, {b}", "are recordings; leave the traffic out, or give what each side changes")
-    timing = Timing(gpu=request.pop("gpu", None), calibration=request.pop("calibration", None))
+    timing = {name: request.pop(name) for name in Timing.model_fields if name in request}
     with _offered(traffic) as offered:
         sides = {"a": _side(a), "b": _side(b), "traffic": offered, "timing": timing}
         names = tuple(" ".join(f"{name}={value}" for name, value in side.items()) or "as it is" for side in (a, b))

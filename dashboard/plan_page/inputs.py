@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from calibration.steps.step_cost import Calibration
+from dashboard.deployment_input import deployment_input
 from dashboard.incomplete import Incomplete
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.plan_page.slo_rows import slo_rows
@@ -64,6 +65,9 @@ _ASYNC = "Plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _TABLES = "kernel tables"
 _TIMED = "Kernel tables of each GPU, or a calibration under the runs directory. One of our own engine fixes the model."
+_REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
+_REST_HELP = "The model, tensor parallel size and policy that the deployment states are not asked for here."
+_NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
 _SPLITS = ["none", "1:1", "1:2", "1:3", "2:1", "3:1"]
 _SPLIT = "Each is a candidate. 1:2 is one engine that prefills to two that decode, for every replica."
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
@@ -71,12 +75,15 @@ _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     """Draw the inputs. Raises UserError for what can never be planned."""
-    candidates, engine = st.container(), st.expander("Engine")
+    candidates = st.container()
+    deployment = _deployment(runs)
+    stated = deployment if isinstance(deployment, dict) else {}
+    engine = st.expander("Engine")
     with st.expander("Fleet"):
-        fleet, calibration = _fleet(runs)
+        fleet, calibration = _fleet(runs, stated)
     own = calibration is not None and (calibration / OWN_CALIBRATION).exists()
     with candidates:
-        served = {} if own else _served(runs)
+        served = {} if own else _served(runs, stated)
     with engine:
         vary = _engine()
     above = st.container()
@@ -89,42 +96,53 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         return model
     if isinstance(traffic, Incomplete):
         return traffic
-    needed = (
-        {"SLO": slos}
-        if own
-        else {"GPU": served["gpus"], "tensor-parallel size": served["tensor_parallel_sizes"], "SLO": slos}
-    )
+    if isinstance(deployment, Incomplete):
+        return deployment
+    needed = {label: served[name] for name, label in _NEEDED.items() if name in served} | {"SLO": slos}
     for what, there in (needed | {_LABELS[name]: values for name, values in (vary | fleet).items()}).items():
         if not there:
             return Incomplete(f"Choose at least one {what}.")
     asked = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
+    asked["deployment"] = deployment
     return parse(PlanRequest, asked, where="plan")
 
 
-def _served(runs: Path) -> dict[str, Any]:
-    """The model and the GPUs, by the fields of the request; the model may be `Incomplete`."""
+def _deployment(runs: Path) -> dict[str, Any] | Incomplete | None:
+    """What a file says of all other settings; None without one."""
+    chosen = choose("Other settings", list(_REST), "rest", _REST.__getitem__, _REST_HELP)
+    return deployment_input(runs, "yaml", "deployment") if chosen else None
+
+
+def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
+    """The model and the GPUs, by the fields of the request, but what the deployment states.
+
+    The model may be `Incomplete`.
+    """
+    served: dict[str, Any] = {} if "model" in stated else {"model": _model(runs)}
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
-    return {
-        "model": _model(runs),
-        "gpus": choose_many(
-            "GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`."
-        ),
-        "tensor_parallel_sizes": choose_many(
-            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer."
-        ),
-    }
+    served["gpus"] = choose_many(
+        "GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`."
+    )
+    if "tensor_parallel_size" not in stated:
+        sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
+        served["tensor_parallel_sizes"] = sizes
+    return served
 
 
-def _fleet(runs: Path) -> tuple[dict[str, Any], Path | None]:
-    """What differs from the usual, by the fields of the request; and the calibration among it, if there is one."""
+def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | None]:
+    """What differs from the usual, by the fields of the request; and the calibration among it, if there is one.
+
+    What the deployment states is left out.
+    """
     fleet: dict[str, Any] = {}
     measured = calibrations(runs)
     timed = choose("Steps timed by", [_TABLES, *measured], "calibration", help=_TIMED)
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
-    policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="Each is a candidate.")
-    if timed in measured or policies != ["vllm"]:
-        fleet["policies"] = policies
+    if "policy" not in stated:
+        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="Each is a candidate.")
+        if timed in measured or policies != ["vllm"]:
+            fleet["policies"] = policies
     splits = choose_many("Prefill to decode engines", _SPLITS, "splits", _SPLITS[:1], _split_shown, _SPLIT)
     if splits != _SPLITS[:1]:
         fleet["splits"] = splits
@@ -197,7 +215,7 @@ def _traffic(runs: Path, tpot_ms: float) -> dict[str, Any] | Incomplete:
     if source == "trace":
         return _recorded(runs)
     shape = _preset() if source == "preset" else _shape()
-    return {"traffic": shape.traffic(*_arrivals(), tpot_ms), "window_s": WHOLE_S}
+    return {"traffic": shape.traffic(*_arrivals(), tpot_ms), "window_s": WHOLE_S, "limit": _limit()}
 
 
 def _preset() -> Shape:
@@ -243,19 +261,26 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     path = trace_input(runs, "trace")
     if isinstance(path, Incomplete):
         return path
+    limit = _limit()
     window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
-    own, whole_s = _own_rate(str(path), window)
+    own, whole_s = _own_rate(str(path), window, limit)
     stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
     st.caption(f"Planned for: {stretch}, at {own:,.3g} requests/s of its own. Its bursts are kept at any rate.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
-    return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None}
+    return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None, "limit": limit}
+
+
+def _limit() -> int | None:
+    return number("First requests", "limit", 0, 10**9, 0, 100, "Only so many of them, in order; 0: all.") or None
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _own_rate(path: str, window_s: float) -> tuple[float, float]:
-    """Requests a second of the busiest stretch, and the seconds of the whole trace."""
-    whole = [request.arrival_ns for request in Offered(traffic=path).workload().requests]
-    busiest = [request.arrival_ns for request in Offered(traffic=path, window_s=window_s).workload().requests]
+def _own_rate(path: str, window_s: float, limit: int | None) -> tuple[float, float]:
+    """Requests a second of the busiest stretch, and the seconds of the whole trace or its first requests."""
+    offered = Offered(traffic=path, limit=limit)
+    whole = [request.arrival_ns for request in offered.workload().requests]
+    busiest_of = offered.model_copy(update={"window_s": window_s})
+    busiest = [request.arrival_ns for request in busiest_of.workload().requests]
     return (len(busiest) - 1) / ((busiest[-1] - busiest[0]) / 1e9), (whole[-1] - whole[0]) / 1e9
 
 

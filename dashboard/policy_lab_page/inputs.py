@@ -10,14 +10,13 @@ from typing import Any
 import streamlit as st
 
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
+from dashboard.deployment_input import deployment_input
 from dashboard.incomplete import Incomplete
 from dashboard.library import calibrations, stamp
-from dashboard.policy_lab_page.deployment_text import MOST_KB, keep_deployment, kept_deployment
 from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.traffic import check_few_enough
 from dashboard.trace_input import trace_input
-from dashboard.uploads import missing
-from dashboard.url import amount, choose, fresh_key, keep, named, number, pick, text
+from dashboard.url import amount, choose, number, pick, text
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.timing import Timing
 from serving.deployments.config import SchedulerConfig, parse
@@ -56,7 +55,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
             seeds = number("Seeds", "seeds", 1, 50, SEEDS, help="Runs of other arrivals. From five on, each is a unit.")
         timing = _timing(runs)
         bounds = _bounds()
-        percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
+        threshold = _threshold()
     sides = []
     for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
         with place:
@@ -73,7 +72,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
         "seeds": seeds,
         "timing": timing,
         "bounds": bounds,
-        "threshold": percent / 100,
+        "threshold": threshold,
     }
     request = parse(CompareRequest, asked, where="lab")
     check_few_enough(request, read=False)
@@ -95,14 +94,14 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         bounds = _bounds()
-        percent = amount("A win is (%)", "win", 0, 100, 5, 1, help="A request gains or loses from this change on.")
+        threshold = _threshold()
     asked = {
         "a": paths[0].resolve(),
         "b": paths[1].resolve(),
         "stamps": [_written(path) for path in paths],
         "timing": timing,
         "bounds": bounds,
-        "threshold": percent / 100,
+        "threshold": threshold,
     }
     return parse(CompareRecordingsRequest, asked, where="lab")
 
@@ -193,11 +192,18 @@ def _bounds() -> dict[str, float]:
     return said
 
 
+def _threshold() -> float:
+    """A share, entered in percent."""
+    usual = 100 * CompareRequest.model_fields["threshold"].default
+    return amount("A win is (%)", "win", 0, 100, usual, 1, help="A request gains or loses from this change on.") / 100
+
+
 def _side(runs: Path, side: str) -> Side | Incomplete:
     ordered = [POLICY[side], *(name for name in POLICIES if name != POLICY[side]), PASTED]
     chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
     if chosen == PASTED:
-        return _pasted(runs, side)
+        pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")
+        return pasted if isinstance(pasted, Incomplete) else Side(deployment=pasted)
     settings: dict[str, Any] = {"policy": chosen}
     with st.expander("Settings"):
         left, right = st.columns(2)
@@ -234,44 +240,7 @@ def _deadlines(side: str) -> dict[str, Any]:
     return {"edf_ttft_ms": bounds} if bounds else {}
 
 
-def _pasted(runs: Path, side: str) -> Side | Incomplete:
-    parameter = f"{side}_yaml"
-    said = named(parameter) or ""
-    with st.expander("Its YAML", expanded=kept_deployment(runs, said) is None):
-        pasted = st.text_area(
-            "Paste it",
-            height=160,
-            max_chars=MOST_KB * 1000,
-            key=fresh_key(f"{parameter}_text", parameter),
-            placeholder=_EXAMPLE,
-            help=_YAML,
-        )
-        upload = st.file_uploader(
-            "or upload it",
-            type=["yaml", "yml"],
-            key=fresh_key(f"{parameter}_upload", parameter),
-            max_upload_size=1,
-        )
-        if upload is not None and not pasted.strip():
-            pasted = upload.getvalue().decode("utf-8", errors="replace")
-        if pasted.strip():
-            said = keep_deployment(runs, pasted)
-    keep(parameter, said)
-    data = kept_deployment(runs, said)
-    if data is None:
-        what = f"deployment of {side.upper()}"
-        return Incomplete(missing(what, "paste") if said else f"Paste the {what}.")
-    return Side(deployment=data)
-
-
 _TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
-_EXAMPLE = (
-    "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
-)
-_YAML = (
-    f"As for `tokentwin simulate -d`, up to {MOST_KB} kB. What it leaves out is as by default. Only bundled models, "
-    "policies and routers can be named."
-)
 _POLICY = "Which request is served when: `docs/policies.md` says what each promises."
 _TIMING = "A GPU of the catalogue, by its kernel tables; or a calibration under the runs directory."

@@ -95,13 +95,14 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
         learnt = ExternalCalibration.load(Path(calibration) / FILE)
-    base = served() if learnt is None else parse(Deployment, json.loads(learnt.deployment), "calibration.deployment")
+    base = served()
+    if learnt is not None:
+        known = parse(Deployment, json.loads(learnt.deployment), "calibration.deployment")
+        base = known.model_copy(update={"fleet": None})
     if request.deployment is not None:
         base = completed(request.deployment, base)
     if request.model:
         base = base.model_copy(update={"model": request.model})
-    if base.fleet is not None:
-        raise UserError("deployment.fleet", "given", "is what a plan finds; leave the section out")
     if request.deployment is None:
         base = long_enough(base, workload)
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())

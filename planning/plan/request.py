@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from planning.plan.candidates import Split
 from planning.request import StatedDeployment, TimedBy
 from planning.traffic import BUSIEST_S, Offered
+from serving.deployments.config import Deployment
 from serving.errors import UserError
 
 _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--policy"}
@@ -65,6 +66,13 @@ class PlanRequest(Offered):
         for text in splits or ():
             Split.parse(text)
         return splits
+
+    @field_validator("deployment")
+    @classmethod
+    def _without_a_fleet(cls, deployment: Deployment | None) -> Deployment | None:
+        if deployment is not None and deployment.fleet is not None:
+            raise UserError("deployment.fleet", "given", "is what a plan finds; leave the section out")
+        return deployment
 
     @field_validator("vary")
     @classmethod

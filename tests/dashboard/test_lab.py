@@ -17,10 +17,10 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
+from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page.charts import Sides
-from dashboard.policy_lab_page.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
 from dashboard.policy_lab_page.example import example_answer, example_request, recorded_request
 from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.side_names import side_names

@@ -234,6 +234,44 @@ def test_settings_that_are_as_usual_leave_the_question_as_it_was(tmp_path: Path,
     assert "Choose at least one Quantization" in shown(plan(tmp_path, quantization=""))
 
 
+DEPLOYMENT = """
+model: Llama-3.1-8B
+device: cuda
+gpu_memory_utilization: 0.8
+tensor_parallel_size: 2
+policy: sarathi
+scheduler: {max_model_len: 16384, sarathi_token_budget: 512}
+"""
+
+
+def test_a_deployment_says_all_other_settings(tmp_path: Path, started: list[Job]) -> None:
+    """What it states is not asked again, and the command line reads the same file."""
+    app = plan(tmp_path, rest="yaml")
+    assert "Paste the deployment." in shown(app)
+    app.text_area(key="yaml_text").set_value(DEPLOYMENT + "fleet: {}").run()
+    assert "deployment.fleet: 'given': is what a plan finds" in one_line(app)
+    app.text_area(key="yaml_text").set_value(DEPLOYMENT).run()
+    settings = asked(app, started)
+    assert not {"model", "tensor_parallel_sizes", "policies"} & settings.keys()
+    request = PlanRequest.model_validate(settings)
+    for engine in priced_candidates(request, request.workload()).engines:
+        deployment = engine.deployment
+        assert (deployment.model, deployment.tensor_parallel_size) == ("Llama-3.1-8B", 2)
+        assert (deployment.policy, deployment.scheduler.sarathi_token_budget) == ("sarathi", 512)
+    command, files = plan_command(settings)
+    assert command.endswith("--deployment deployment.yaml") and "sarathi_token_budget: 512" in files["deployment.yaml"]
+    assert asked(plan(tmp_path, **dict(app.query_params)), started) == settings
+    assert "is not on this server" in shown(plan(tmp_path, rest="yaml", yaml="0" * 16))
+
+
+@pytest.mark.parametrize("traffic", ["preset", "trace"])
+def test_the_first_requests_alone(traffic: str, tmp_path: Path, started: list[Job]) -> None:
+    app = plan(tmp_path, traffic=traffic, trace=keep_trace(tmp_path, CSV), limit="2")
+    assert "2 requests" in shown(app)
+    settings = asked(app, started)
+    assert settings["limit"] == 2 and "--limit 2 " in plan_command(settings)[0]
+
+
 def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
     assert "price: 'H100: 0': should be what a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
     settings = example_request().as_json() | {"prices": {"H100": -1.0}}

@@ -21,6 +21,7 @@ from calibration.steps.step_cost import Calibration
 from planning.compare.comparison import ComparedRow, Comparison, compare, ranking
 from planning.compare.document import Row, furthest_off, ranking_report, simulated_errors
 from planning.compare.paired_runs import PairedRuns
+from planning.compare.request import CompareRequest
 from planning.compare.unit_bootstrap import Jain, Percentile, Ratio, differences
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import TokenCost
@@ -377,6 +378,17 @@ def test_overrides_make_the_sides(spec: Path) -> None:
     assert rows["ttft_ms", "mean"]["better"] == rows["slo_attainment", "value"]["better"] == "B"
 
 
+def test_both_sides_serve_the_named_model(spec: Path) -> None:
+    """As on the Policy lab's page; unasked, the threshold is that of the request."""
+    own = ("--model", "Llama-3.1-70B", "--tensor-parallel-size", 4, "--a", "max_num_seqs=4", "--b", "max_num_seqs=256")
+    told = json.loads(run("compare", "--trace", spec, "--limit", 40, *FLAGS, *own).output)
+    for side in "ab":
+        served = told[side]["deployment"]
+        assert (served["model"], served["tensor_parallel_size"]) == ("Llama-3.1-70B", 4)
+    threshold = CompareRequest.model_fields["threshold"].default
+    assert told["threshold"] == threshold and f"[default: {100 * threshold:g}]" in run("compare", "--help").output
+
+
 def test_nothing_to_claim_has_a_status_of_its_own(spec: Path) -> None:
     result = run("compare", "--trace", spec, *FLAGS, "--b", "max_num_seqs=127", "--seeds", "5")
     assert result.exit_code == 3 and json.loads(result.output)["units"] == {
@@ -434,6 +446,11 @@ def test_a_ranking_of_nothing_is_a_sentence_and_no_table() -> None:
     [
         (["{spec}"], "give both"),
         (["--gpu", "H100"], "give --trace"),
+        (
+            ["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--tensor-parallel-size", "2"],
+            "goes with --model",
+        ),
+        (["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--model", "nobody"], "not in the catalogue"),
         (["--trace", "{spec}", "--b", "policy=sjf"], "give --calibration, or --gpu"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy"], "NAME=VALUE"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "polcy=fair"], "polcy"),

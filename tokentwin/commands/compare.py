@@ -19,6 +19,11 @@ NO_DIFFERENCE = 3
 REVERSED = 4
 _OF_THE_RUN = ("replicas", "router", "gpu", "calibration")  # of a side: what is no setting of its deployment
 
+_THRESHOLD = (
+    "Percent from which a request gains or loses. "
+    f"[default: {100 * CompareRequest.model_fields['threshold'].default:g}]"
+)
+
 option = options_of(CompareRequest, Timing)
 
 
@@ -28,6 +33,8 @@ option = options_of(CompareRequest, Timing)
 @click.option("--deployment", "-d", type=click.Path(), help="YAML file with the deployment of both sides.")
 @option("--calibration", "-c", type=click.Path())
 @option("--gpu")
+@option("--model")
+@option("--tensor-parallel-size", type=int)
 @click.option(
     "--a", "own_a", multiple=True, metavar="NAME=VALUE", help="A setting of side A, e.g. policy=vllm; repeat for more."
 )
@@ -39,13 +46,7 @@ option = options_of(CompareRequest, Timing)
 @option("--rate-scale", type=float)
 @option("--window-s", type=float)
 @click.option("--slo", help="Compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
-@click.option(
-    "--threshold",
-    default=5.0,
-    show_default=True,
-    type=Finite(min=0),
-    help="Percent from which a request gains or loses.",
-)
+@click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
 @click.option(
     "--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="With --engine: real runs of each side."
@@ -57,12 +58,10 @@ option = options_of(CompareRequest, Timing)
 def compare(
     sides: tuple[str, ...],
     deployment: str | None,
-    calibration: str | None,
-    gpu: str | None,
     own_a: tuple[str, ...],
     own_b: tuple[str, ...],
     slo: str | None,
-    threshold: float,
+    threshold: float | None,
     engine: bool,
     repeats: int,
     out: Path | None,
@@ -89,7 +88,7 @@ def compare(
     if save is not None:
         check_free(save, force)
     asked = {"command": command_line(click.get_current_context(), leave_out=("style", "save", "force"))}
-    given |= {"bounds": parse_slo(slo) if slo else None, "threshold": threshold / 100}
+    given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):
         raise UserError("A B", list(sides), "give both, or neither and --a, --b")
     for name, side in zip("AB", sides, strict=False):
@@ -98,7 +97,7 @@ def compare(
     recorded = [Path(side).is_dir() for side in sides]
     if any(recorded):
         judged = {name: given.pop(name) for name in ("bounds", "threshold")}
-        if not all(recorded) or any((*given.values(), deployment, calibration, gpu, own_a, own_b, engine, out)):
+        if not all(recorded) or any((*given.values(), deployment, own_a, own_b, engine, out)):
             raise UserError("A B", list(sides), "a recording is compared with a recording, with nothing to simulate")
         of_two = requested(CompareRecordingsRequest, {"a": sides[0], "b": sides[1], **judged})
         _finish(comparer.compare_recordings(of_two, asked=asked, names=sides), style, save, force)
@@ -111,7 +110,7 @@ def compare(
         raise UserError("out/repeats", str(out or repeats), "goes with --engine")
     if sides and deployment:
         raise UserError("deployment", deployment, "goes with --a and --b; A and B are deployments already")
-    timing = Timing(calibration=calibration, gpu=gpu)
+    timing = requested(Timing, {name: given.pop(name) for name in Timing.model_fields})
     files = sides or (deployment, deployment)
     a, b = (_side(f"--{s}", file, pairs) for s, file, pairs in zip("ab", files, (own_a, own_b), strict=True))
     request = requested(CompareRequest, given | {"a": a, "b": b, "timing": timing})
