@@ -38,7 +38,7 @@ def own_cost(name: str, deployment: Deployment) -> OwnCost:
     if deployment.pipeline_parallel_size > 1:
         remedy = f"needs the time of each stage, which the cost model {name} does not give; leave it out, or use --gpu"
         raise UserError("pipeline_parallel_size", deployment.pipeline_parallel_size, remedy)
-    if callable(getattr(found, "step_ns", None)) and isinstance(found, type):
+    if isinstance(found, type) and callable(getattr(found, "step_ns", None)):
         arguments = () if found.__init__ is object.__init__ else (deployment,)
         return OwnCost(name, make(_FIELD, name, found, *arguments))
     if not callable(found) or isinstance(found, type):
