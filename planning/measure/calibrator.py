@@ -68,16 +68,13 @@ def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
 
 def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]) -> list[Path]:
     """Recordings of the designed traces, made now."""
-    paths = []
     with closing(load_engine(request.deployment or Deployment(), say)) as engine:
 
         def record(workload: Workload, path: Path) -> None:
             record_whole(workload, engine, path, overwrite)
-
-        for path in measure(engine, request.out, request.seconds, record):
             say(f"measured {path.name}")
-            paths.append(path)
-    return paths
+
+        return list(measure(engine, request.out, request.seconds, record))
 
 
 def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibration:
