@@ -38,12 +38,13 @@ def own_cost(name: str, deployment: Deployment) -> OwnCost:
     if deployment.pipeline_parallel_size > 1:
         remedy = f"needs the time of each stage, which the cost model {name} does not give; leave it out, or use --gpu"
         raise UserError("pipeline_parallel_size", deployment.pipeline_parallel_size, remedy)
-    if isinstance(found, type) and callable(getattr(found, "step_ns", None)):
-        arguments = () if found.__init__ is object.__init__ else (deployment,)
-        return OwnCost(name, make(_FIELD, name, found, *arguments))
-    if not callable(found) or isinstance(found, type):
+    of_class = isinstance(found, type)
+    if not callable(getattr(found, "step_ns", None) if of_class else found):
         raise UserError(_FIELD, name, "is neither a function of a step's plan nor a class with step_ns")
-    return OwnCost(name, SimpleNamespace(step_ns=found))
+    if not of_class:
+        return OwnCost(name, SimpleNamespace(step_ns=found))
+    arguments = () if found.__init__ is object.__init__ else (deployment,)
+    return OwnCost(name, make(_FIELD, name, found, *arguments))
 
 
 def source_file(name: str) -> str | None:
