@@ -7,12 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import torch
 
 from realengine.device import LOOK_EVERY_S, Mark, Memory, Pending
+from realengine.speed import Speed, SpeedProbe
 
 _STATUS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -20,9 +21,10 @@ _STATUS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class _Passed:
     """A mark, which on the CPU is simply the time."""
 
-    __slots__ = ("_ns",)
+    __slots__ = ("_ns", "thread_ns")
 
     def __init__(self) -> None:
+        self.thread_ns: int | None = thread_time_ns()
         self._ns = perf_counter_ns()
 
     def ns(self) -> int:
@@ -79,6 +81,9 @@ class CpuDevice:
 
     def mark(self) -> Mark:
         return _Passed()
+
+    def speed(self, work: Callable[[], object]) -> Speed:
+        return SpeedProbe(work)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         return work  # running it again reads the same memory, as replaying a graph would

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 
 from realengine.device import LOOK_EVERY_S, Mark, Memory, Pending
+from realengine.speed import GpuClock, Speed
 
 _REANCHOR_MS = 1000.0  # elapsed times are float32: within a second they resolve 0.1 µs
 
@@ -54,6 +55,7 @@ class EventClock:
 
 class _EventMark:
     __slots__ = ("_clock", "_event")
+    thread_ns: int | None = None
 
     def __init__(self, event: Any, clock: EventClock) -> None:
         self._event, self._clock = event, clock
@@ -118,6 +120,9 @@ class CudaDevice:
 
     def mark(self) -> Mark:
         return _EventMark(self._event(), self._clock)
+
+    def speed(self, work: Callable[[], object]) -> Speed:
+        return GpuClock(self.torch_device.index)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         with self.current():

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from realengine.speed import Speed
+
 LOOK_EVERY_S = 0.05  # how often a device that is waited for lets `watch` look round
 
 
@@ -24,7 +26,12 @@ class Memory(NamedTuple):
 
 
 class Mark(Protocol):
-    """A point in the device's work."""
+    """A point in the device's work.
+
+    thread_ns  CPU time until then of the thread that does the work; None where the CPU does not do it
+    """
+
+    thread_ns: int | None
 
     def ns(self) -> int:
         """When the device passed it, on `perf_counter_ns`. Only after the work it belongs to was waited for."""
@@ -66,6 +73,10 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """A mark at this point of the work; called from within it."""
+        ...
+
+    def speed(self, work: Callable[[], object]) -> Speed:
+        """How fast the device is; `work`, a fixed piece of what steps do, may be run to find out."""
         ...
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

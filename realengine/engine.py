@@ -74,6 +74,8 @@ class Step:
     host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
     op_ns      device time by operation, where it was measured
     graph      whether it was replayed as a graph
+    thread_ns  CPU time of the thread that computed it; None where the CPU does not
+    speed      how fast the device was before and after it, on average; None where it is not looked at
     """
 
     plan: StepPlan
@@ -92,6 +94,8 @@ class Step:
     host_ns: int | None
     op_ns: dict[str, int] | None
     graph: bool
+    thread_ns: int | None
+    speed: float | None
 
     @property
     def launching_ns(self) -> int:
@@ -332,6 +336,8 @@ class Engine:
             flight.host_ns,
             launched.op_ns,
             launched.graph,
+            launched.thread_ns,
+            launched.speed,
         )
 
     def step(self) -> Step | None:
@@ -353,6 +359,10 @@ class Engine:
     def time_operations(self) -> None:
         """From now on, time every operation of every step: slower, and without graphs."""
         self.runner.time_operations()
+
+    def watch_speed(self) -> None:
+        """From now on, look between steps how fast the device is, which takes up to 2 % of the time."""
+        self.runner.watch_speed()
 
     def run_dummy(self, sizes: Sequence[int]) -> int:
         """One step over rows of the dummy request, `sizes` tokens each; its time in nanoseconds."""

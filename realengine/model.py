@@ -8,6 +8,7 @@ class is one rank of a tensor-parallel group: its weights are a `shard`, and two
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 from torch.nn.functional import embedding
@@ -21,6 +22,8 @@ from realengine.projection import DenseProjection, Fp8Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
+
+_PIECE_ROWS = 4
 
 
 class Layer:
@@ -78,6 +81,18 @@ class Model:
         self._head = DenseProjection(_share_of_head(head, self._collective))
         self._norm = take("model.norm.weight")
         self.rope = Rope(spec, spec.max_positions, device)
+
+    def piece(self) -> Callable[[], object]:
+        """A fixed piece of a step's work, whatever its requests: the MLP of one layer, the next one at each call."""
+        rows = self._embedding[:_PIECE_ROWS]
+        layers = cycle(self._layers)
+
+        @torch.inference_mode()
+        def run() -> torch.Tensor:
+            layer = next(layers)
+            return layer.down(self.ops.silu_mul(layer.gate_up(rows)))
+
+        return run
 
     def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
         """Logits `[S, vocab]` of the batch's sampled tokens; writes this step's keys and values into `kv`.

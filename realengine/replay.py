@@ -102,6 +102,7 @@ def record(
     writer = RecordingWriter(out, run, workload=offered, overwrite=overwrite)
     try:
         engine.reset()
+        engine.watch_speed()
         before = canary(engine)
         replay = _Replay(engine, offered, writer, progress)
         status = replay.run()
@@ -276,6 +277,8 @@ class _Replay:
             "row_tokens": [row.tokens for row in step.rows],
             "preempted_ids": [request.id for request in plan.preempted],
             "stopped_ids": step.stopped,
+            "thread_ns": step.thread_ns,
+            "speed": step.speed,
         }
 
     def _write_request(self, life: _Life, status: str, finish_ns: int | None) -> None:

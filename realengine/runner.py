@@ -24,6 +24,7 @@ from realengine.layer_ops import LayerOps, TorchOps
 from realengine.model import Model
 from realengine.op_times import COLLECTIVES, Timed
 from realengine.shard import shard_spec, shard_state
+from realengine.speed import Speed
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -47,7 +48,10 @@ class _HostBuffer(NamedTuple):
 
 class Launched:
     """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`; where steps are not timed,
-    all are that of the wait's end."""
+    all are that of the wait's end.
+
+    speed  how fast the device was before and after it, on average; None where it is not looked at
+    """
 
     def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool) -> None:
         self.layout = layout
@@ -55,6 +59,7 @@ class Launched:
         self.pending: Pending | None = None
         self.marks: list[Mark] = []
         self.times: Timed | None = None
+        self.speed: float | None = None
         self._tokens = tokens
         self._seen_ns = 0
 
@@ -81,6 +86,12 @@ class Launched:
     def end_ns(self) -> int:
         return self._passed(2)
 
+    @property
+    def thread_ns(self) -> int | None:
+        """CPU time of the thread that computed it; None where the CPU does not, or steps are not timed."""
+        began, *_, ended = (mark.thread_ns for mark in self.marks) if self.marks else (None, None)
+        return None if began is None or ended is None else ended - began
+
     def _passed(self, mark: int) -> int:
         return self.marks[mark].ns() if self.marks else self._seen_ns
 
@@ -105,6 +116,8 @@ class ModelRunner:
         self.attention = find_attention(deployment, self.spec, self.device)
         self._timing = False
         self._stamping = True
+        self._speed: Speed | None = None
+        self._speed_before: float | None = None
         self._times: Timed | None = None  # of the step that the device is at
         self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
         need, free = self._weight_bytes(files), self.device.memory().free
@@ -199,6 +212,11 @@ class ModelRunner:
         """From now on, time every operation of a step; no graphs then."""
         self._timing = True
 
+    def watch_speed(self) -> None:
+        """From now on, look between steps how fast the device is, which takes up to 2 % of the time."""
+        if self._speed is None:
+            self._speed = self.device.speed(self.model.piece())
+
     def time_steps(self, timed: bool) -> None:
         """Whether steps are timed on the device, as they are unless this is called: to measure what that costs."""
         self._stamping = timed
@@ -245,6 +263,10 @@ class ModelRunner:
                     self._last_tokens[batch.seats.long()] = tokens
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
             self._mark(launched)
+            if self._speed is not None:
+                after = self._speed()
+                launched.speed = _mean(self._speed_before, after)
+                self._speed_before = after
 
         with self._memory_for("step"):
             launched.pending = self.device.submit(work)
@@ -332,6 +354,10 @@ class ModelRunner:
             self.device.synchronize()
         self.release_graphs()
         self.device.close()
+
+
+def _mean(before: float | None, after: float | None) -> float | None:
+    return after if before is None or after is None else (before + after) / 2
 
 
 class _OutOfMemory:

@@ -111,7 +111,18 @@ class _Life:
         self.transfer_ns: int | None = None
 
 
-_MEASURED_ONLY = ("schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns")
+_MEASURED_ONLY = (
+    "schedule_ns",
+    "prepare_ns",
+    "launch_ns",
+    "host_ns",
+    "forward_ns",
+    "sample_ns",
+    "graph",
+    "op_ns",
+    "thread_ns",
+    "speed",
+)
 _REQUEST_COLUMNS = [column.name for column in REQUESTS]
 _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 

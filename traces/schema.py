@@ -134,6 +134,19 @@ STEPS = (
     ),
     _aggregate("draft_tokens"),  # columns are only ever added at the end
     Column("stages_ns", pa.list_(_I64), "ns", "time that each pipeline stage worked on it; null without stages"),
+    Column(
+        "thread_ns",
+        _I64,
+        "ns",
+        "CPU time of the thread that computed the step, from `start_ns` to `end_ns`; null where the CPU does not",
+    ),
+    Column(
+        "speed",
+        pa.float64(),
+        "",
+        "how fast the machine was around the step: on the CPU, how often a fixed piece of the engine's work fits into "
+        "1 ms of its thread; on a GPU, its clock over its highest; null if not looked at",
+    ),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

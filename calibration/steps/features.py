@@ -87,6 +87,8 @@ class MeasuredSteps:
 
     step, cpu        features `[steps, len(STEP_FEATURES)]` and `[steps, len(CPU_FEATURES)]`
     step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it
+    own_ns           of step_ns, CPU time of the thread that computed it `[steps]`; all of it where that is not recorded
+    speed            of the machine around the step, as recorded `[steps]`; 1 where it is not
     sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
     regime           index into REGIMES `[steps]`
     recording        which of the recordings a step is of `[steps]`
@@ -100,6 +102,8 @@ class MeasuredSteps:
         self.cpu: Floats = np.concatenate([p.cpu for p in parts])
         self.step_ns: Floats = np.concatenate([p.step_ns for p in parts])
         self.cpu_ns: Floats = np.concatenate([p.cpu_ns for p in parts])
+        self.own_ns: Floats = np.concatenate([p.own_ns for p in parts])
+        self.speed: Floats = np.concatenate([p.speed for p in parts])
         self.sample_ns: Floats = np.concatenate([p.sample_ns for p in parts])
         self.regime: NDArray[np.int64] = np.concatenate([p.regime for p in parts])
         self.recording: NDArray[np.int64] = np.repeat(np.arange(len(parts)), [len(p.step_ns) for p in parts])
@@ -113,6 +117,8 @@ class _Measured:
 
     def __init__(self, table: pa.Table, idle_ns: int) -> None:
         def column(name: str) -> Floats:
+            if name not in table.column_names:  # of a recording that is older than the column
+                return np.full(table.num_rows, np.nan)
             return table.column(name).to_numpy().astype(np.float64)
 
         sizes = recorded_sizes(table)
@@ -120,9 +126,12 @@ class _Measured:
         self.regime = regimes(sizes)
         start, end, plan = column("start_ns"), column("end_ns"), column("plan_ns")
         self.step_ns = end - start
+        own, speed = column("thread_ns"), column("speed")
+        self.own_ns = np.where(np.isnan(own), self.step_ns, own)
+        self.speed = np.where(np.isnan(speed), 1.0, speed)
         self.sample_ns = column("sample_ns")
         before = np.concatenate(([np.nan], end[:-1]))
         idle = np.concatenate(([True], plan[1:] - end[:-1] > idle_ns))
-        host = column("host_ns") if "host_ns" in table.column_names else np.full_like(start, np.nan)
+        host = column("host_ns")
         between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
         self.cpu_ns = np.where(np.isnan(host), between, host)

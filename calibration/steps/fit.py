@@ -1,13 +1,16 @@
 """Fitting a calibration to measured steps.
 
 Prices are non-negative least squares on relative errors (each step weighs 1 / its time, so a decode step counts as
-much as a long prefill), with outliers weighed down as Huber does: a step that the machine interrupted says
-nothing about the model. Every fifth stretch of steps is held out and only scored.
+much as a long prefill), with outliers weighed down as Huber does. They are fitted to the CPU time of the engine's
+thread at the machine's median speed, where that is recorded, and then raised by the share of time that others took:
+so the prices are those of a usual moment, and the weather is known beside them. Every fifth stretch of steps is held
+out and only scored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -19,6 +22,7 @@ from scipy.stats import t as student
 
 from calibration.steps.features import CPU_FEATURES, REGIMES, SAMPLING, STEP_FEATURES, Floats, MeasuredSteps
 from calibration.steps.step_cost import Calibration, Residuals
+from calibration.steps.weather import Weather
 from serving.errors import UserError
 
 _STRETCH = 20  # steps in a row that are held out together: neighbours are alike
@@ -27,6 +31,7 @@ _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
 _COVERAGE = 0.9
+_EXPONENTS = tuple(n / 10 for n in range(16))
 _LEAST_PARTS = 5  # recordings to leave out in turn; fewer are cut into so many stretches
 
 
@@ -43,7 +48,7 @@ def fit(
     if len(steps) < _LEAST_STEPS:
         raise UserError("steps", len(steps), f"calibration needs at least {_LEAST_STEPS} measured steps; run longer")
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
-    step_prices = _step_prices(steps, ~held_out)
+    step_prices, weather = _model(steps, ~held_out)
     timed = ~np.isnan(steps.cpu_ns)
     cpu_prices = _prices(steps.cpu[timed & ~held_out], steps.cpu_ns[timed & ~held_out])
     step_ps = {name: round(price * 1000) for name, price in zip(STEP_FEATURES, step_prices, strict=True)}
@@ -61,6 +66,7 @@ def fit(
         domain=_domain(steps, ~held_out),
         residuals=residuals(steps.regime[held_out], steps.step_ns[held_out], predicted[held_out]),
         interval=interval(steps),
+        weather=replace(weather, interval=interval(steps, same_weather=True)),
         noise=dict(noise),
         fitted_steps=int((~held_out).sum()),
     )
@@ -73,8 +79,10 @@ def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     return predicted
 
 
-def interval(steps: MeasuredSteps) -> tuple[float, float]:
+def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, float]:
     """Between which factors of the predicted time a whole run lies, 9 times out of 10.
+
+    With `same_weather` the prediction knows the weather of the run.
 
     Every recording in turn is predicted from the others: how far the total time of its steps is off is what one
     more run will be off by, as Student's t has it for so few of them. Errors of single steps average out over a run,
@@ -86,7 +94,10 @@ def interval(steps: MeasuredSteps) -> tuple[float, float]:
     logs = []
     for index in range(part[-1] + 1):
         mine = part == index
-        predicted = steps.step[mine] @ _step_prices(steps, ~mine)
+        prices, weather = _model(steps, ~mine)
+        predicted = steps.step[mine] @ prices
+        if same_weather:
+            predicted = predicted * weather.slowdown(steps)[mine]
         logs.append(np.log(steps.step_ns[mine].sum() / predicted.sum()))
     count = len(logs)
     reach = student.ppf((1 + _COVERAGE) / 2, count - 1) * np.std(logs, ddof=1) * np.sqrt(1 + 1 / count)
@@ -127,12 +138,29 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
     )
 
 
-def _step_prices(steps: MeasuredSteps, used: NDArray[np.bool_]) -> Floats:
-    """Prices of STEP_FEATURES: sampling from its own times where there are any, the rest from the rest."""
+def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weather]:
+    """Prices of STEP_FEATURES in the weather of the steps `used`, and that weather."""
+    taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
+    speed = float(np.median(steps.speed[used]))
+    best: tuple[float, Floats, Weather] | None = None
+    for exponent in _EXPONENTS if np.ptp(steps.speed[used]) else (0.0,):
+        weather = Weather(taken, speed, exponent)
+        own_ns = steps.own_ns / weather.slowness(steps)
+        prices = _step_prices(steps, own_ns, used)
+        error = float(np.abs(steps.step[used] @ prices / own_ns[used] - 1).mean())
+        if best is None or error < best[0]:
+            best = error, prices, weather
+    assert best is not None
+    return best[1] * taken, best[2]
+
+
+def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:
+    """Prices of STEP_FEATURES for `times_ns`: sampling from its share where it was timed, the rest from the rest."""
     if np.isnan(steps.sample_ns[used]).any():
-        return _prices(steps.step[used], steps.step_ns[used])
-    sampling = _prices(steps.step[used, SAMPLING], steps.sample_ns[used])
-    rest = _prices(np.delete(steps.step[used], SAMPLING, axis=1), steps.step_ns[used] - steps.sample_ns[used])
+        return _prices(steps.step[used], times_ns[used])
+    sample_ns = (steps.sample_ns * times_ns / steps.step_ns)[used]
+    sampling = _prices(steps.step[used, SAMPLING], sample_ns)
+    rest = _prices(np.delete(steps.step[used], SAMPLING, axis=1), times_ns[used] - sample_ns)
     return np.insert(rest, SAMPLING.start, sampling)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, cpu_features, step_features
+from calibration.steps.weather import Weather
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError, reason
 from serving.step_plan import StepPlan
@@ -45,6 +46,7 @@ class Calibration:
     domain                          smallest and largest measured value of each step feature, by regime
     residuals                       held-out error by regime
     interval                        factors of the predicted time between which 9 of 10 runs lie
+    weather                         what the prices contain of the machine's weather; None in an older calibration
     noise                           the canary's times and what else speaks about the machine's calm
     """
 
@@ -60,6 +62,7 @@ class Calibration:
     noise: Mapping[str, Any]
     fitted_steps: int
     interval: tuple[float, float] = (1.0, 1.0)
+    weather: Weather | None = None
     format: int = field(default=_FORMAT)
 
     def save(self, directory: Path) -> None:
@@ -91,6 +94,9 @@ class Calibration:
                 for name, r in data["residuals"].items()
             }
             data["interval"] = tuple(map(float, data["interval"]))
+            if (weather := data.get("weather")) is not None:
+                low, high = map(float, weather["interval"])
+                data["weather"] = Weather(**{**weather, "interval": (low, high)})
             calibration = cls(**data)
             missing = [f for f in STEP_FEATURES if f not in calibration.step_prices_ps]
             missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]

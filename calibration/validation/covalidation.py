@@ -3,13 +3,16 @@
 Rung 1, decisions: must be identical. Rung 2, steps: predicted against measured, by regime, on runs the calibration has
 not seen. Rung 3, the run: latencies and throughputs of the simulated run against the real ones, beside the *floor*:
 how far repeats of the real run are from each other. No simulator can be closer than that.
+
+Rungs 2 and 3 are climbed twice. Blind is what a planner gets. In the same weather the simulator is told how slow the
+machine was at each moment of the real run: what is left is the twin's own error.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -21,12 +24,11 @@ from calibration.steps.observed import ObservedPrices
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.bands import Band, bands, run_metrics
 from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
-from calibration.validation.disturbance import calibrated_deployment, disturbance
+from calibration.validation.disturbance import Disturbance, calibrated_deployment, disturbance
 from calibration.validation.report import (
     REPORT,
     RESIDUALS,
     Recordings,
-    Regime,
     Replay,
     Rungs,
     RunRow,
@@ -34,6 +36,7 @@ from calibration.validation.report import (
     StepRung,
     ValidationReport,
 )
+from calibration.validation.same_weather import InWeather, in_weather_of, known_weather
 from serving.errors import UserError
 from serving.whole_file import whole_file
 from sim.simulate import simulate_to
@@ -79,25 +82,32 @@ def covalidate(
     )
     simulated = RunMetrics.of(Recording.load(out / "simulated"))
     fast, slow = (run_metrics(runs[0].workload(), recorded_deployment(runs[0]), end) for end in cost.ends())
-    rows = _run_errors([RunMetrics.of(run) for run in runs], simulated, bands(simulated, fast, slow))
-    disturbed, told = disturbance([(runs, calibration)])
-    regimes = residuals(steps.regime, steps.step_ns, predicted)
-    inside = [row.low <= row.real <= row.high for row in rows]  # type: ignore[operator]
+    real_metrics = [RunMetrics.of(run) for run in runs]
+    rows = _run_errors(real_metrics, simulated, bands(simulated, fast, slow))
+    regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}
+    told = disturbance([(runs, calibration)])
+    if (weather := known_weather(runs, calibration)) is not None:
+        rows = _in_same_weather(rows, real_metrics, [in_weather_of(run, calibration, weather) for run in runs])
+        own_ns = predicted / weather.taken * weather.slowness(steps)
+        regimes["same_weather"] = residuals(steps.regime, steps.own_ns, own_ns)
+        told = Disturbance(False, weather.told(steps))
     report = ValidationReport(
         verdict=_verdict(rows, replay),
         created=created,
-        disturbed=disturbed,
-        disturbance=told,
+        disturbed=told.disturbed,
+        disturbance=told.told,
         hardware=json.loads(runs[0].run["hardware"] or "{}"),
         workload=runs[0].run["workload"],
         calibration=calibration.id,
         extrapolated_share=cost.extrapolated_share,
         rungs=Rungs(
             replay=Replay.model_validate(replay, from_attributes=True),
-            step=StepRung(
-                regimes={name: Regime.model_validate(of, from_attributes=True) for name, of in regimes.items()}
+            step=StepRung.model_validate(regimes, from_attributes=True),
+            run=RunRung(
+                rows=tuple(rows),
+                covered=_covered((row.low, row.real, row.high) for row in rows),
+                weather_covered=_covered((row.weather_low, row.real, row.weather_high) for row in rows),
             ),
-            run=RunRung(rows=tuple(rows), covered=sum(inside) / len(rows)),
         ),
         recordings=Recordings(real=tuple(_relative(path, out) for path in real), simulated="simulated"),
         set_aside=set_aside,
@@ -173,14 +183,61 @@ def _run_errors(
     return rows
 
 
+def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: Sequence[InWeather]) -> list[RunRow]:
+    """The rows with what came out in the weather of each real run. Two runs are as far apart as their errors are."""
+    measured = [_numbers(metrics) for metrics in real]
+    simulated = [_numbers(run.central) for run in same]
+    found = []
+    for row in rows:
+        key = row.metric, row.stat
+        values = [numbers[key] for numbers in simulated]
+        ratios = [run[key] / value for run, value in zip(measured, values, strict=True) if value]
+        ends = [run.band[row.metric][row.stat] for run in same]
+        told = {
+            "weather_simulated": mean(values),
+            "weather_error_pct": 100 * (mean(values) / row.real - 1) if row.real else None,
+            "weather_floor_pct": 100 * (max(ratios) - min(ratios)) / mean(ratios) if len(ratios) > 1 else None,
+            "weather_low": mean(low for low, _ in ends),
+            "weather_high": mean(high for _, high in ends),
+        }
+        found.append(row.model_copy(update=told))
+    return found
+
+
+def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]]) -> float | None:
+    """The share of them that lie between their ends; None where no ends are known."""
+    known = [[number for number in row if number is not None] for row in numbers]
+    inside = [row[0] <= row[1] <= row[2] for row in known if len(row) == 3]
+    return sum(inside) / len(inside) if inside else None
+
+
 def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
     """One sentence with the numbers a reader asks for first."""
-    parts = []
-    for metric, stat in (("ttft_ms", "p50"), ("tpot_ms", "p50"), ("e2e_ms", "p99")):
-        row = next(r for r in rows if (r.metric, r.stat) == (metric, stat))
-        floor = "" if row.floor_pct is None else f" (floor {row.floor_pct:.1f} %)"
-        parts.append(f"{metric.removesuffix('_ms').upper()} {stat} {row.error_pct:+.1f} %{floor}")
+    chosen = [next(r for r in rows if (r.metric, r.stat) == (metric, "p50")) for metric in LATENCIES]
+    told = _told([(row, row.error_pct, row.floor_pct) for row in chosen])
+    if chosen[0].weather_error_pct is not None:
+        same = _told([(row, row.weather_error_pct, row.weather_floor_pct) for row in chosen])
+        told = f"in the same weather {same}; blind {told}"
     decisions = (
         f"all {replay.steps} steps decided alike" if replay.exact else f"DECISIONS DIFFER at {replay.first_difference}"
     )
-    return f"{', '.join(parts)}; {decisions}"
+    return f"{told}; {decisions}"
+
+
+def _told(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
+    """Errors of statistics against their noise: those that are smaller say nothing, and are not told as figures."""
+    parts, within = [], []
+    for row, error_pct, floor_pct in errors:
+        name = f"{row.metric.removesuffix('_ms').upper()} {row.stat}"
+        if error_pct is None:
+            parts.append(f"{name} not known")
+        elif floor_pct is None:
+            parts.append(f"{name} {error_pct:+.1f} %")
+        elif abs(error_pct) > floor_pct:
+            parts.append(f"{name} {error_pct:+.1f} % (noise {floor_pct:.1f} %)")
+        else:
+            within.append((name, f"{floor_pct:.1f} %"))
+    if within:
+        names, noise = (" and ".join(filter(None, (", ".join(of[:-1]), of[-1]))) for of in zip(*within, strict=True))
+        parts.append(f"{names} within the noise of this machine ({noise})")
+    return ", ".join(parts)
