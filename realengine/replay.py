@@ -31,7 +31,7 @@ from traces.recording import RecordingWriter
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 _FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
 _LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
-_CANARY_REPEATS = 9
+_CANARY_REPEATS = 5
 
 
 @dataclass(slots=True)

@@ -48,12 +48,8 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
 
 
-def covalidate(
-    real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str, set_aside: str = ""
-) -> ValidationReport:
+def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str) -> ValidationReport:
     """Hold a simulation against recordings of the same workload on the real engine.
-
-    `set_aside` says, in a clause, which recordings were made and are not used; empty when there are none.
 
     Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError when
     the recordings are not of one workload and deployment, or not of the calibrated deployment.
@@ -110,7 +106,6 @@ def covalidate(
             ),
         ),
         recordings=Recordings(real=tuple(_relative(path, out) for path in real), simulated="simulated"),
-        set_aside=set_aside,
     )
     pq.write_table(step_residuals_table(steps, predicted), out / RESIDUALS)
     with whole_file(out / REPORT) as file:

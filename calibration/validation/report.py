@@ -140,7 +140,6 @@ class ValidationReport(Document):
     extrapolated_share: Number = fact("of the simulated steps, outside what was measured", "fraction", default=None)
     rungs: Rungs = fact("the ladder", default=Rungs())
     recordings: Recordings = fact("where the runs lie", default=Recordings())
-    set_aside: str = fact("which recordings were made and are not used, in a clause", default="")
 
     @property
     def rows(self) -> tuple[RunRow, ...]:
@@ -225,8 +224,6 @@ def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
             yield Text(f"\nrung 5, bands: {100 * run.covered:.0f} % of the real numbers lie in their 90 % band{same}")
     if report.extrapolated_share:
         yield Text(f"extrapolated: {100 * report.extrapolated_share:.1f} % of the simulated steps were not measured")
-    if report.set_aside:
-        yield Text(report.set_aside)
     if report.disturbed:
         yield Text.assemble(("DISTURBED", "bold yellow"), f": {report.disturbance}; take these errors with care")
     elif report.disturbance:
@@ -263,7 +260,7 @@ def _run(rows: tuple[RunRow, ...]) -> Table:
     weather = any(row.weather_error_pct is not None for row in rows)
     headings = ["real", "error %", "noise %", "90 % band"]
     if weather:
-        headings = ["real", "blind %", "noise %", "weather %", "noise %", "90 % band"]
+        headings = ["real", "blind %", "noise", "same %", "noise", "90 % band"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -279,7 +276,7 @@ def _run(rows: tuple[RunRow, ...]) -> Table:
             f"[yellow]{band}[/]" if row.covered is False else band,
         )
     if weather:
-        table.caption = "blind: as predicted; weather: told how slow the machine was, and nothing else of the real run"
+        table.caption = "blind: as predicted. same: in the same weather, told only how slow the machine was."
         table.caption_justify = "left"
     return table
 

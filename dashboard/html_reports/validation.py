@@ -21,7 +21,6 @@ from dashboard.html_reports.document import (
     warning,
 )
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.prose import sentence
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain import domain
@@ -52,7 +51,6 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
         badge(of_report(report)),
         paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
         warning(disturbance(report)) if report.disturbed else "",
-        *([paragraph(sentence(report.set_aside), soft=True)] if report.set_aside else ()),
         heading("The ladder"),
         table(
             [

@@ -18,7 +18,7 @@ from dashboard.library import RECORDING, find
 from dashboard.loading import COMPARED, compared_values
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
-from dashboard.prose import literal, sentence
+from dashboard.prose import literal
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
@@ -111,8 +111,6 @@ def _verdict(report: ValidationReport) -> None:
     ]
     badge(of_report(report))
     st.caption(" · ".join(fact for fact in facts if fact))
-    if report.set_aside:
-        st.caption(literal(sentence(report.set_aside)))
     if told := disturbance(report):
         st.warning(literal(told), icon=":material/warning:")
 

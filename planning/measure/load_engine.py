@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
-    """An engine, warmed up unless its times do not matter; `say` is told how its memory is used.
+    """An engine, warmed up unless its times do not matter. On a CPU it computes in the faster type if none is stated.
+
+    `say` is told how its memory is used, and of the type if it is not the usual one.
 
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
@@ -26,8 +28,12 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
     except ImportError:
         raise UserError("torch", "not installed", "pip install 'tokentwin[engine]'") from None
     from realengine.engine import Engine
+    from realengine.fast_dtype import with_fast_dtype
     from realengine.weights import load_model_files
 
+    deployment, chosen = with_fast_dtype(deployment)
+    if chosen:
+        say(chosen)
     engine = Engine(deployment, load_model_files(deployment.model, home()))
     if engine.memory_report:
         say(engine.memory_report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import click
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
     from realengine.replay import Replayed
     from serving.workload import Workload
 
-DEMO_TRACE = {
-    "name": "demo",
-    "seed": 1,
-    "arrivals": {"kind": "gamma", "rate": 2.2, "cv": 1.3},
-    "prompt": {"kind": "lognormal", "mean": 70, "sigma": 0.7, "max": 400},
-    "output": {"kind": "lognormal", "mean": 22, "sigma": 0.6, "max": 96},
-    "system_prompts": {"count": 2, "tokens": {"kind": "fixed", "tokens": 48}},
-}
 DEMO_SCHEDULER = {
     "max_num_seqs": 16,
     "max_num_batched_tokens": 256,
@@ -34,32 +27,25 @@ DEMO_SCHEDULER = {
 @click.command()
 @click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Where everything goes.")
 @click.option("--model", help="A model folder or random:FAMILY instead of SmolLM2.")
-@click.option("--requests", default=60, show_default=True, type=click.IntRange(min=10), help="Length of the trace.")
-@click.option("--seconds", default=45.0, show_default=True, type=Finite(min=5), help="Time to calibrate.")
+@click.option("--minutes", default=3.0, show_default=True, type=Finite(min=0.1), help="How long it may take, about.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
-@click.option(
-    "--patience",
-    default=120.0,
-    show_default=True,
-    type=Finite(min=0),
-    help="Most seconds to wait for a calm machine and to repeat disturbed recordings.",
-)
-def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int, patience: float) -> None:
+def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
     """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.
 
-    Calibration traces and real runs take turns, so that both see the same machine. While a fixed reference step, the
-    canary, says that something else uses it, they wait; those that were disturbed all the same are made again, and the
-    report says so. Replaces an earlier demo.
+    The traffic is as much as this machine can serve in --minutes. Calibration traces and real runs take turns, so that
+    both see the same machine. Replaces an earlier demo.
     """
+    began = perf_counter()
+
+    from calibration.steps.design import Pace
     from calibration.validation.covalidation import covalidate
-    from planning.measure.calibration_runs import fit_recordings, measure
-    from planning.measure.calm_recordings import CalmRecordings
+    from planning.measure.calibration_runs import fit_recordings, measure, pace_of
+    from planning.measure.demo_size import LOAD, demo_size
     from planning.measure.load_engine import load_engine
     from planning.measure.whole_run import record_whole
     from serving.deployments.config import Deployment, parse
     from serving.document import print_document
     from serving.errors import UserError
-    from tokentwin.commands.calibrate import print_calibration
     from tokentwin.commands.validate import DECISIONS_DIFFER
     from traces.synth import parse_spec, synthesise
     from traces.writer import write_workload
@@ -67,44 +53,48 @@ def demo(out: str, model: str | None, requests: int, seconds: float, repeats: in
     directory = Path(out)
     model = model or _model()
     deployment = parse(Deployment, {"model": model, "scheduler": DEMO_SCHEDULER}, where="demo")
-    workload = synthesise(parse_spec({**DEMO_TRACE, "requests": requests}, where="demo"))
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError("out", out, f"cannot be made: {error.strerror}; choose another directory") from None
     engine = load_engine(deployment, partial(click.echo, err=True))
+    pace, rows = Pace(*pace_of(engine)), DEMO_SCHEDULER["max_num_seqs"] // 2
+    size = demo_size(pace, rows, 60 * minutes - (perf_counter() - began), repeats)
+    workload = synthesise(parse_spec(size.trace(), where="demo"))
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)
-    click.echo(f"engine: {model}, {deployment.dtype}, {deployment.threads} CPU thread; {requests} requests")
-
-    from realengine.replay import canary  # not before the engine is loaded, which says what torch's threads do
+    click.echo(
+        f"{model} in {engine.deployment.dtype} on one thread: {pace.decode_step_ns / 1e6:.0f} ms for a step of {rows} "
+        f"decodes, {pace.prompt_token_ns / 1e6:.1f} ms for a prompt token.\n"
+        f"So {size.requests} requests at {size.rate:g} a second, {100 * LOAD:.0f} % of what it can do: {repeats} real "
+        f"runs of about {size.run_s:.0f} s, and {size.calibration_s:.0f} s of calibration."
+    )
 
     def record(offered: Workload, path: Path) -> Replayed:
         return record_whole(offered, engine, path, overwrite=True)
 
-    calm = CalmRecordings(record, lambda: canary(engine), patience, click.echo)
     real: list[Path] = []
     measured: list[Path] = []
 
     def real_run() -> None:
         target = directory / f"real-{len(real) + 1}"
-        done = calm.record(workload, target)
+        done = record(workload, target)
         click.echo(f"real run {len(real) + 1}: {done.finished} requests in {done.duration_ns / 1e9:.1f} s")
         real.append(target)
 
-    for path in measure(engine, directory / "calibration", seconds, calm.record):
+    for path in measure(engine, directory / "calibration", size.calibration_s, record):
         click.echo(f"measured {path.name}")
         measured.append(path)
         if len(real) < repeats:
             real_run()
     while len(real) < repeats:
         real_run()
-    calm.repeat_disturbed()
     calibration = fit_recordings(measured, directory / "calibration")
-    print_calibration(calibration)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    report = covalidate(real, calibration, directory / "validation", created, calm.set_aside())
+    report = covalidate(real, calibration, directory / "validation", created)
     print_document(report)
-    click.echo(f"\nLook at it: tokentwin dashboard {directory}")
+    calibrated = f"--trace {directory}/trace.parquet -c {directory}/calibration"
+    click.echo(f"\nLook at it:    tokentwin dashboard {directory}")
+    click.echo(f"Try a policy:  tokentwin compare {calibrated} --b policy=fair")
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
 

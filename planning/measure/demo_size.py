@@ -1,0 +1,56 @@
+"""How much a demo can do in the time there is, on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from calibration.steps.design import Pace
+
+LOAD = 0.6  # of what the engine can do: above, its queue would be most of every latency
+_PROMPT, _OUTPUT, _SYSTEM = 70, 22, 48  # mean tokens, and those of a system prompt
+_LEAST_REQUESTS, _MOST_REQUESTS = 30, 200
+_SHORTER = (1.0, 0.7, 0.5, 0.35)  # requests, where a slow machine would finish too few of them
+_CALIBRATION, _RUNS = 0.35, 0.5  # of the time; the rest is for the canaries, the fit and the simulations
+
+
+@dataclass(frozen=True)
+class DemoSize:
+    """`requests` with mean lengths `prompt` and `output`, at `rate` a second; and how long to calibrate."""
+
+    requests: int
+    rate: float
+    prompt: float
+    output: float
+    calibration_s: float
+
+    @property
+    def run_s(self) -> float:
+        """How long the requests of one run take to arrive."""
+        return self.requests / self.rate
+
+    def trace(self) -> dict[str, Any]:
+        """The specification of the workload."""
+        return {
+            "name": "demo",
+            "seed": 1,
+            "requests": self.requests,
+            "arrivals": {"kind": "gamma", "rate": self.rate, "cv": 1.3},
+            "prompt": {"kind": "lognormal", "mean": self.prompt, "sigma": 0.7, "max": 400},
+            "output": {"kind": "lognormal", "mean": self.output, "sigma": 0.6, "max": 96},
+            "system_prompts": {"count": 2, "tokens": {"kind": "fixed", "tokens": _SYSTEM}},
+        }
+
+
+def demo_size(pace: Pace, rows: int, seconds: float, runs: int) -> DemoSize:
+    """What takes about `seconds` in all with so many `runs`, on an engine of this `pace` at `rows` decode rows."""
+    run_s = _RUNS * seconds / runs
+    for shorter in _SHORTER:
+        prompt, output = shorter * _PROMPT, shorter * _OUTPUT
+        request_ns = (prompt + _SYSTEM / 2) * pace.prompt_token_ns + output * pace.decode_step_ns / rows
+        rate = float(f"{LOAD * 1e9 / request_ns:.2g}")
+        requests = round(rate * run_s)
+        if requests >= _LEAST_REQUESTS:
+            break
+    requests = min(max(requests, 10), _MOST_REQUESTS)
+    return DemoSize(requests, rate, round(prompt), round(output), _CALIBRATION * seconds)
