@@ -121,13 +121,11 @@ def test_a_disturbed_run_says_so(tmp_path, samples):
     content = report(samples, disturbed=True)
     content["rungs"]["replay"] |= {"identical": 1200, "first_difference": "step 1201: 64 tokens, not 48"}
     content["extrapolated_share"] = 0.042
-    content["set_aside"] = "2 of 7 recordings were set aside"
     write_report(tmp_path / "validation", content)
     app = trust(tmp_path)
     assert "badge[:material/help: unknown]" in text(app)
     assert "canary steps drifted by 31 %" in app.warning[0].value
     assert ":gray[:material/help:] **9 of 14** figures within the real noise, on a disturbed machine" in text(app)
-    assert "2 of 7 recordings were set aside." in text(app)
     assert "**1,200 of 1,234** steps identical" in text(app)
     assert "step 1201" in text(app)
 
