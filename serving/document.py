@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from serving.deployments.config import parse
 from serving.errors import UserError
@@ -29,6 +29,14 @@ def _none_if_infinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {name: _rounded(of) for name, of in value.items()}
+    return tuple(map(_rounded, value)) if type(value) is tuple else value
+
+
 Number = Annotated[float | None, BeforeValidator(_none_if_infinite)]  # None for what no number says: JSON has no NaN
 
 
@@ -43,9 +51,17 @@ def metric_fact(name: str) -> Any:
 
 
 class Part(BaseModel):
-    """A part of a document: frozen, and every number of it finite."""
+    """A part of a document: frozen, and every number of it finite, to twelve significant digits.
+
+    The digits beyond depend on the CPU: on which of its vector units sums were made.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _to_twelve_digits(cls, value: Any) -> Any:
+        return _rounded(value)
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON, for scripts and to be read again."""

@@ -254,15 +254,13 @@ def _run(rows: tuple[RunRow, ...]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("stat", no_wrap=True)
     weather = any(row.weather_error_pct is not None for row in rows)
-    headings = ["real", "error %", "noise %", "90 % band"]
-    if weather:
-        headings = ["real", "blind %", "noise", "same %", "noise", "90 % band"]
-    for heading in headings:
+    for heading in ["real", "blind %", "noise", "same %", "noise"] if weather else ["real", "error %", "noise"]:
         table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("90 % band", justify="right")
     for row in rows:
         band = "-" if row.low is None or row.high is None else f"{_shown(row.low)}–{_shown(row.high)}"
         same = (_number(row.weather_error_pct, "+.1f"), _number(row.weather_floor_pct, ".1f")) if weather else ()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -395,6 +398,17 @@ def test_the_bundled_pair_is_what_its_answer_says() -> None:
     assert read({**found, "asked": known["asked"]}) == read(known)
     assert {found[side]["clock"] for side in "ab"} == {"wall"}
     assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
+
+
+def test_nor_does_it_depend_on_the_cpu() -> None:
+    """The same again on a CPU without this one's vector units, as far as numpy is concerned."""
+    units = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    again = f"{__file__}::{test_the_bundled_pair_is_what_its_answer_says.__name__}"
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(units)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", again], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_ones_own_recordings_come_before_the_bundled_pair(tmp_path: Path, started: list[Job]) -> None:
