@@ -32,8 +32,6 @@ def _none_if_infinite(value: Any) -> Any:
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.12g}")
-    if isinstance(value, dict):
-        return {name: _rounded(of) for name, of in value.items()}
     return tuple(map(_rounded, value)) if type(value) is tuple else value
 
 
