@@ -67,25 +67,26 @@ def canary(engine: Engine) -> int:
     return int(median(engine.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
 
 
+def at_once(workload: Workload) -> Workload:
+    """The same requests, all offered at the start: saturation."""
+    return replace(workload, requests=[replace(request, arrival_ns=0) for request in workload.requests])
+
+
 def record(
     workload: Workload,
     engine: Engine,
     out: str | Path,
     *,
     seed: int = 0,
-    virtual_arrivals: bool = False,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Replayed:
     """Replay `workload` and write a recording to `out`.
 
-    `virtual_arrivals` offers everything at once (saturation). `progress` is called with the number of requests
-    that have ended. Ctrl-C ends the run and writes what there is.
+    `progress` is called with the number of requests that have ended. Ctrl-C ends the run and writes what there is.
     """
     requests = list(workload.requests)
-    if virtual_arrivals:
-        requests = [replace(request, arrival_ns=0) for request in requests]
-    offered = Workload(requests, workload.name, workload.concurrency, workload.shares_prefixes)
+    offered = replace(workload, requests=requests)
     deployment = engine.deployment
     run = {
         "run_id": Path(out).name,

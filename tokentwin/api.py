@@ -199,7 +199,7 @@ def calibrate(
 
     deployment  what to measure, or what wrote the `iterations`
     out         directory of the calibration and the recordings; by default a temporary one, kept until Python ends
-    request     more fields of `planning.measure.request.CalibrateRequest`: `seconds` to measure; or `recordings`, or
+    request     more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
                 `iterations` with `gpu`, or `case` with `data`, which are read instead
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements that nothing can be

@@ -24,7 +24,7 @@ from calibration.steps.observed import ObservedPrices
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.bands import Band, bands, run_metrics
 from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
-from calibration.validation.disturbance import Disturbance, calibrated_deployment, disturbance
+from calibration.validation.disturbance import calibrated_deployment, disturbance
 from calibration.validation.report import (
     REPORT,
     RESIDUALS,
@@ -81,12 +81,11 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     real_metrics = [RunMetrics.of(run) for run in runs]
     rows = _run_errors(real_metrics, simulated, bands(simulated, fast, slow))
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}
-    told = disturbance([(runs, calibration)])
     if (weather := known_weather(runs, calibration)) is not None:
         rows = _in_same_weather(rows, real_metrics, [in_weather_of(run, calibration, weather) for run in runs])
         own_ns = predicted / weather.taken * weather.slowness(steps)
         regimes["same_weather"] = residuals(steps.regime, steps.own_ns, own_ns)
-        told = Disturbance(False, weather.told(steps))
+    told = disturbance([(runs, calibration)])
     report = ValidationReport(
         verdict=_verdict(rows, replay),
         created=created,

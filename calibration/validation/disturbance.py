@@ -1,7 +1,9 @@
 """Whether the machine was calm while the real engine was recorded.
 
-Two signs: the canary, a fixed reference step timed before and after every run, took as long each time; and few steps
-took much longer than a calibration of this engine predicts. Errors of a disturbed run are partly the machine's.
+Where the recordings tell the machine's weather, no run counts as disturbed: it is simulated in its own weather. Of
+others there are two signs: the canary, a fixed reference step timed before and after every run, took as long each time;
+and few steps took much longer than a calibration of this engine predicts. Errors of a disturbed run are partly the
+machine's.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import predict
 from calibration.steps.step_cost import Calibration
+from calibration.steps.weather import Weather
 from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.same_weather import known_weather
 from serving.canary import CALM_DRIFT, canary_rows
 from serving.deployments.config import Deployment, parse
 from traces.recording import Recording
@@ -36,9 +40,13 @@ class Disturbance(NamedTuple):
 
 def disturbance(sides: Sequence[Side]) -> Disturbance:
     """Of recordings of the real engine that were made together, each side with its calibration if there is one."""
+    steps = [run.steps for runs, _ in sides for run in runs if run.steps.num_rows]
+    weathers = [calibration and known_weather(runs, calibration) for runs, calibration in sides]
+    if steps and all(weathers):
+        return Disturbance(False, cast(Weather, weathers[0]).told(MeasuredSteps(steps)))
     drift, canary = _canary_drift(sides)
-    held_up, steps = _held_up(sides)
-    return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, steps))))
+    held_up, slow = _held_up(sides)
+    return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, slow))))
 
 
 def calibrated_deployment(calibration: Calibration) -> Deployment:

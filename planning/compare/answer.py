@@ -39,16 +39,19 @@ def comparison_document(
     disturbance: Disturbance | None = None,
     simulated: Compared | None = None,
     ranked: Sequence[found.Ranked] = (),
+    same_weather: Compared | None = None,
 ) -> ComparisonDocument:
     """`asked` tells how to get it again: `{"command": ...}`, or the inputs of the page.
 
-    Of real runs there is a `disturbance` and, where they were `simulated`, too, whether its claims hold, row by row.
+    Of real runs there is a `disturbance` and, where they were `simulated`, too, whether its claims hold, row by row,
+    and what came out in the `same_weather`, if that is known.
     """
     return ComparisonDocument(
         **dict(of),
         disturbed=disturbance is not None and disturbance.disturbed,
         disturbance=disturbance.told if disturbance is not None else "",
         simulated=simulated,
+        same_weather=same_weather,
         ranking=None if simulated is None else tuple(Ranked.model_validate(r, from_attributes=True) for r in ranked),
         version=__version__,
         asked=dict(asked),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from planning.compare.comparison import compare as compare_pairs
 from planning.compare.document import ComparisonDocument, Side
 from planning.compare.recordings import recordings
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.compare.runs import calm, recorded_pairs, side_scenarios, simulated_pairs
+from planning.compare.runs import calm, in_weather, recorded_pairs, side_scenarios, simulated_pairs
 from planning.plan.candidates import long_enough
 from planning.progress import Tell, untold
 from serving.deployments.model_catalogue import models
@@ -70,7 +70,10 @@ def compare_recordings(
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
     simulated = _simulated(request, scenarios, untold)
-    return _document(request, asked, names, _recorded(request, sides, [made[0] for made in scenarios]), simulated)
+    firsts = [made[0] for made in scenarios]
+    same = in_weather(sides, firsts)
+    found = _recorded(request, sides, firsts)
+    return _document(request, asked, names, found, simulated, same and _simulated(request, same, untold))
 
 
 def compare_on_engine(
@@ -81,30 +84,41 @@ def compare_on_engine(
     overwrite: bool = False,
     asked: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
+    minutes: float | None = None,
     say: Callable[[str], None] = lambda line: None,
     tell: Tell = untold,
 ) -> ComparisonDocument:
     """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
 
-    `say` is told which run is made; `asked` and `names` are as for `compare`. Raises UserError for a fleet, which is
-    more than one engine.
+    With `minutes` only the first requests that fit into so long, all runs together. `say` is told how long it will
+    take and which run is made; `asked` and `names` are as for `compare`. Raises UserError for a fleet, which is more
+    than one engine.
     """
     from planning.measure.load_engine import load_engine
+    from planning.measure.run_estimate import fitting
     from planning.measure.whole_run import record_whole
 
     scenarios = _scenarios(request)
-    simulated = _simulated(request, scenarios, tell)
-    firsts = [made[0] for made in scenarios]
-    for scenario in firsts:
+    for scenario, *_ in scenarios:
         if scenario.engines != 1 or scenario.deployment.fleet is not None:
             raise UserError("engine", scenario.engines, "is one engine; compare fleets without --engine")
+    with closing(load_engine(scenarios[0][0].deployment, say)) as engine:
+        each = None if minutes is None else minutes / (2 * repeats)
+        offered = fitting(
+            scenarios[0][0].workload, engine, each, lambda line: say(f"each of {2 * repeats} runs, {line}")
+        )
+    scenarios = [[replace(first, workload=offered), *others] for first, *others in scenarios]
+    simulated = _simulated(request, scenarios, tell)
+    firsts = [made[0] for made in scenarios]
     for number in range(1, repeats + 1):
         for name, scenario in sorted(zip("ab", firsts, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
             say(f"real run {number} of {repeats} of {name.upper()}")
             with closing(load_engine(scenario.deployment, say)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
     sides = [recordings(name.upper(), out / name) for name in "ab"]
-    return _document(request, asked, names, _recorded(request, sides, firsts), simulated)
+    same = in_weather(sides, firsts)
+    found = _recorded(request, sides, firsts)
+    return _document(request, asked, names, found, simulated, same and _simulated(request, same, untold))
 
 
 def _document(
@@ -113,8 +127,12 @@ def _document(
     names: Sequence[str],
     found: _Found,
     simulated: _Found | None = None,
+    same_weather: _Found | None = None,
 ) -> ComparisonDocument:
-    """Of what was `found`, with the same runs `simulated` beside it, if they were, and whether those claims hold."""
+    """Of what was `found`, with the same runs `simulated` beside it, if they were, and whether those claims hold.
+
+    They may also have been simulated in the `same_weather`.
+    """
     sides = [side.model_copy(update={"name": name}) for side, name in zip(found.sides, names, strict=False)]
     of = compared(found.pairs, found.comparison, sides or found.sides)
     asked = request.as_json() if asked is None else asked
@@ -122,7 +140,8 @@ def _document(
         return comparison_document(of, asked, found.disturbance)
     beside = compared(simulated.pairs, simulated.comparison, simulated.sides)
     ranked = ranking(simulated.comparison, found.comparison)
-    return comparison_document(of, asked, found.disturbance, beside, ranked)
+    same = same_weather and compared(same_weather.pairs, same_weather.comparison, same_weather.sides)
+    return comparison_document(of, asked, found.disturbance, beside, ranked, same)
 
 
 def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:

@@ -130,6 +130,8 @@ class SimulatedError(Part):
     simulated: Number = fact("in the simulator", "the row's")
     real: Number = fact("on the real engine", "the row's")
     error: Number = fact("simulated against real, in percent of real; of a share in percentage points", "%")
+    weather_simulated: Number = fact("in the simulator, in the weather of the real runs", "the row's", default=None)
+    weather_error: Number = fact("that against real", "%", default=None)
 
 
 class Compared(Part):
@@ -158,6 +160,7 @@ class ComparisonDocument(Compared, Document):
     disturbed: bool = fact("whether the machine was disturbed while the real runs were recorded", default=False)
     disturbance: str = fact("what is known of that, in words; empty of simulated runs", default="")
     simulated: Compared | None = fact("the real runs, simulated", default=None)
+    same_weather: Compared | None = fact("the real runs, simulated in the weather of each", default=None)
     ranking: tuple[Ranked, ...] | None = fact("whether what is claimed of those holds in these", default=None)
     version: str = fact("of tokentwin", default="")
     asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
@@ -191,28 +194,43 @@ class ComparisonDocument(Compared, Document):
 
     def errors(self) -> list[SimulatedError]:
         """How far each number that was simulated is off the real one; none where nothing was simulated."""
-        return simulated_errors(self.simulated.rows, self.rows) if self.simulated else []
+        same = self.same_weather.rows if self.same_weather else ()
+        return simulated_errors(self.simulated.rows, self.rows, same) if self.simulated else []
 
     def report(self) -> Iterator[RenderableType]:
         """As `tokentwin compare` prints it."""
         return _comparison_report(self)
 
 
-def simulated_errors(simulated: Sequence[Row], real: Sequence[Row]) -> list[SimulatedError]:
+def simulated_errors(
+    simulated: Sequence[Row], real: Sequence[Row], same_weather: Sequence[Row] = ()
+) -> list[SimulatedError]:
     """Side by side, the rows that both have. There is no error where there is no number."""
-    known = {(row.metric, row.stat): row for row in simulated}
+    blind, same = ({(row.metric, row.stat): row for row in rows} for rows in (simulated, same_weather))
     found = []
     for row in real:
-        mine = known.get((row.metric, row.stat))
-        for side, predicted, value in (("A", mine.a, row.a), ("B", mine.b, row.b)) if mine else ():
-            whole = 1.0 if row.metric in SHARES else value
-            error = 100 * (predicted - value) / whole if predicted is not None and value is not None and whole else None
+        key = row.metric, row.stat
+        for side in "ab" if key in blind else "":
+            value, predicted = getattr(row, side), getattr(blind[key], side)
+            in_weather = getattr(same.get(key), side, None)
             found.append(
                 SimulatedError(
-                    metric=row.metric, stat=row.stat, side=side, simulated=predicted, real=value, error=error
+                    metric=row.metric,
+                    stat=row.stat,
+                    side=side.upper(),
+                    simulated=predicted,
+                    real=value,
+                    error=_error(row.metric, predicted, value),
+                    weather_simulated=in_weather,
+                    weather_error=_error(row.metric, in_weather, value),
                 )
             )
     return found
+
+
+def _error(metric: str, simulated: float | None, real: float | None) -> float | None:
+    whole = 1.0 if metric in SHARES else real
+    return 100 * (simulated - real) / whole if simulated is not None and real is not None and whole else None
 
 
 def furthest_off(errors: Sequence[SimulatedError]) -> SimulatedError | None:
@@ -251,7 +269,7 @@ def _comparison_report(document: ComparisonDocument) -> Iterator[RenderableType]
     if document.disturbed:
         yield Text.assemble(("DISTURBED", "bold yellow"), f": {document.disturbance}; take real times with care")
     elif document.disturbance:
-        yield Text(f"undisturbed: {document.disturbance}")
+        yield Text(f"weather: {document.disturbance}")
     if document.simulated is not None:
         yield from _errors(document.errors())
         yield from ranking_report(document.ranking or ())
@@ -297,11 +315,16 @@ def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
     """Both sides as simulated and as they were, and what is furthest off."""
     from rich.text import Text
 
-    table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, ("simulated", "real", "error %"))
+    weather = any(row.weather_error is not None for row in errors)
+    numbers = ("simulated", "real", "error %", *(("in its weather", "error %") if weather else ()))
+    table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, numbers)
     for row in errors:
-        shown = (_shown(row.simulated), _shown(row.real), _change(row.metric, row.error))
+        shown = [_shown(row.simulated), _shown(row.real), _change(row.metric, row.error)]
+        shown += [_shown(row.weather_simulated), _change(row.metric, row.weather_error)] if weather else []
         table.add_row(axis_of(row.metric), row.stat, row.side, *shown)
-    yield Text("\nsimulated against real")
+    yield Text(
+        "\nsimulated against real; in its weather: told how slow the machine was, and nothing else of the real run"
+    )
     yield table
     worst = furthest_off(errors)
     if worst is not None:

@@ -70,6 +70,28 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     return PairedRuns(of_a, of_b, bounds, closed)
 
 
+def in_weather(
+    sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario]
+) -> list[list[PricedScenario]] | None:
+    """What each recording was simulated as, one engine in the weather of that recording; None where it is not known."""
+    from dataclasses import replace
+
+    from calibration.steps.observed import pure
+    from calibration.steps.step_cost import StepCost
+    from calibration.validation.same_weather import known_weather, slowed_fleet
+
+    found = []
+    for side, scenario in zip(sides, scenarios, strict=False):
+        cost = pure(scenario.cost)
+        weather = known_weather(side, cost.calibration) if isinstance(cost, StepCost) else None
+        if weather is None:
+            return None
+        fleets = [slowed_fleet(recording, weather) for recording in side]
+        deployments = [scenario.deployment.model_copy(update={"fleet": fleet}) for fleet in fleets]
+        found.append([replace(scenario, deployment=deployment) for deployment in deployments])
+    return found or None
+
+
 def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario] = ()) -> Disturbance | None:
     """Whether the machine was calm while the real engine recorded `sides`; None where a side was simulated.
 

@@ -74,7 +74,8 @@ def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], N
             record_whole(workload, engine, path, overwrite)
             say(f"measured {path.name}")
 
-        return list(measure(engine, request.out, request.seconds, record))
+        say(f"calibrating for about {request.minutes:g} min")
+        return list(measure(engine, request.out, 60 * request.minutes, record))
 
 
 def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibration:

@@ -13,7 +13,7 @@ from serving.errors import UserError
 from traces.synth import SynthSpec
 
 # Which sources of a calibration each of the others is about; the first is the engine on this machine.
-_GOES_WITH = {"deployment": ("", "iterations"), "seconds": ("",), "gpu": ("iterations",), "data": ("case",)}
+_GOES_WITH = {"deployment": ("", "iterations"), "minutes": ("",), "gpu": ("iterations",), "data": ("case",)}
 
 
 class ValidateRequest(Offered):
@@ -24,6 +24,9 @@ class ValidateRequest(Offered):
         (), description="record this trace, or YAML specification, on the engine now, in place of REAL"
     )
     repeats: int = Field(2, ge=1, description="real runs of --trace")
+    minutes: float | None = Field(
+        None, gt=0, description="record only the first requests of --trace that fit into so long, all runs together"
+    )
     calibration: Path = Field(description="directory made by `tokentwin calibrate`")
     out: Path = Field(description="directory of the report")
 
@@ -31,7 +34,7 @@ class ValidateRequest(Offered):
     def _one_source(self) -> Self:
         if bool(self.real) == bool(self.traffic):
             raise UserError("real", list(map(str, self.real)), "give recordings, or --trace to record now, not both")
-        of_traffic = sorted(self.model_fields_set & {"repeats", "limit", "rate_scale", "window_s"})
+        of_traffic = sorted(self.model_fields_set & {"repeats", "minutes", "limit", "rate_scale", "window_s"})
         if self.real and of_traffic:
             raise UserError(of_traffic[0], getattr(self, of_traffic[0]), "goes with --trace")
         return self
@@ -42,7 +45,7 @@ class CalibrateRequest(Request):
 
     out: Path = Field(description="directory of the calibration")
     deployment: StatedDeployment | None = None
-    seconds: float = Field(60.0, ge=1, le=1e6, description="time to measure")
+    minutes: float = Field(1.0, ge=0.01, le=1e4, description="how long to measure, about")
     recordings: tuple[Path, ...] = Field((), description="fit these instead of measuring")
     iterations: Path | None = Field(None, description="learn an engine from a log of its iterations (CSV)")
     gpu: str | None = Field(None, description="with --from-iterations: the GPU that the engine ran on")

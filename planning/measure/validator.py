@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from planning.measure.load_engine import load_engine
 from planning.measure.request import ValidateRequest
+from planning.measure.run_estimate import fitting
 from planning.measure.whole_run import record_whole
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def _recorded(
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
     with closing(load_engine(calibrated_deployment(calibration), say)) as engine:
+        each = None if request.minutes is None else request.minutes / request.repeats
+        workload = fitting(workload, engine, each, say)
         for number, path in enumerate(paths, start=1):
             say(f"real run {number} of {request.repeats}")
             record_whole(workload, engine, path, overwrite)

@@ -49,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--sessions", "turns=2,think_ms=300",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    calibrated = tokentwin("calibrate", "-o", folder / "calibration", "--seconds", 6, "-d", folder / "deployment.yaml")
+    calibrated = tokentwin(
+        "calibrate", "-o", folder / "calibration", "--minutes", 0.1, "-d", folder / "deployment.yaml"
+    )
     assert calibrated.returncode == 0, calibrated.stderr
     assert "held-out" in calibrated.stdout
     benched = tokentwin("bench", folder / "trace.parquet", "-o", folder / "real", "-d", folder / "deployment.yaml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from planning.deployments import read_deployment
 from planning.traffic import Offered
 from tokentwin.deployment_options import deployment_options
+from tokentwin.finite import Finite
 from tokentwin.request_options import options_of, requested
 
 option = options_of(Offered)
@@ -22,6 +24,7 @@ option = options_of(Offered)
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
 @option("--window-s", type=float)
+@click.option("--minutes", type=Finite(min=0, min_open=True), help="Only the first requests that fit into so long.")
 @click.option("--virtual-arrivals", is_flag=True, help="Offer all requests at once, to measure saturation.")
 @click.option(
     "--time-operations", is_flag=True, help="Time every operation of every step; this is slower and uses no graphs."
@@ -30,6 +33,7 @@ option = options_of(Offered)
 @deployment_options
 def bench(
     out: str,
+    minutes: float | None,
     virtual_arrivals: bool,
     time_operations: bool,
     force: bool,
@@ -41,30 +45,27 @@ def bench(
     Requests are offered at their intended arrivals (or with the trace's own concurrency) and timed from there.
     Outputs have the trace's lengths: end-of-sequence is ignored. Ctrl-C writes what there is.
     """
+    from serving.errors import UserError
     from tokentwin.run_table import print_reasons
     from traces.recording import Recording
 
-    offered = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
-    deployment, workload = read_deployment(deployment_file, given), offered.workload()
+    asked = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
+    if (Path(out) / "runs.parquet").exists() and not force:
+        raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
+    deployment, workload = read_deployment(deployment_file, given), asked.workload()
 
     from planning.measure.load_engine import load_engine
+    from planning.measure.run_estimate import fitting
     from planning.progress import counting
-    from realengine.replay import record
+    from realengine.replay import at_once, record
 
-    with (
-        closing(load_engine(deployment, partial(click.echo, err=True))) as engine,
-        counting("replaying", len(list(workload.requests))) as advance,
-    ):
+    say = partial(click.echo, err=True)
+    with closing(load_engine(deployment, say)) as engine:
         if time_operations:
             engine.time_operations()
-        done = record(
-            workload,
-            engine,
-            out,
-            virtual_arrivals=virtual_arrivals,
-            overwrite=force,
-            progress=advance,
-        )
+        offered = fitting(at_once(workload) if virtual_arrivals else workload, engine, minutes, say)
+        with counting("replaying", len(list(offered.requests))) as advance:
+            done = record(offered, engine, out, overwrite=force, progress=advance)
     click.echo(
         f"{done.status}: {done.finished}/{done.requests} requests in {done.duration_ns / 1e9:.1f} s, recorded in {out}"
     )

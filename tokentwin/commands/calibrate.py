@@ -21,7 +21,7 @@ option = options_of(CalibrateRequest)
 
 @click.command()
 @option("--out", "-o", required=True, type=click.Path())
-@option("--seconds", type=float)
+@option("--minutes", type=float)
 @option("--from-recordings", "recordings", multiple=True, type=click.Path())
 @option("--from-iterations", "iterations", type=click.Path())
 @option("--from-case", "case", type=click.Path())

@@ -51,6 +51,9 @@ option = options_of(CompareRequest, Timing)
 @click.option(
     "--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="With --engine: real runs of each side."
 )
+@click.option(
+    "--minutes", type=Finite(min=0, min_open=True), help="With --engine: only the first requests that fit into so long."
+)
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory for the real recordings.")
 @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer in this file, as JSON.")
 @click.option("--force", is_flag=True, help="Replace recordings in OUT, or the file of --save.")
@@ -64,6 +67,7 @@ def compare(
     threshold: float | None,
     engine: bool,
     repeats: int,
+    minutes: float | None,
     out: Path | None,
     save: Path | None,
     force: bool,
@@ -106,8 +110,8 @@ def compare(
         raise UserError("trace", "none", "give --trace, which both sides are offered")
     if engine and out is None:
         raise UserError("out", "none", "give --out, where --engine records its runs")
-    if not engine and (out is not None or repeats > 1):
-        raise UserError("out/repeats", str(out or repeats), "goes with --engine")
+    if not engine and (out is not None or repeats > 1 or minutes):
+        raise UserError("out/repeats/minutes", str(out or minutes or repeats), "goes with --engine")
     if sides and deployment:
         raise UserError("deployment", deployment, "goes with --a and --b; A and B are deployments already")
     timing = requested(Timing, {name: given.pop(name) for name in Timing.model_fields})
@@ -126,6 +130,7 @@ def compare(
                 request,
                 out,
                 repeats=repeats,
+                minutes=minutes,
                 overwrite=force,
                 asked=asked,
                 names=names,
