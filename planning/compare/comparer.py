@@ -73,7 +73,7 @@ def compare_recordings(
     firsts = [made[0] for made in scenarios]
     same = in_weather(sides, firsts)
     found = _recorded(request, sides, firsts)
-    return _document(request, asked, names, found, simulated, same and _simulated(request, same, untold))
+    return _document(request, asked, names, found, simulated, _simulated(request, same, untold) if same else None)
 
 
 def compare_on_engine(
@@ -104,9 +104,8 @@ def compare_on_engine(
             raise UserError("engine", scenario.engines, "is one engine; compare fleets without --engine")
     with closing(load_engine(scenarios[0][0].deployment, say)) as engine:
         each = None if minutes is None else minutes / (2 * repeats)
-        offered = fitting(
-            scenarios[0][0].workload, engine, each, lambda line: say(f"each of {2 * repeats} runs, {line}")
-        )
+        say(f"{2 * repeats} real runs, each of them:")
+        offered = fitting(scenarios[0][0].workload, engine, each, say)
     scenarios = [[replace(first, workload=offered), *others] for first, *others in scenarios]
     simulated = _simulated(request, scenarios, tell)
     firsts = [made[0] for made in scenarios]
@@ -118,7 +117,7 @@ def compare_on_engine(
     sides = [recordings(name.upper(), out / name) for name in "ab"]
     same = in_weather(sides, firsts)
     found = _recorded(request, sides, firsts)
-    return _document(request, asked, names, found, simulated, same and _simulated(request, same, untold))
+    return _document(request, asked, names, found, simulated, _simulated(request, same, untold) if same else None)
 
 
 def _document(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planning.measure.calibration_runs import pace_of
-from serving.workload import Workload
+from serving.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
     from realengine.engine import Engine
@@ -22,7 +22,8 @@ def fitting(workload: Workload, engine: Engine, minutes: float | None, say: Call
     decode_ns, prompt_ns = pace_of(engine)
     rows = min(max(engine.deployment.scheduler.max_num_seqs // 2, 1), workload.concurrency or 1 << 30)
     requests = list(workload.requests)
-    kept, ended_ns = [], 0
+    kept: list[WorkloadRequest] = []
+    ended_ns = 0
     for request in requests:
         work_ns = request.prompt_len * prompt_ns + request.output_len * decode_ns // rows
         until_ns = max(ended_ns, request.arrival_ns) + work_ns
