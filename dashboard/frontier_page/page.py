@@ -74,9 +74,14 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
 def _plans(runs: Path) -> dict[str, _Asked]:
     """The answered plans by the name of their job: the one last looked at, then the newest, then the bundled one.
 
-    Plans without any fleet come last.
+    Plans without any fleet come last. Of a damaged one a line says so.
     """
-    found = {job.id: _Asked(job.settings, PlanDocument.read(job.result)) for job in finished(runs / "jobs", PLAN)}
+    found: dict[str, _Asked] = {}
+    for job in finished(runs / "jobs", PLAN):
+        try:
+            found[job.id] = _Asked(job.settings, PlanDocument.read(job.result))
+        except UserError:
+            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
     found[EXAMPLE] = _Asked(example()["settings"], PlanDocument.read(example()["answer"]))
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
@@ -137,8 +142,9 @@ def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | No
             if button.button("Simulate it", key="simulate", help=_SIMULATE, width="stretch"):
                 st.session_state[_TO_OPEN] = job.id
                 start(job)
-        with st.expander("Its deployment"):
-            st.json(asked.answer.candidates[point.engine].deployment, expanded=1)
+        if candidate := asked.answer.candidates.get(point.engine):
+            with st.expander("Its deployment"):
+                st.json(candidate.deployment, expanded=1)
 
 
 def _open(job: Job, run_page: StreamlitPage | None, place: Any) -> None:

@@ -461,6 +461,14 @@ def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
     assert app.selectbox(key="url_plan").value == unanswered(tmp_path).id
 
 
+@pytest.mark.parametrize("result", [{}, 7, {**example()["answer"], "points": [{}]}])
+def test_a_damaged_plan_is_one_line_beside_the_others(result: Any, tmp_path: Path) -> None:
+    leave(unanswered(tmp_path), result=result)
+    app = page("frontier", tmp_path)
+    assert one_line(app).startswith("plan: 'jobs/") and one_line(app).endswith("is damaged; delete it and plan again")
+    assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
+
+
 def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_path: Path) -> None:
     nothing = {**example()["answer"], "recommendation": None, "points": [], "frontier": [], "frontier_by_price": []}
     leave(unanswered(tmp_path), result=nothing)
