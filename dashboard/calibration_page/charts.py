@@ -193,12 +193,7 @@ def domain(found: Known) -> go.Figure:
         hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
     )
     figure.add_scatter(
-        x=dots[0],
-        y=dots[1],
-        mode="markers",
-        marker={"color": REAL, "size": 4},
-        name="measured",
-        hoverinfo="skip",
+        x=dots[0], y=dots[1], mode="markers", marker={"color": REAL, "size": 4}, name="measured", hoverinfo="skip"
     )
     figure.update_xaxes(type="log", title_text=names[0], dtick=1, showgrid=False)
     figure.update_yaxes(type="log", title_text=names[1], dtick=1, showgrid=False)

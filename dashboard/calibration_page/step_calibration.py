@@ -95,10 +95,7 @@ def _prices(calibration: Calibration) -> None:
         for name, meaning in meanings.items()
     ]
     st.dataframe(
-        pd.DataFrame(prices),
-        hide_index=True,
-        height="content",
-        column_config=number_columns({"price (µs)": "%.4g"}),
+        pd.DataFrame(prices), hide_index=True, height="content", column_config=number_columns({"price (µs)": "%.4g"})
     )
 
 

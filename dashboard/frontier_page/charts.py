@@ -60,19 +60,9 @@ def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
             x=[points[at].tok_s_user for at in mine],
             y=[getattr(points[at], y) for at in mine],
             mode="markers",
-            marker={
-                "color": colour,
-                "symbol": symbols((points[at].mark for at in mine), symbol),
-                "size": size,
-            },
+            marker={"color": colour, "symbol": symbols((points[at].mark for at in mine), symbol), "size": size},
             customdata=[
-                (
-                    at,
-                    points[at].gpus,
-                    points[at].usd_per_hour,
-                    100 * points[at].attainment,
-                    points[at].mark or UNKNOWN,
-                )
+                (at, points[at].gpus, points[at].usd_per_hour, 100 * points[at].attainment, points[at].mark or UNKNOWN)
                 for at in mine
             ],
             text=[f"{points[at].replicas} × {points[at].engine}" for at in mine],

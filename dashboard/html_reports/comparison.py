@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboard.html_reports.document import (
-    badge,
-    beside,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
+from dashboard.html_reports.document import badge, beside, details, figure, heading, paragraph, table, warning
 from dashboard.html_reports.origin import origin
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page.charts import Sides, change, side_colours

@@ -8,17 +8,7 @@ from calibration.provenance import ASSUMED, Provenance
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
-from dashboard.html_reports.document import (
-    badge,
-    beside,
-    code,
-    details,
-    facts,
-    figure,
-    heading,
-    paragraph,
-    table,
-)
+from dashboard.html_reports.document import badge, beside, code, details, facts, figure, heading, paragraph, table
 from dashboard.html_reports.origin import origin
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page.command import plan_command

@@ -12,15 +12,7 @@ import plotly.graph_objects as go
 from calibration.provenance import of_run
 from dashboard.bundled import DEMO
 from dashboard.html_reports.diagnosis import diagnosis_blocks
-from dashboard.html_reports.document import (
-    beside,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
+from dashboard.html_reports.document import beside, details, figure, heading, paragraph, table, warning
 from dashboard.library import calibrations, stamp
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.prose import sentence

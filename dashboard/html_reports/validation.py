@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.provenance import UNKNOWN, Provenance, noted, weakest
 from calibration.validation.report import ValidationReport, load_residuals, resolve
-from dashboard.html_reports.document import (
-    badge,
-    code,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
+from dashboard.html_reports.document import badge, code, details, figure, heading, paragraph, table, warning
 from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.prose import sentence
 from dashboard.shown import when

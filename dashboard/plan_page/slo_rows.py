@@ -52,12 +52,7 @@ def _draw(row: Row) -> Row:
     id, bounded, bound = row
     percentile, limit, drop = st.columns([7, 6, 1.5], gap="xxsmall", vertical_alignment="center")
     bounded = percentile.selectbox(
-        "Percentile",
-        _BOUNDED,
-        _BOUNDED.index(bounded),
-        _shown,
-        key=f"slo_of_{id}",
-        label_visibility="collapsed",
+        "Percentile", _BOUNDED, _BOUNDED.index(bounded), _shown, key=f"slo_of_{id}", label_visibility="collapsed"
     )
     bound = limit.number_input(
         "Bound (ms)", _LEAST, _LARGEST, bound, 10.0, "%.6g", key=f"slo_bound_{id}", label_visibility="collapsed"

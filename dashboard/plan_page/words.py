@@ -93,11 +93,7 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
         for entry in answer.dearer
     ]
     rows += [
-        {
-            "fleet": entry.engine,
-            "verdict": prose(f"will not do: {entry.reason}"),
-            **_room(answer, entry.engine),
-        }
+        {"fleet": entry.engine, "verdict": prose(f"will not do: {entry.reason}"), **_room(answer, entry.engine)}
         for entry in answer.infeasible
     ]
     return rows

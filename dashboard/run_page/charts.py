@@ -29,11 +29,7 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    held: HeldSteps,
-    fleet: FleetOverTime,
-    colour: str,
-    window_s: tuple[float, float] | None = None,
-    buckets: int = 600,
+    held: HeldSteps, fleet: FleetOverTime, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
 ) -> go.Figure:
     """Queue, running, KV use and batch tokens on one time axis; of a fleet, requests outstanding and live replicas too.
 
@@ -248,10 +244,7 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
     if not len(step_ms):
         return empty("no steps", 230)
     figure = go.Figure()
-    for label, mask, shade in (
-        ("decode only", prefill == 0, colour),
-        ("with prefill", prefill > 0, pale(colour)),
-    ):
+    for label, mask, shade in (("decode only", prefill == 0, colour), ("with prefill", prefill > 0, pale(colour))):
         chosen = _thin_where(mask, 700)
         figure.add_scatter(
             x=batch_tokens[chosen],

@@ -32,12 +32,7 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 _LONG = 250_000  # steps: of fewer, everything is there in a moment
-_VIEWS = {
-    "requests": "Requests",
-    "steps": "Where step time goes",
-    "diagnosis": "Diagnosis",
-    "metrics": "Every metric",
-}
+_VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": "Diagnosis", "metrics": "Every metric"}
 
 
 @in_url

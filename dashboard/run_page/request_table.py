@@ -27,15 +27,7 @@ ROWS = 1000
 
 _MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
-_REQUEST_COLUMNS = [
-    "request_id",
-    "status",
-    "arrival_ns",
-    "finish_ns",
-    "prompt_tokens",
-    "output_tokens",
-    "preemptions",
-]
+_REQUEST_COLUMNS = ["request_id", "status", "arrival_ns", "finish_ns", "prompt_tokens", "output_tokens", "preemptions"]
 _WATERFALL_COLUMNS = [
     *_REQUEST_COLUMNS,
     "replica",

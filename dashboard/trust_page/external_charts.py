@@ -104,13 +104,7 @@ def _dots(
 
 
 def _targets(
-    figure: go.Figure,
-    at: int,
-    place: int,
-    case: Source,
-    names: Sequence[str],
-    column: Column,
-    labelled: set[str],
+    figure: go.Figure, at: int, place: int, case: Source, names: Sequence[str], column: Column, labelled: set[str]
 ) -> None:
     bounds = {t.within_pct for t in case.targets if t.column == column and t.figure.split(".")[0] in names}
     ends: list[Any] = [end for bound in sorted(bounds) if 0 < bound <= _EDGE for end in (-bound, bound)]
