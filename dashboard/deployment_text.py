@@ -6,16 +6,13 @@ Nothing in it is executed or taken for a path. A deployment's file may name a po
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from planning.jobs.files import read_json, write_json
+from dashboard.uploads import keep_document, kept_document
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
@@ -36,7 +33,7 @@ _OPENS = (
     yaml.FlowSequenceStartToken,
 )
 _CLOSES = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
-_DIGEST = re.compile(r"[0-9a-f]{16}")
+_KEPT = "deployment-*.json"
 
 
 def read_text(text: str) -> Deployment:
@@ -111,22 +108,10 @@ def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str,
 
 def keep_deployment(runs: Path, text: str) -> str:
     """The digest under which the deployment is kept. Raises UserError as `read_text` does."""
-    data = read_text(text).model_dump(mode="json", exclude_unset=True)
-    digest = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
-    path = _path(runs, digest)
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, data)
-        except OSError as error:
-            raise UserError("runs", str(path.parent), f"cannot be written: {error.strerror}") from None
-    return digest
+    return keep_document(runs, _KEPT, read_text(text).model_dump(mode="json", exclude_unset=True))
 
 
 def kept_deployment(runs: Path, digest: str) -> dict[str, Any] | None:
     """The settings of a kept deployment; None for what is no digest, or none that is here."""
-    return read_json(_path(runs, digest)) if _DIGEST.fullmatch(digest) else None
-
-
-def _path(runs: Path, digest: str) -> Path:
-    return runs.resolve() / "uploads" / f"deployment-{digest}.json"
+    settings: dict[str, Any] | None = kept_document(runs, _KEPT, digest)
+    return settings

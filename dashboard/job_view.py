@@ -31,13 +31,25 @@ def follow(job: Job, watched: str = "") -> Status:
     return status
 
 
+def offer(job: Job, why: str, button: str, key: str, icon: str = "search", watched: str = "") -> bool:
+    """Whether the job is at work, which `follow` then shows; else a button that starts it, with the reason for it."""
+    status = follow(job, watched)
+    if status.active:
+        return True
+    if status.state == "absent":
+        st.markdown(why)
+    if st.button(button, type="primary", key=key, icon=f":material/{icon}:"):
+        start(job)
+    return False
+
+
 def start(job: Job) -> None:
     """Start it and draw the page anew, or say in a line why that cannot be."""
     if _done(job.start, job):
         st.rerun()
 
 
-def start_unasked(job: Job) -> None:
+def start_once(job: Job) -> None:
     """Start it if nobody ever has, for `follow` to show; or say in a line why that cannot be."""
     if job.status.state == "absent":
         _done(job.start, job)

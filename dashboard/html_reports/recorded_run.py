@@ -14,7 +14,7 @@ from dashboard.bundled import DEMO
 from dashboard.html_reports.diagnosis import diagnosis_blocks
 from dashboard.html_reports.document import beside, details, figure, heading, paragraph, table, warning
 from dashboard.library import calibrations, stamp
-from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.palette import CLOCK_NAME, run_colour
 from dashboard.prose import sentence
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.example import example_diagnosis, example_settings
@@ -79,7 +79,7 @@ def _verdict(metrics: RunMetrics) -> list[str]:
 
 def _timeline(recording: Recording, metrics: RunMetrics) -> go.Figure:
     fleet = FleetOverTime.of(recording.run, metrics)
-    return run_charts.timeline(HeldSteps.recorded(recording), fleet, _colour(recording))
+    return run_charts.timeline(HeldSteps.recorded(recording), fleet, run_colour(recording.run))
 
 
 def _step_time(source: RecordedRun) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _step_time(source: RecordedRun) -> Iterator[str]:
         yield paragraph(found, soft=True)
         return
     yield paragraph(found.how, soft=True)
-    bars = part_times(found.parts_ns, _colour(recording), recording.run["duration_ns"])
+    bars = part_times(found.parts_ns, run_colour(recording.run), recording.run["duration_ns"])
     if found.gpu is None:
         yield figure(bars, found.provenance, "By part")
         return
@@ -124,11 +124,7 @@ def _found(source: RecordedRun) -> DiagnosisDocument | None:
 def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
     gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"
     prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
-    return run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, _colour(recording))
-
-
-def _colour(recording: Recording) -> str:
-    return CLOCK.get(recording.run["clock"], NEUTRAL)
+    return run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, run_colour(recording.run))
 
 
 def _provenance(run: dict[str, Any]) -> str:

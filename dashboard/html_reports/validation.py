@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from calibration.provenance import UNKNOWN, Provenance, noted, weakest
 from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.html_reports.document import badge, code, details, figure, heading, paragraph, table, warning
-from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.prose import sentence
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
@@ -19,7 +14,8 @@ from dashboard.trust_page.domain import domain
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.domain_source import timed_by
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.external_results import External, newest_external
+from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
+from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import rungs
 from dashboard.trust_page.words import bias, disturbance, figure_rows
@@ -27,8 +23,6 @@ from planning.exports.validation import Validation
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
-
-_COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 def validation_report(source: Validation) -> tuple[str, list[str]]:
@@ -62,25 +56,11 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
 
 
 def _distributions(source: Validation) -> Iterator[str]:
-    recordings, report = source.report.recordings, source.report
-    problems: list[str] = []
-    real = [values for name in recordings.real if (values := _values(source.path, name, problems)) is not None]
-    simulated = _values(source.path, recordings.simulated, problems) if recordings.simulated else None
+    found = compared_latencies(source.path, source.report, lambda path: RunMetrics.of(Recording.load(path)))
     yield heading("Real and simulated, request by request")
-    yield from map(warning, problems)
-    if real or simulated:
-        rated = of_report(report) if real else Provenance(UNKNOWN, "there is no real run beside the simulated one")
-        yield figure(trust_charts.cdfs(real, simulated, _COMPARED), rated)
-
-
-def _values(directory: Path, name: str, problems: list[str]) -> Mapping[str, NDArray[Any]] | None:
-    """The latencies of a recording; None, and why in `problems`, if it is damaged."""
-    try:
-        metrics = RunMetrics.of(Recording.load(resolve(directory, name)))
-        return {metric: metrics.values(metric) for metric in _COMPARED}
-    except UserError as error:
-        problems.append(str(error))
-        return None
+    yield from map(warning, found.problems)
+    if found.real or found.simulated:
+        yield figure(trust_charts.cdfs(found.real, found.simulated, COMPARED), found.provenance)
 
 
 def _errors(report: ValidationReport) -> Iterator[str]:
@@ -118,40 +98,19 @@ def _domain(source: Validation) -> Iterator[str]:
     except UserError as error:
         yield warning(str(error))
         return
-    clock = recording.run["clock"]
-    maps = domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL))
-    yield figure(maps, found.provenance)
+    yield figure(domain_maps(found, recording.run), found.provenance)
     yield paragraph(f"Behind it: {found.about}.", soft=True)
 
 
 def _external(external: External) -> Iterator[str]:
-    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in external.cases)
-    rated = weakest((noted(mark, "the source does not say") for mark in marks), "sources")
     yield heading("Published engines, predicted")
-    yield figure(errors_by_source(external.cases, "blind"), rated)
-    yield table(
-        [
-            {
-                "run": case.name,
-                "TTFT": _percent(case.median_error_pct("ttft_ms", "blind")),
-                "TPOT": _percent(case.median_error_pct("tpot_ms", "blind")),
-                "E2E": _percent(case.median_error_pct("e2e_ms", "blind")),
-                "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
-                "standing": case.standing,
-                "what was run": f"{case.title} ({case.source})",
-            }
-            for case in external.cases
-        ]
-    )
+    yield figure(errors_by_source(external.cases, "blind"), provenance(external.cases))
+    yield table([source_row(case, "blind") for case in external.cases])
     yield paragraph("TTFT, TPOT and E2E are medians of the absolute error, blind.", soft=True)
 
 
 def _signed(value: float | None) -> str | None:
     return None if value is None else f"{value:+.1f}"
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1f} %"
 
 
 def _origin(report: ValidationReport) -> Iterator[str]:

@@ -18,7 +18,7 @@ from calibration.provenance import ASSUMED, Provenance
 from dashboard.badge import BARE, badge, figure, heading
 from dashboard.downloads import downloads
 from dashboard.incomplete import Incomplete
-from dashboard.job_view import follow, start
+from dashboard.job_view import offer
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.plan_page import charts as plan_charts
@@ -96,14 +96,9 @@ def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | No
 
 def _unanswered(job: Job) -> None:
     st.title("Which fleet?", anchor=False)
-    status = follow(job, watched=COARSE)
-    if status.active:
+    why = "These inputs have no answer yet. A first answer takes seconds, the whole answer about a minute."
+    if offer(job, why, "Find the fleet", "find", watched=COARSE):
         _first_answer(job.document(COARSE), job.settings["spares"])
-        return
-    if status.state == "absent":
-        st.markdown("These inputs have no answer yet. A first one comes within seconds, the whole in a minute or so.")
-    if st.button("Find the fleet", type="primary", key="find", icon=":material/search:"):
-        start(job)
 
 
 def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:

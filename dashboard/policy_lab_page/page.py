@@ -15,7 +15,7 @@ from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import badge, figure
 from dashboard.downloads import downloads
 from dashboard.incomplete import Incomplete
-from dashboard.job_view import follow, start, start_unasked
+from dashboard.job_view import offer, start_once
 from dashboard.library import find
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
@@ -46,6 +46,7 @@ from serving.errors import UserError
 from serving.metrics import metric
 
 _RUN = "runs.parquet"
+_COMPARE = ("Compare", "compare", "compare_arrows")  # the button
 _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 
@@ -74,7 +75,7 @@ def _simulated(runs: Path) -> None:
     job = Job(runs / "jobs", SIMULATED, settings)
     answer = _found(job)
     if answer is None:
-        _unanswered(job, "These inputs have no answer yet. Simulating them takes a few seconds to a minute.")
+        offer(job, "These inputs have no answer yet. It takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
     _on_engine(runs, answer, request.timing)
@@ -91,8 +92,8 @@ def _recorded(runs: Path) -> None:
     answer = _found(job)
     if answer is None:
         if request.timing is None:  # to compare takes seconds; to simulate the same runs may not
-            start_unasked(job)
-        _unanswered(job, "These recordings have not been compared yet.")
+            start_once(job)
+        offer(job, "These recordings have not been compared yet.", *_COMPARE)
         return
     _answer(answer)
     _ranking(answer)
@@ -121,16 +122,6 @@ def _recordings(runs: Path) -> dict[str, Path]:
             groups[name.rpartition("/")[0]] = path.parent
     single = {name: path for name, path in found.items() if name.rpartition("/")[0] not in groups}
     return groups | single
-
-
-def _unanswered(job: Job, why: str) -> None:
-    status = follow(job)
-    if status.active:
-        return
-    if status.state == "absent":
-        st.markdown(why)
-    if st.button("Compare", type="primary", key="compare", icon=":material/compare_arrows:"):
-        start(job)
 
 
 def _answer(answer: ComparisonDocument) -> None:

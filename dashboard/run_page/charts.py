@@ -16,6 +16,7 @@ from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.held_steps import HELD, HeldSteps
 from dashboard.series import bucket_means, envelope, held_at, held_between, thin
+from dashboard.shown import shown
 from serving.metrics import metric
 from traces.run_metrics import RunMetrics, known
 
@@ -190,9 +191,9 @@ def _phase_bars(stamps: Sequence[int | None], last: int, unit: str, scale: float
                 orientation="h",
                 marker_color=phase_colours(colour)[phase],
                 name=phase,
-                text=f"{_short(length)} {unit} · {share:.0f} %",
+                text=f"{shown(length)} {unit} · {share:.0f} %",
                 textposition="auto",
-                hovertemplate=f"<b>{phase}</b>: {_short(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
+                hovertemplate=f"<b>{phase}</b>: {shown(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
             )
         )
     return bars
@@ -340,7 +341,3 @@ def _card(figure: go.Figure, legend: bool = True) -> go.Figure:
     """A figure narrow enough for four abreast."""
     finish(figure, 230, legend)
     return figure.update_layout(legend={"x": 0.0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"})
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -14,7 +14,7 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import BARE, figure
-from dashboard.job_view import follow, start
+from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.prose import literal, sentence
 from dashboard.run_page.diagnosis_charts import what_it_buys
@@ -34,6 +34,7 @@ from traces.recording import Recording
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _WORST = "worst"
 _BUYS = "The run simulated again, each time without one constraint."
+_ASK = "To find what would help, the run is simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
 
 
@@ -57,7 +58,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     if not isinstance(source, Source):
         st.caption(source)
     elif job is not None and not (found and found.counterfactuals):
-        _ask(job)
+        offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
         _counterfactuals(found)
 
@@ -83,15 +84,6 @@ def _symptom_table(found: DiagnosisDocument) -> None:
         st.table(pd.DataFrame(symptom_rows(found)).set_index("symptom"))
     if not found.steps:
         st.caption(NO_STEPS)
-
-
-def _ask(job: Job) -> None:
-    status = follow(job)
-    if status.active:
-        return
-    st.markdown("What lifting one constraint at a time would buy is found by simulating the run again without each.")
-    if st.button("Find what would help", type="primary", key="diagnose", icon=":material/search:"):
-        start(job)
 
 
 def _counterfactuals(found: DiagnosisDocument) -> None:

@@ -12,7 +12,8 @@ import streamlit as st
 from calibration.provenance import of_run
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
-from dashboard.loading import open_run, run_colour, token_gaps
+from dashboard.loading import open_run, token_gaps
+from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.shown import percent, shown
 from serving.metrics import metric
@@ -119,4 +120,4 @@ def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")
     prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()
-    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording))
+    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording.run))

@@ -21,13 +21,14 @@ from dashboard.mistake import mistake
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
-from dashboard.run_page.metric_table import metric_table
+from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.prefetch import prefetch
 from dashboard.run_page.request_table import request_table
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
+from serving.metrics import STATISTICS
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -80,9 +81,16 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
         elif view == "diagnosis":
             diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs))
         else:
-            metric_table(recording, metrics)
+            _metrics(recording, metrics)
     except UserError as error:
         mistake(error, runs)
+
+
+def _metrics(recording: Recording, metrics: RunMetrics) -> None:
+    """Every metric that the recording tells."""
+    right = dict.fromkeys(STATISTICS, st.column_config.TextColumn(alignment="right"))
+    st.dataframe(distribution_rows(metrics), hide_index=True, height="content", column_config=right)
+    st.table(scalar_rows(recording.run, metrics), hide_index=True)  # where definitions are not cut off
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:

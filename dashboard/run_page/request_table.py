@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from calibration.provenance import of_run
 from dashboard.badge import BARE, figure
-from dashboard.loading import run_colour
 from dashboard.number_columns import number_columns
+from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
@@ -138,7 +138,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
     with st.container():
         above = st.container()
         st.caption(" · ".join(facts))
-        drawn = run_charts.waterfall(request, run_colour(recording), intervals)
+        drawn = run_charts.waterfall(request, run_colour(recording.run), intervals)
         name, provenance = f"Request {request['request_id']}", of_run(recording.run)
         figure(drawn, "waterfall", name, provenance, place=above, small=True, menu=BARE)
 

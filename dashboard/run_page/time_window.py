@@ -10,7 +10,8 @@ import streamlit as st
 from calibration.provenance import of_run
 from dashboard.badge import figure
 from dashboard.library import stamp
-from dashboard.loading import open_run, run_colour
+from dashboard.loading import open_run
+from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
@@ -88,5 +89,5 @@ def _over_time(directory: str, stamp: int) -> tuple[HeldSteps, FleetOverTime]:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
     recording, _ = open_run(Path(directory))
-    plot = run_charts.timeline(*over_time(recording), run_colour(recording), window)
+    plot = run_charts.timeline(*over_time(recording), run_colour(recording.run), window)
     return plot.update_layout(dragmode="select", selectdirection="h")

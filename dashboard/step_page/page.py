@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import streamlit as st
 
 from calibration.operations import uniform_step
@@ -12,8 +11,8 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from dashboard.badge import figure, heading
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
 from dashboard.step_page.charts import parts_bar, roofline
+from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
@@ -67,25 +66,13 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     roofs = roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
     kernels = weakest((o.provenance for o in found.operations), "kinds of kernel")
     figure(roofs, "roofline", "What bounds it", kernels, _ROOF)
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "operation": [o.name for o in found.operations],
-                "standing": [o.mark.name.lower() for o in found.operations],
-                "times": [o.count for o in found.operations],
-                "GFLOP": [o.flops / 1e9 for o in found.operations],
-                "MB": [o.bytes / 1e6 for o in found.operations],
-                "time (µs)": [o.ns / 1e3 for o in found.operations],
-                "of roofline (%)": [100 * o.utilisation for o in found.operations],
-                "bound by": [o.bound for o in found.operations],
-                "known to (± %)": [100 * o.sigma for o in found.operations],
-            }
-        ),
-        hide_index=True,
-        column_config=number_columns(
-            dict.fromkeys(("GFLOP", "MB", "time (µs)", "of roofline (%)", "known to (± %)"), "%.1f")
-        ),
-    )
+    amounts = {
+        "times": [o.count for o in found.operations],
+        "GFLOP": [o.flops / 1e9 for o in found.operations],
+        "MB": [o.bytes / 1e6 for o in found.operations],
+        "time (µs)": [o.ns / 1e3 for o in found.operations],
+    }
+    operation_table(found.operations, **amounts)
 
 
 _ROOF = (

@@ -197,10 +197,7 @@ def _boxed(
 ) -> Map:
     count = np.histogram2d(measured[:, 1], measured[:, 0], bins=(edges[1], edges[0]))[0]
     inside = (factor <= 1) | (count > 0)  # a cell that the box cuts through was measured where it was
-    kept = thin(len(points), _MOST_STEPS)
-    return Map(
-        *titles, *edges, np.where(inside, count, np.nan), np.where(inside, np.nan, factor), points[kept], out[kept]
-    )
+    return _map(titles, edges, inside, count, factor, points, out)
 
 
 # An engine of which kernels are known
@@ -267,14 +264,25 @@ def _marked(
     out: NDArray[np.bool_],
 ) -> Map:
     marks = step_coverage(cost, sizes)
-    percent, known = 100 * (np.exp(REACH * marks.sigma) - 1), marks.mark < Coverage.EXTRAPOLATED
-    kept = thin(len(points), _MOST_STEPS)
-    return Map(
-        *titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points[kept], out[kept]
-    )
+    percent = 100 * (np.exp(REACH * marks.sigma) - 1)
+    return _map(titles, edges, marks.mark < Coverage.EXTRAPOLATED, percent, percent, points, out)
 
 
 # Cells
+
+
+def _map(
+    titles: tuple[str, str],
+    edges: tuple[Floats, Floats],
+    inside: NDArray[np.bool_],
+    known: Floats,
+    outside: Floats,
+    points: Floats,
+    out: NDArray[np.bool_],
+) -> Map:
+    kept = thin(len(points), _MOST_STEPS)
+    cells = np.where(inside, known, np.nan), np.where(inside, np.nan, outside)
+    return Map(*titles, *edges, *cells, points[kept], out[kept])
 
 
 def _bucket_edges(most: int) -> Floats:

@@ -11,7 +11,6 @@ from calibration.steps.coverage import shown_share
 from dashboard.badge import figure
 from dashboard.library import stamp
 from dashboard.mistake import mistake
-from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
 from dashboard.trust_page.domain import Domain, domain
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.domain_source import timed_by
@@ -57,9 +56,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
         mistake(error, runs)
         return
     provenance = _in_words(found, name)
-    clock = recording.run["clock"]
-    label = f"{CLOCK_NAME.get(clock, 'recorded')} step"
-    figure(domain_maps(found, label, CLOCK.get(clock, NEUTRAL)), "domain", _TITLE, provenance, _HELP, place=above)
+    figure(domain_maps(found, recording.run), "domain", _TITLE, provenance, _HELP, place=above)
     st.caption(f"Behind it: {found.about}.")
 
 

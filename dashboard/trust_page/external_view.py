@@ -6,11 +6,10 @@ from typing import get_args
 
 import streamlit as st
 
-from calibration.provenance import noted, weakest
 from dashboard.badge import figure
 from dashboard.shown import when
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.external_results import Column, External, Source
+from dashboard.trust_page.external_results import Column, External, Source, provenance, source_row
 from dashboard.url import pick
 from serving.metrics import METRICS
 
@@ -39,15 +38,14 @@ def _errors(external: External) -> Column:
         chosen = pick("Prediction", list(get_args(Column)), "prediction", show=_COLUMN.__getitem__)
     column: Column = "anchored" if chosen == "anchored" else "blind"
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
-    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in shown)
-    provenance = weakest((noted(mark, "the source does not say") for mark in marks), "sources")
-    figure(errors_by_source(shown, column), "external", "Published engines, predicted", provenance, _HELP, place=above)
+    plot = errors_by_source(shown, column)
+    figure(plot, "external", "Published engines, predicted", provenance(shown), _HELP, place=above)
     return column
 
 
 def _tables(external: External, column: Column) -> None:
     st.dataframe(
-        [_source(case, column) for case in external.cases],
+        [source_row(case, column) for case in external.cases],
         hide_index=True,
         column_config={
             name: st.column_config.NumberColumn(format="%.1f %%") for name in ("TTFT", "TPOT", "E2E", "in 90 % band")
@@ -64,22 +62,6 @@ def _tables(external: External, column: Column) -> None:
         st.dataframe([row for case in external.cases for row in _targets(case)], hide_index=True)
     with figures.expander("Every figure"):
         st.dataframe([row for case in external.cases for row in _figures(case)], hide_index=True)
-
-
-def _source(case: Source, column: Column) -> dict[str, object]:
-    return {
-        "run": case.name,
-        "TTFT": case.median_error_pct("ttft_ms", column),
-        "TPOT": case.median_error_pct("tpot_ms", column),
-        "E2E": case.median_error_pct("e2e_ms", column),
-        "in 90 % band": 100 * case.covered / len(case.rows) if case.rows else None,
-        "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
-        "standing": case.standing,
-        "engine": case.engine,
-        "GPU": case.gpu,
-        "what was run": case.title,
-        "source": case.source,
-    }
 
 
 def _targets(case: Source) -> list[dict[str, object]]:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from calibration.provenance import UNKNOWN, VALIDATED, Provenance
 from calibration.validation.report import REPORT, ValidationReport, load_report, load_residuals, resolve
 from dashboard.badge import badge, figure
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
-from dashboard.loading import COMPARED, compared_values
+from dashboard.loading import open_run
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.prose import literal, sentence
@@ -24,8 +23,9 @@ from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
-from dashboard.trust_page.ladder import show_ladder
+from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
+from dashboard.trust_page.rungs import rungs
 from dashboard.trust_page.words import bias, disturbance, figure_rows
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
@@ -64,7 +64,7 @@ def show(runs: Path) -> None:
         mistake(error, runs)
         return
     _verdict(report)
-    show_ladder(report, external)
+    _ladder(report, external)
     _distributions(reports[name], report)
     _errors(report)
     _steps(reports[name], report, runs)
@@ -117,6 +117,18 @@ def _verdict(report: ValidationReport) -> None:
         st.warning(literal(told), icon=":material/warning:")
 
 
+def _ladder(report: ValidationReport, external: External | None) -> None:
+    """Rungs 1 to 5, three and two in a row, so that they stay readable at 800 pixels."""
+    found = rungs(report, external)
+    for row in (found[:3], found[3:]):
+        for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
+            with place.container(border=True, height="stretch"):
+                st.markdown(f"**{rung.title}**")
+                if rung.headline:
+                    st.markdown(f":{rung.colour}[:material/{rung.symbol}:] {rung.headline}")
+                st.caption(literal(rung.detail))
+
+
 def _distributions(directory: Path, report: ValidationReport) -> None:
     with st.container():
         _compared(directory, report)
@@ -130,36 +142,17 @@ def _compared(directory: Path, report: ValidationReport) -> None:
             "log",
             help="A logarithmic axis shows the whole tail. A linear one ends at 1.3 times the largest p99.",
         )
-    problems: list[str] = []
-    real = []
-    for recording in report.recordings.real:
-        try:
-            real.append(compared_values(resolve(directory, recording)))
-        except UserError as error:
-            problems.append(str(error))
-    simulated = None
-    if report.recordings.simulated:
-        try:
-            simulated = compared_values(resolve(directory, report.recordings.simulated))
-        except UserError as error:
-            problems.append(str(error))
-    for problem in problems:
+    found = compared_latencies(directory, report, lambda path: open_run(path)[1])
+    for problem in found.problems:
         st.warning(problem, icon=":material/error:")
-    if real or simulated:
-        plot = trust_charts.cdfs(real, simulated, COMPARED, log_x)
+    if found.real or found.simulated:
+        plot = trust_charts.cdfs(found.real, found.simulated, COMPARED, log_x)
         help = "\n\n".join(metric(name).help for name in COMPARED)
-        figure(plot, "cdfs", _REQUESTS, _of_both(report, bool(real), simulated is not None), help, place=above)
+        figure(plot, "cdfs", _REQUESTS, found.provenance, help, place=above)
         return
     above.subheader(_REQUESTS, anchor=False)
-    if not problems:
+    if not found.problems:
         st.caption("The report names no recordings.")
-
-
-def _of_both(report: ValidationReport, real: bool, simulated: bool) -> Provenance:
-    """Of a figure of what could be read of both."""
-    if not simulated:
-        return Provenance(VALIDATED, "measured on the real engine; there is no simulated run beside it")
-    return of_report(report) if real else Provenance(UNKNOWN, "there is no real run beside the simulated one")
 
 
 def _errors(report: ValidationReport) -> None:

@@ -1,0 +1,62 @@
+"""How latencies are distributed: a panel for each metric, a line for each run or side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.palette import empty, finish
+from serving.metrics import axis_of
+
+_FEW = 10  # values of which a line alone would show little
+
+
+class Line(NamedTuple):
+    """Distributions by metric, as values and the percent of the requests that do not exceed each; and how to draw."""
+
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    name: str
+    colour: str
+    width: float = 2.2
+    opacity: float = 1.0
+
+
+def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x: bool) -> go.Figure:
+    """Metrics without any value are left out. Linear axes end past every p99, but no straggler flattens the rest."""
+    known = [[line for line in lines if len(line.curves[metric][0])] for metric in metrics]
+    if not any(known):
+        return empty("No request finished", height)
+    panels = [(metric, drawn) for metric, drawn in zip(metrics, known, strict=True) if drawn]
+    figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035)
+    named: set[str] = set()
+    for at, (metric, drawn) in enumerate(panels, start=1):
+        for line in drawn:
+            x, y = line.curves[metric]
+            figure.add_scatter(
+                x=x,
+                y=y,
+                mode="lines" if len(x) >= _FEW else "lines+markers",
+                line={"color": line.colour, "width": line.width, "shape": "hv"},
+                opacity=line.opacity,
+                name=line.name,
+                legendgroup=line.name,
+                showlegend=line.name not in named,
+                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
+                row=1,
+                col=at,
+            )
+            named.add(line.name)
+        ends: dict[str, Any] = {"type": "log"} if log_x else {"range": [0, _reach([d.curves[metric] for d in drawn])]}
+        figure.update_xaxes(title_text=axis_of(metric), row=1, col=at, **ends)
+    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, height)
+
+
+def _reach(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    tails = [x[min(int(np.searchsorted(y, 99)), len(x) - 1)] for x, y in curves]
+    return float(min(max(x[-1] for x, _ in curves), 1.3 * max(tails)) * 1.03)
