@@ -27,15 +27,16 @@ class Line(NamedTuple):
 
 def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x: bool) -> go.Figure:
     """Metrics without any value are left out. Linear axes end past every p99, but no straggler flattens the rest."""
-    known = [[line for line in lines if len(line.curves[metric][0])] for metric in metrics]
-    if not any(known):
+    panels = [metric for metric in metrics if any(len(line.curves[metric][0]) for line in lines)]
+    if not panels:
         return empty("No request finished", height)
-    panels = [(metric, drawn) for metric, drawn in zip(metrics, known, strict=True) if drawn]
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035)
     named: set[str] = set()
-    for at, (metric, drawn) in enumerate(panels, start=1):
-        for line in drawn:
+    for line in lines:
+        for at, metric in enumerate(panels, start=1):
             x, y = line.curves[metric]
+            if not len(x):
+                continue
             figure.add_scatter(
                 x=x,
                 y=y,
@@ -50,13 +51,16 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x
                 col=at,
             )
             named.add(line.name)
-        ends: dict[str, Any] = {"type": "log"} if log_x else {"range": [0, _reach([d.curves[metric] for d in drawn])]}
-        figure.update_xaxes(title_text=axis_of(metric), row=1, col=at, **ends)
+    for at, metric in enumerate(panels, start=1):
+        figure.update_xaxes(title_text=axis_of(metric), row=1, col=at)
+        ends = {"type": "log"} if log_x else {"range": [0, _reach([line.curves[metric] for line in lines])]}
+        figure.update_xaxes(**ends, row=1, col=at)
     figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, height)
 
 
 def _reach(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
-    tails = [x[min(int(np.searchsorted(y, 99)), len(x) - 1)] for x, y in curves]
-    return float(min(max(x[-1] for x, _ in curves), 1.3 * max(tails)) * 1.03)
+    known = [(x, y) for x, y in curves if len(x)]
+    tails = [x[min(int(np.searchsorted(y, 99)), len(x) - 1)] for x, y in known]
+    return float(min(max(x[-1] for x, _ in known), 1.3 * max(tails)) * 1.03)

@@ -22,25 +22,13 @@ from dashboard.job_view import offer
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page import words
 from dashboard.plan_page.example import example_plan
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.names import EXAMPLE, LOOKED_AT
 from dashboard.plan_page.published_error import published_error
 from dashboard.plan_page.tasks import COARSE, PLAN
 from dashboard.plan_page.traffic import glance
-from dashboard.plan_page.words import (
-    FORMATS,
-    ROOM,
-    ROOM_HELP,
-    alternatives,
-    fleet_name,
-    headline,
-    other_draws,
-    plausible_gpus,
-    provenance,
-    provenance_of,
-    why_not_fewer,
-)
 from dashboard.prose import literal, sentence, verbatim
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import NOTHING
@@ -108,7 +96,7 @@ def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
     if point is None:
         st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
     else:
-        about = f"About {fleet_name(point, spares)}, ${point.usd_per_hour:,.2f}/h"
+        about = f"About {words.fleet_name(point, spares)}, ${point.usd_per_hour:,.2f}/h"
         st.subheader(_escaped(about), anchor=False)
     st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
 
@@ -122,10 +110,10 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
         downloads(answer, "plan")
         return
     spares = answer.spares
-    st.title(fleet_name(best, spares), anchor=False)
+    st.title(words.fleet_name(best, spares), anchor=False)
     st.markdown(literal(answer.answer))
     with st.container(horizontal=True, vertical_alignment="center"):
-        badge(provenance(best.standing))
+        badge(words.provenance(best.standing))
         if frontier_page is not None:
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
@@ -135,10 +123,10 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
     left, right = st.columns(2, gap="medium")
     with left:
         curve = plan_charts.attainment(answer.by_replicas, best.replicas)
-        rated = provenance_of(answer.by_replicas, "simulated fleets")
+        rated = words.provenance_of(answer.by_replicas, "simulated fleets")
         figure(curve, "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
-        heading(why_not_fewer(best, spares), None)
+        heading(words.why_not_fewer(best, spares), None)
         st.markdown(sentence(literal(answer.why_not_fewer or "")))
         if best.breaks_first:
             st.markdown(
@@ -150,7 +138,7 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
             plan_charts.prices(offers, spares),
             "prices",
             "What each fleet costs",
-            provenance_of(offers, "fleets"),
+            words.provenance_of(offers, "fleets"),
             small=True,
         )
     _latencies(answer)
@@ -178,22 +166,22 @@ def _headline(best: Recommendation) -> None:
         "tok/s per user": metric("tok_s_user").help,
     }
     with st.container(horizontal=True, gap="medium"):
-        for name, value in headline(best).items():
+        for name, value in words.headline(best).items():
             st.metric(_escaped(name), _escaped(value), help=helps.get(name), width="content")
 
 
 def _plausible(best: Recommendation) -> str:
-    draws = other_draws(best)
+    draws = words.other_draws(best)
     elsewhere = f"On other draws of it the SLOs hold in {draws}." if draws else "It says nothing of other traffic."
     at_the_ends = "at the ends of the 90 % interval of step times, on this traffic"
-    return f"Plausible {plausible_gpus(best)}: {at_the_ends}. {elsewhere}"
+    return f"Plausible {words.plausible_gpus(best)}: {at_the_ends}. {elsewhere}"
 
 
 def _latencies(answer: PlanDocument) -> None:
     figures = plan_charts.latencies(answer)
     if not figures:
         return
-    rated = provenance_of(answer.by_rate, "rates")
+    rated = words.provenance_of(answer.by_rate, "rates")
     for place, (name, curve) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
         with place:
             figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
@@ -201,10 +189,10 @@ def _latencies(answer: PlanDocument) -> None:
 
 def _rest(answer: PlanDocument) -> None:
     """What else was looked at, and why it is not the answer."""
-    rows = alternatives(answer)
+    rows = words.alternatives(answer)
     if len(rows) > bool(answer.recommendation):
         st.subheader("What else there is", anchor=False)
-        numbers = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        numbers = number_columns(words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
         priced = [row for row in rows if "$/h" in row]
         if priced:
             st.dataframe(priced, hide_index=True, column_config=numbers, placeholder=NOTHING)
@@ -215,7 +203,7 @@ def _rest(answer: PlanDocument) -> None:
 
 def _room(row: Mapping[str, Any]) -> str:
     """What an engine's KV memory holds, as the end of a sentence; nothing for a model that does not fit."""
-    tokens, requests = (row.get(column) for column in ROOM)
+    tokens, requests = (row.get(column) for column in words.ROOM)
     return "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
 
 

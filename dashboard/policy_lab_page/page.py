@@ -20,22 +20,12 @@ from dashboard.library import find
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.policy_lab_page import charts as lab_charts
+from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
 from dashboard.policy_lab_page.example import example_answer
 from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.side_names import side_names
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
-from dashboard.policy_lab_page.words import (
-    CARRIED_OVER,
-    basis,
-    disturbance,
-    error_rows,
-    errors,
-    fairness,
-    number_rows,
-    provenance,
-    ranking,
-)
 from dashboard.prose import capitalised, verbatim
 from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
@@ -129,13 +119,13 @@ def _answer(answer: ComparisonDocument) -> None:
     names = Sides(*side_names(answer.a, answer.b))
     icon = ":material/check_circle:" if answer.difference else ":material/drag_handle:"
     st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
-    rated = provenance(answer)
+    rated = words.provenance(answer)
     badge(rated)
-    st.caption(basis(answer))
+    st.caption(words.basis(answer))
     if answer.units.carry_over:
-        st.warning(CARRIED_OVER, icon=":material/warning:")
-    if disturbance(answer):
-        st.warning(verbatim(disturbance(answer)), icon=":material/warning:")
+        st.warning(words.CARRIED_OVER, icon=":material/warning:")
+    if words.disturbance(answer):
+        st.warning(verbatim(words.disturbance(answer)), icon=":material/warning:")
     with st.container():
         above, toggle = st.columns([3, 1], vertical_alignment="bottom")
         with toggle, st.container(horizontal_alignment="right"):
@@ -157,8 +147,8 @@ def _fairness(answer: ComparisonDocument, names: Sides, colours: Sides) -> None:
     if not tenants:
         return
     served = lab_charts.shares(tenants, names, colours)
-    figure(served, "shares", "Who is served", provenance(answer), metric("jain_fairness").help)
-    st.markdown(fairness(answer))
+    figure(served, "shares", "Who is served", words.provenance(answer), metric("jain_fairness").help)
+    st.markdown(words.fairness(answer))
 
 
 def _ranking(answer: ComparisonDocument) -> None:
@@ -166,8 +156,10 @@ def _ranking(answer: ComparisonDocument) -> None:
     simulated, rows = answer.simulated, answer.ranking
     if simulated is None or rows is None:
         return
-    figure(lab_charts.ranking(rows), "ranking", "Did the simulator see it?", provenance(simulated), _HELP["ranking"])
-    outcome, told = ranking(rows)
+    figure(
+        lab_charts.ranking(rows), "ranking", "Did the simulator see it?", words.provenance(simulated), _HELP["ranking"]
+    )
+    outcome, told = words.ranking(rows)
     if outcome == "reversed":
         st.error(told, icon=":material/swap_vert:")
     elif outcome == "holds":
@@ -175,10 +167,13 @@ def _ranking(answer: ComparisonDocument) -> None:
     else:
         st.info(told)
     st.markdown(f"Simulated: {verbatim(simulated.verdict)}.")
-    st.markdown(errors(answer))
+    st.markdown(words.errors(answer))
     with st.expander("Simulated against real"):
         st.dataframe(
-            error_rows(answer), hide_index=True, height="content", column_config=number_columns(_ERROR_FORMATS, _ERROR)
+            words.error_rows(answer),
+            hide_index=True,
+            height="content",
+            column_config=number_columns(_ERROR_FORMATS, _ERROR),
         )
 
 
@@ -210,7 +205,7 @@ def _go_to(name: str, beside: str) -> None:
 def _rest(answer: ComparisonDocument) -> None:
     """The numbers, the two deployments, and downloads."""
     with st.expander("The numbers"):
-        st.dataframe(number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
+        st.dataframe(words.number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
         st.caption("`from` and `to` hold B - A, in the row's unit.")
     with st.expander("The two deployments"):
         for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):
