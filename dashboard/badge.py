@@ -21,11 +21,11 @@ _SHOWN = {
     ASSUMED: ("gray", "edit"),
 }
 _MEANING = {
-    VALIDATED: "Measured: this very shape was timed, or the whole was held against a real run.",
-    INTERPOLATED: "Between measured shapes.",
-    EXTRAPOLATED: "Beyond measured shapes: what a model makes of the nearest that were measured.",
-    UNKNOWN: "It cannot be told how far to trust it.",
-    ASSUMED: "Neither measured nor predicted: it is what was asked for.",
+    VALIDATED: "This exact shape was measured, or the whole was compared with a real run.",
+    INTERPOLATED: "It lies between measured shapes.",
+    EXTRAPOLATED: "It lies outside the measured shapes. A model predicts it from the nearest measured ones.",
+    UNKNOWN: "Nothing says how far to trust it.",
+    ASSUMED: "It is an input. It was neither measured nor predicted.",
 }
 
 

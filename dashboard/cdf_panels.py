@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -53,7 +53,11 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x
             named.add(line.name)
     for at, metric in enumerate(panels, start=1):
         figure.update_xaxes(title_text=axis_of(metric), row=1, col=at)
-        ends = {"type": "log"} if log_x else {"range": [0, _reach([line.curves[metric] for line in lines])]}
+        ends = (
+            {"type": "log"}
+            if log_x
+            else {"type": "linear", "range": [0, _reach([line.curves[metric] for line in lines])]}
+        )
         figure.update_xaxes(**ends, row=1, col=at)
     figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)

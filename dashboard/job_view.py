@@ -27,7 +27,7 @@ def follow(job: Job, watched: str = "") -> Status:
     elif status.state == "failed":
         mistake(status.error)
     elif status.state == "cancelled":
-        st.info("Cancelled. It can be started again.", icon=":material/cancel:")
+        st.info("Cancelled. You can start it again.", icon=":material/cancel:")
     return status
 
 
@@ -81,7 +81,7 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
 
 def _words(status: Status) -> str:
     if status.state == "queued":
-        return "Queued: it starts when a processor is free"
+        return "Queued. It starts when a processor is free"
     left = "" if status.eta_s is None else f", about {_seconds(status.eta_s)} left"
     return f"{capitalised(status.stage)}{left}"
 

@@ -54,14 +54,14 @@ def trace_path(runs: Path, digest: str) -> Path | None:
 
 def missing(what: str, how: str) -> str:
     """What to do about what a link names and is not here; `how` is a verb."""
-    return f"The {what} of this link is not on this server, which has only what was handed to it: {how} it again."
+    return f"The {what} of this link is not on this server. Please {how} it again."
 
 
 def keep_model(runs: Path, text: str) -> str:
     """The digest under which a pasted config.json is kept. Raises UserError, one line, if it describes no model."""
     if len(text) > MB:
         raise UserError(
-            "config.json", f"{len(text) / MB:.1f} MB", "is larger than any config.json; paste the text of one"
+            "config.json", f"{len(text) / MB:.1f} MB", "is too large for a config.json; paste the text of one"
         )
     try:
         data = json.loads(text, parse_constant=_no_number, parse_float=_finite)

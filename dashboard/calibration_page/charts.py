@@ -44,7 +44,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     spread = np.exp(_BAND * found.sigma)
     figure.add_scatter(
         x=[*x, *x[::-1]], y=[*(found.ns * spread / 1e3), *(found.ns / spread / 1e3)[::-1]],
-        fill="toself", mode="none", fillcolor=tint(SIMULATED, 0.14), name="9 of 10", hoverinfo="skip",
+        fill="toself", mode="none", fillcolor=tint(SIMULATED, 0.14), name="90 % band", hoverinfo="skip",
     )  # fmt: skip
     lines = (
         (floor, "roofline", {"color": NEUTRAL, "dash": "dash", "width": 1.5}),

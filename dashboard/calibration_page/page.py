@@ -26,16 +26,16 @@ from serving.errors import UserError
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
 _SERIES = 4
-_HELD_OUT = "kernels that the fit did not see were predicted, and held against their measured times"
+_HELD_OUT = "kernels that the fit did not see were predicted and compared with their measured times"
 _FIT = (
-    "Orange is measured, brought to common sizes. The fit is the structure of the kernel (launch, waves of tiles, "
-    "bytes) times a smooth correction learnt from all shapes. Nothing is below the roofline, which is what the "
-    "datasheet allows."
+    "Orange dots are measured times, brought to common sizes. The fit is the structure of the kernel (launch, waves of "
+    "tiles, bytes) times a smooth correction learnt from all shapes. The roofline is the least time that the datasheet "
+    "allows."
 )
-_GPUS = "Each against its own datasheet; dotted is extrapolated."
+_GPUS = "Each GPU is compared with its own datasheet. Dotted lines are extrapolated."
 _KNOWN = (
-    "How far nine of ten kernels are off at most. Grey is extrapolated: beyond what was measured, or where too few "
-    "shapes were. Orange dots were measured."
+    "The error that nine of ten kernels stay within. Grey is extrapolated: it lies outside what was measured, or too "
+    "few shapes were measured there. Orange dots were measured."
 )
 
 
@@ -70,7 +70,7 @@ def _kernels() -> None:
         fit = kernels.fits[key]
         number, at = _shape(key, fit)
         others = [other for other in names if other != name and key in _load(other).fits]
-        beside = choose_many("Beside", others, "beside", _beside(others))[: len(SERIES) - 1]
+        beside = choose_many("Compare with", others, "beside", _beside(others))[: len(SERIES) - 1]
     about = about_surfaces(bundled(name))
     shape = np.exp2(fit.surface.shapes[number]).tolist()
     with right:
@@ -86,7 +86,7 @@ def _kernels() -> None:
         figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", provenance, _GPUS)
     with other:
         known = _known(name, key, number, at)
-        figure(charts.domain(known), "domain", "What is known, and holes in it", _of_map(known), _KNOWN)
+        figure(charts.domain(known), "domain", "How well each shape is known", _of_map(known), _KNOWN)
     _provenance(about)
 
 
@@ -169,7 +169,7 @@ def _held_out(errors: dict[str, float] | None) -> None:
         place.metric(
             label,
             f"± {100 * errors[name]:.1f} %",
-            help="Error at shapes, or sizes, that were held out of the fit as a test.",
+            help="The error at shapes, or sizes, that the fit did not see.",
         )
 
 

@@ -16,7 +16,7 @@ Points = Sequence[Point]
 
 def frontier(points: Points, recommended: int | None) -> go.Figure:
     """Tokens a second of a GPU against those of a user; a line joins those that no other beats."""
-    return _joined(points, "tok_s_gpu", "output tokens/s of a GPU", unbeaten(points, per_gpu), recommended)
+    return _joined(points, "tok_s_gpu", "output tokens/s per GPU", unbeaten(points, per_gpu), recommended)
 
 
 def price(points: Points, recommended: int | None) -> go.Figure:
@@ -62,7 +62,7 @@ def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
             ],
             text=[f"{points[at].replicas} × {points[at].engine}" for at in mine],
             hovertemplate="%{text}: %{customdata[1]} GPUs, $%{customdata[2]:,.2f}/h, "
-            f"%{{customdata[3]:.1f}} % attained<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<br>"
+            f"%{{customdata[3]:.1f}} % attainment<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<br>"
             "%{customdata[4]}<extra></extra>",
             name=name,
         )

@@ -28,11 +28,11 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
         paragraph(words.basis(answer), soft=True),
         warning(words.CARRIED_OVER) if answer.units.carry_over else "",
         warning(words.disturbance(answer)) if answer.disturbed else "",
-        heading("Request by request"),
+        heading("Latency of all requests"),
         figure(lab_charts.cdfs(answer.cdfs, names, colours, log_x=False), rated),
         beside(
             [
-                heading("What can be claimed") + figure(lab_charts.differences(rows, colours), rated),
+                heading("Differences") + figure(lab_charts.differences(rows, colours), rated),
                 heading("Winners and losers") + figure(lab_charts.winners(answer.tallies, colours), rated),
             ]
         ),
@@ -40,7 +40,7 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
         *_ranking(answer),
         heading("The numbers"),
         table([shown | {_CHANGE: change(row.metric, row.percent)} for row, shown in told]),
-        paragraph("From and to are the ends of the 95 % interval of B - A, in the row's unit.", soft=True),
+        paragraph(words.ENDS, soft=True),
         heading("The two deployments"),
         *(details(f"{key}: {name}", side.as_json()) for key, name, side in zip("AB", names, sides, strict=True)),
         origin(answer.version, answer.asked, "Policy lab"),
@@ -50,7 +50,7 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
 
 def _tenants(answer: ComparisonDocument, names: Sides, colours: Sides) -> Iterator[str]:
     if answer.tenants:
-        yield heading("Who is served")
+        yield heading("Share of each tenant")
         yield figure(lab_charts.shares(answer.tenants, names, colours), words.provenance(answer))
         yield paragraph(words.fairness(answer))
 

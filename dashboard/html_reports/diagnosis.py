@@ -29,4 +29,6 @@ def diagnosis_blocks(found: DiagnosisDocument) -> Iterator[str]:
     yield warning(sentence(found.warning)) if found.warning else ""
     yield figure(what_it_buys(found), provenance(found))
     yield table(lift_rows(found))
-    yield from (paragraph(f"{c.name}: not tried, {c.skipped}", soft=True) for c in found.counterfactuals if c.skipped)
+    yield from (
+        paragraph(f"{c.name} was not tried: {c.skipped}", soft=True) for c in found.counterfactuals if c.skipped
+    )

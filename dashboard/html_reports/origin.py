@@ -18,11 +18,11 @@ def origin(
     version = f"Made by tokentwin {version or 'of an unknown version'}"
     blocks = [heading("How to get it again")]
     if "command" in asked:
-        return "".join([*blocks, paragraph(f"{version} with"), code(asked["command"])])
+        return "".join([*blocks, paragraph(f"{version} with this command:"), code(asked["command"])])
     if command:
         kept = [details(name, text) for name, text in (files or {}).items()]
         blocks += [
-            paragraph(f"{version}, on the {page} page. The command line says the same with"),
+            paragraph(f"{version}, on the {page} page. This command asks the same:"),
             code(command),
             *kept,
         ]

@@ -43,7 +43,7 @@ def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
     if error := error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)):
         yield paragraph(error, soft=True)
     own = {
-        "plausible": words.plausible_gpus(best),
+        "GPUs within the 90 % interval": words.plausible_gpus(best),
         "SLOs met on other draws of the traffic": words.other_draws(best) or "–",
     }
     yield facts(words.headline(best) | own)
@@ -51,8 +51,8 @@ def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
     if answer.too_short:
         reasons.insert(0, sentence(answer.too_short))
     if best.breaks_first:
-        more = f"beyond {best.headroom_percent} % more"
-        reasons.append(f"With more traffic, {prose(best.breaks_first)} breaks first, {more}.")
+        grown = f"When traffic grows by more than {best.headroom_percent} %"
+        reasons.append(f"{grown}, {prose(best.breaks_first)} breaks first.")
     offers = [best, *answer.runners_up]
     yield beside(
         [
@@ -76,7 +76,7 @@ def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
             ]
         )
     if best.vllm_serve:
-        yield heading("To serve it") + code(best.vllm_serve)
+        yield heading("Serve it with vLLM") + code(best.vllm_serve)
     yield details("the whole deployment of one replica", best.deployment)
 
 
@@ -87,11 +87,11 @@ def _frontiers(answer: PlanDocument) -> Iterator[str]:
     best = answer.recommendation
     recommended = answer.place(best) if best else None
     rated = words.provenance_of(points, "fleets")
-    yield heading("What can be bought")
-    yield paragraph(f"{len(points)} fleets, simulated on the same {answer.requests:,} requests.", soft=True)
+    yield heading("Every fleet of the plan")
+    yield paragraph(f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests.", soft=True)
     yield beside(
         [
-            figure(frontier_charts.frontier(points, recommended), rated, "Fast for users, or for GPUs"),
+            figure(frontier_charts.frontier(points, recommended), rated, "Speed per user and per GPU"),
             figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
         ]
     )
@@ -101,7 +101,7 @@ def _frontiers(answer: PlanDocument) -> Iterator[str]:
 def _others(answer: PlanDocument) -> Iterator[str]:
     """Every engine that was a candidate, and why it is not the answer."""
     if rows := words.alternatives(answer):
-        yield heading("What else there is") + table(rows, dict.fromkeys(words.ROOM, words.ROOM_HELP))
+        yield heading("Other candidates") + table(rows, dict.fromkeys(words.ROOM, words.ROOM_HELP))
 
 
 def _traffic(answer: PlanDocument) -> str:

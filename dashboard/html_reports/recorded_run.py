@@ -15,7 +15,7 @@ from dashboard.html_reports.diagnosis import diagnosis_blocks
 from dashboard.html_reports.document import beside, details, figure, heading, paragraph, table, warning
 from dashboard.library import calibrations, stamp
 from dashboard.palette import CLOCK_NAME, run_colour
-from dashboard.prose import sentence
+from dashboard.prose import capitalised, sentence
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.example import example_diagnosis, example_settings
 from dashboard.run_page.explained_steps import explained_steps
@@ -72,7 +72,7 @@ def _verdict(metrics: RunMetrics) -> list[str]:
     if found is None:
         return []
     return [
-        f"{found.verdict.lower()}: the backlog changes by {found.slope:+.3g} requests/s "
+        f"{capitalised(found.verdict.lower())}: the backlog changes by {found.slope:+.3g} requests/s "
         f"(95 %: {found.low:+.3g} to {found.high:+.3g}) while {found.arrival_rate:.3g} requests/s arrive"
     ]
 
@@ -105,7 +105,7 @@ def _diagnosis(source: RecordedRun) -> Iterator[str]:
     """The one that lies beside the run, or that was asked for on the Run page; nothing without either."""
     found = _found(source)
     if found is not None:
-        yield heading("Why it is as slow as it is")
+        yield heading("Why it is slow")
         yield paragraph(sentence(found.verdict))
         yield from diagnosis_blocks(found)
 

@@ -17,8 +17,8 @@ from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
-from dashboard.trust_page.rungs import rungs
-from dashboard.trust_page.words import bias, disturbance, figure_rows
+from dashboard.trust_page.rungs import LADDER, rungs
+from dashboard.trust_page.words import FLOOR, bias, disturbance, figure_rows
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from traces.recording import Recording
@@ -35,13 +35,15 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
     )
     blocks = [
         badge(of_report(report)),
+        paragraph(FLOOR, soft=True),
         paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
         warning(disturbance(report)) if report.disturbed else "",
         *([paragraph(sentence(report.set_aside), soft=True)] if report.set_aside else ()),
         heading("The ladder"),
+        paragraph(LADDER, soft=True),
         table(
             [
-                {"rung": rung.title, "stands at": rung.headline.replace("**", ""), "that is": rung.detail}
+                {"rung": rung.title, "result": rung.headline.replace("**", ""), "detail": rung.detail}
                 for rung in rungs(report, external)
             ]
         ),
@@ -57,7 +59,7 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
 
 def _distributions(source: Validation) -> Iterator[str]:
     found = compared_latencies(source.path, source.report, lambda path: RunMetrics.of(Recording.load(path)))
-    yield heading("Real and simulated, request by request")
+    yield heading("Real and simulated latency of all requests")
     yield from map(warning, found.problems)
     if found.real or found.simulated:
         yield figure(trust_charts.cdfs(found.real, found.simulated, COMPARED), found.provenance)
@@ -87,26 +89,26 @@ def _domain(source: Validation) -> Iterator[str]:
     name = source.report.recordings.simulated
     if not name:
         return
-    yield heading("What was measured, and where this run goes")
+    yield heading("What was measured, and the steps of this run")
     try:
         recording = Recording.load(resolve(source.path, name))
         timing = timed_by(recording, source.runs, source.report.calibration)
         if timing is None:
-            yield paragraph("What timed the simulated run does not lie beside the report: no domain.", soft=True)
+            yield paragraph("There is no map: the calibration of the simulated run is not here.", soft=True)
             return
         found = domain(recording, timing)
     except UserError as error:
         yield warning(str(error))
         return
     yield figure(domain_maps(found, recording.run), found.provenance)
-    yield paragraph(f"Behind it: {found.about}.", soft=True)
+    yield paragraph(f"Step times come from {found.about}.", soft=True)
 
 
 def _external(external: External) -> Iterator[str]:
     yield heading("Published engines, predicted")
     yield figure(errors_by_source(external.cases, "blind"), provenance(external.cases))
     yield table([source_row(case, "blind") for case in external.cases])
-    yield paragraph("TTFT, TPOT and E2E are medians of the absolute error, blind.", soft=True)
+    yield paragraph("TTFT, TPOT and E2E are median absolute errors in percent, of blind predictions.", soft=True)
 
 
 def _signed(value: float | None) -> str | None:
@@ -115,7 +117,7 @@ def _signed(value: float | None) -> str | None:
 
 def _origin(report: ValidationReport) -> Iterator[str]:
     yield heading("How to get it again")
-    yield paragraph("The whole loop, real runs, calibration, simulation and the comparison:")
+    yield paragraph("This command does all of it: real runs, calibration, simulation and the comparison.")
     yield code("tokentwin demo")
     if report.hardware:
         yield details("where this was measured", {name: str(value) for name, value in report.hardware.items()})

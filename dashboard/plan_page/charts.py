@@ -37,7 +37,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
         fillcolor=tint(SIMULATED, 0.18),
         line={"width": 0},
         hoverinfo="skip",
-        name="plausible (90 %)",
+        name="90 % interval",
     )
     figure.add_scatter(
         x=x,
@@ -50,7 +50,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
             "symbol": symbols(p.mark for p in points),
         },
         customdata=[(100 * p.if_slow, 100 * p.if_fast) for p in points],
-        hovertemplate="%{x} replicas: %{y:.1f} %, plausible %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
+        hovertemplate="%{x} replicas: %{y:.1f} %, 90 % interval %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
         "<extra></extra>",
         name="simulated",
     )

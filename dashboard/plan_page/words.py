@@ -19,7 +19,7 @@ FORMATS = {  # of `costs` and `alternatives`
     "$/Mtok output": "$%.2f",
     **dict.fromkeys(ROOM, "localized"),
 }
-ROOM_HELP = "What one engine's KV memory holds: tokens, and requests of mean length that are answered to their end."
+ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean length with their whole answers."
 
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
@@ -86,14 +86,14 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     rows += [
         {
             "fleet": entry.engine,
-            "verdict": "dearer: at least this much",
+            "verdict": "costs more, at least this",
             "$/h": entry.usd_per_hour_at_least,
             **_room(answer, entry.engine),
         }
         for entry in answer.dearer
     ]
     rows += [
-        {"fleet": entry.engine, "verdict": prose(f"will not do: {entry.reason}"), **_room(answer, entry.engine)}
+        {"fleet": entry.engine, "verdict": prose(f"ruled out: {entry.reason}"), **_room(answer, entry.engine)}
         for entry in answer.infeasible
     ]
     return rows

@@ -51,7 +51,7 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
         return empty("Nothing to compare", HEIGHT)
     by = {"A": colours.a, "B": colours.b, "": tint(NEUTRAL, 0.6)}
     figure = go.Figure()
-    for better, title in (("B", "B is better"), ("A", "A is better"), ("", "cannot be told")):
+    for better, title in (("B", "B is better"), ("A", "A is better"), ("", "no clear difference")):
         mine = [row for row in shown if row.better == better]
         if not mine:
             continue
@@ -126,8 +126,8 @@ def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
     for at, name in enumerate(judged, start=1):
         mine = [tally for tally in reversed(tallies) if tally.metric == name]
         counts = [max(tally.gain + tally.same + tally.lose, 1) for tally in mine]
-        kinds = (("gain", "B serves better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
-        for kind, title, colour in (*kinds, ("lose", "A serves better", colours.a)):
+        kinds = (("gain", "B better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
+        for kind, title, colour in (*kinds, ("lose", "A better", colours.a)):
             figure.add_bar(
                 x=[100 * getattr(tally, kind) / count for tally, count in zip(mine, counts, strict=True)],
                 y=[_group(tally) for tally in mine],
@@ -178,7 +178,7 @@ def ranking(rows: Sequence[Ranked]) -> go.Figure:
     """What was simulated against what the engine did, for every row that either claims: blue and orange."""
     shown = [row for row in rows if row.simulated_percent is not None and row.real_percent is not None]
     if not shown:
-        return empty("Neither the simulation nor the engine claims a difference", 160)
+        return empty("Neither the simulator nor the engine shows a difference", 160)
     y = [f"{_of_change(row)}: {row.outcome}" for row in shown]
     figure = go.Figure()
     for row, name in zip(shown, y, strict=True):

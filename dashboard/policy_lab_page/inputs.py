@@ -33,6 +33,8 @@ BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
+_SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
+_WIN = "A request gains or loses when its latency changes by this much."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -52,7 +54,14 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
         traffic = _traffic(runs)
         seeds = 1
         if not isinstance(traffic, Incomplete) and "window_s" not in traffic:
-            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help="Runs of other arrivals. From five on, each is a unit.")
+            seeds = number(
+                "Seeds",
+                "seeds",
+                1,
+                50,
+                SEEDS,
+                help=_SEEDS,
+            )
         timing = _timing(runs)
         bounds = _bounds()
         threshold = _threshold()
@@ -135,9 +144,9 @@ def _traffic(runs: Path) -> dict[str, Any] | Incomplete:
     st.caption(known[name].about)
     rate, length = st.columns(2)
     with rate:
-        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Of all parts together, on average.")
+        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="All parts together, on average.")
     with length:
-        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals before this time.")
+        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals stop after this time.")
     return {"traffic": known[name].traffic(at, seconds)}
 
 
@@ -145,8 +154,8 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     path = trace_input(runs, "lab_trace")
     if isinstance(path, Incomplete):
         return path
-    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
-    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
+    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The one with the most tokens.")
+    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Arrivals come this many times faster.")
     return {"traffic": str(path), "window_s": window, "rate_scale": scale}
 
 
@@ -157,7 +166,7 @@ def _timing(runs: Path) -> Timing:
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
     model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
-    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="GPUs that share a layer.")
+    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="How many GPUs share each layer.")
     return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
 
 
@@ -185,7 +194,13 @@ def _bounds() -> dict[str, float]:
         short = name.removesuffix("_ms")
         with place:
             bound = amount(
-                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="For attainment; 0: any."
+                f"{short.upper()} within (ms)",
+                f"{short}_within",
+                0,
+                1e7,
+                usual,
+                10,
+                help="An SLO. 0: none.",
             )
         if bound:
             said[name] = bound

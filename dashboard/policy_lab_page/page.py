@@ -44,7 +44,7 @@ _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 def show(runs: Path) -> None:
     """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
     title, chooser = st.columns([3, 2], vertical_alignment="bottom")
-    title.title("Is it better?", anchor=False)
+    title.title("Is B better than A?", anchor=False)
     with chooser:
         what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
     try:
@@ -97,8 +97,8 @@ def _found(job: Job) -> ComparisonDocument | None:
 
 
 def _how_to_record(runs: Path) -> None:
-    with st.expander("This pair is bundled. How to record one of your own"):
-        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
+    with st.expander("This pair is bundled. Record your own"):
+        st.markdown("This command runs both sides on the engine, three times each in turns, and simulates them:")
         sides = "compare a.yaml b.yaml --trace TRACE -c CALIBRATION"
         st.code(f"tokentwin {sides} --engine --repeats 3 --out {runs}/compared", language="bash", wrap_lines=True)
 
@@ -131,11 +131,11 @@ def _answer(answer: ComparisonDocument) -> None:
         with toggle, st.container(horizontal_alignment="right"):
             log_x = switch("Log time", "log")
         curves = lab_charts.cdfs(answer.cdfs, names, colours, log_x)
-        figure(curves, "cdfs", "Request by request", rated, _HELP["cdfs"], place=above)
+        figure(curves, "cdfs", "Latency of all requests", rated, _HELP["cdfs"], place=above)
     left, right = st.columns(2, gap="medium")
     with left:
         claims = lab_charts.differences(answer.rows, colours)
-        figure(claims, "differences", "What can be claimed", rated, _HELP["differences"])
+        figure(claims, "differences", "Differences", rated, _HELP["differences"])
     with right:
         tallies = lab_charts.winners(answer.tallies, colours)
         figure(tallies, "winners", "Winners and losers", rated, _HELP["winners"])
@@ -147,7 +147,7 @@ def _fairness(answer: ComparisonDocument, names: Sides, colours: Sides) -> None:
     if not tenants:
         return
     served = lab_charts.shares(tenants, names, colours)
-    figure(served, "shares", "Who is served", words.provenance(answer), metric("jain_fairness").help)
+    figure(served, "shares", "Share of each tenant", words.provenance(answer), metric("jain_fairness").help)
     st.markdown(words.fairness(answer))
 
 
@@ -206,7 +206,7 @@ def _rest(answer: ComparisonDocument) -> None:
     """The numbers, the two deployments, and downloads."""
     with st.expander("The numbers"):
         st.dataframe(words.number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
-        st.caption("`from` and `to` hold B - A, in the row's unit.")
+        st.caption(words.ENDS)
     with st.expander("The two deployments"):
         for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):
             place.markdown(f"**{key}**" + (f": {side.replicas} × " if (side.replicas or 1) > 1 else ""))
@@ -216,12 +216,12 @@ def _rest(answer: ComparisonDocument) -> None:
 
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
-    "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "
-    "grey differences may be chance. A diamond has no interval.",
-    "winners": "A request gains or loses when its latency changes by the threshold or more. One that does not finish "
-    "has waited for ever.",
-    "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "
-    "difference.",
+    "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "
+    "A grey one may be chance. A diamond has no interval.",
+    "winners": "A request gains or loses when its latency changes by the threshold or more. A request that does not "
+    "finish counts as infinitely slow.",
+    "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
+    "the engine or the simulator shows a difference.",
 }
 _FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
 _ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}

@@ -33,7 +33,8 @@ from traces.recording import Recording
 
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _WORST = "worst"
-_BUYS = "The run simulated again, each time without one constraint."
+_ONLY = "The page shows the symptoms only."
+_BUYS = "The run is simulated again, each time without one constraint. A bar shows how much of the p99 that removes."
 _ASK = "To find what would help, the run is simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
 
@@ -69,7 +70,7 @@ def _label(name: str) -> str:
 
 def _verdict(found: DiagnosisDocument | None) -> None:
     if found is None:
-        st.markdown("A run of so many requests is diagnosed in the background.")
+        st.markdown("This run has many requests, so it is diagnosed in the background.")
     elif found.counterfactuals:
         st.markdown(f"**{sentence(found.verdict)}**")
     elif found.symptoms:
@@ -94,7 +95,7 @@ def _counterfactuals(found: DiagnosisDocument) -> None:
         st.dataframe(lift_rows(found), hide_index=True, height="content")
         for c in found.counterfactuals:
             if c.skipped:
-                st.caption(f"{c.name}: not tried, {c.skipped}")
+                st.caption(f"{c.name} was not tried: {c.skipped}")
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:
@@ -112,17 +113,16 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
     """What times the run's steps again, or in a line why nothing does."""
     run = recording.run
     if run["status"] != "complete":
-        return "An interrupted run cannot be simulated again: evidence only."
+        return f"An interrupted run cannot be simulated again. {_ONLY}"
     if not (recording.path / _WORKLOAD).is_file():
-        return "The recording does not hold what was offered, and cannot be simulated again: evidence only."
+        return f"The recording does not hold its workload, so it cannot be simulated again. {_ONLY}"
     if run["clock"] == "virtual":
         return source_of(run, calibrations.values()) or (
-            "The calibration that timed it is not among the bundled ones and does not lie under the directory of runs: "
-            "evidence only."
+            f"The calibration of this run is neither bundled nor in the directory of runs. {_ONLY}"
         )
     fitting = fitting_sources(recorded_deployment(recording), calibrations.values())
     if not fitting:
-        return "No calibration of this engine lies under the directory of runs (`tokentwin calibrate`): evidence only."
+        return f"The directory of runs has no calibration of this engine; `tokentwin calibrate` makes one. {_ONLY}"
     names = {str(path): name for name, path in calibrations.items()}
     chosen = choose("Calibration", [names[str(source.calibration)] for source in fitting], "calibration")
     return Source(str(calibrations[chosen]), None)

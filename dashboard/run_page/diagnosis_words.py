@@ -10,7 +10,7 @@ from dashboard.shown import shown
 from planning.diagnose.document import DiagnosisDocument
 from serving.metrics import metric
 
-NO_STEPS = "The recording holds no steps, so that compute and memory were not looked at."
+NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
 
 
 def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:

@@ -60,7 +60,7 @@ def show(runs: Path) -> None:
 def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
     run = recording.run
     if run["status"] == "interrupted":
-        st.warning("This run was interrupted; the page shows what there was.", icon=":material/warning:")
+        st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
     headline(run, metrics)
     window = time_window(recording)
     _view(recording, metrics, runs, window)
@@ -99,15 +99,15 @@ def _calibrations(runs: Path) -> dict[str, Path]:
 
 def _bundled(runs: Path) -> None:
     st.info(
-        f"No recording under `{runs}` yet. What is shown is **bundled**; choose among several above.",
+        f"There is no recording in `{runs}` yet. This one is **bundled**; you can choose another above.",
         icon=":material/inventory_2:",
     )
     with st.expander("Record one of your own"):
         # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
         st.markdown(
-            "A recording is a directory that the real engine or the simulator writes. The quickest to several is "
-            "`tokentwin demo`. `tokentwin bench --help` says how to record a trace of your own on the real engine, "
-            "`tokentwin simulate --help` how to run it through the simulator."
+            "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
+            "`tokentwin bench --help` says how to record your own trace on the real engine, and "
+            "`tokentwin simulate --help` how to simulate it."
         )
 
 

@@ -52,13 +52,13 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         inside = (arrival <= window[1]) & ~(finish < window[0])
     rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
     with heading:
-        st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
+        st.subheader("Requests", anchor=False)
         count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
         st.caption(
             f"Showing {count}{'' if window is None else ' in the time window'}. Select one to see where its time went."
         )
     if not len(rows):
-        st.info("No request was there in this time window.", icon=":material/filter_alt_off:")
+        st.info("No request ran in this time window.", icon=":material/filter_alt_off:")
         return
     chosen = table.take(pa.array(rows))
     columns: dict[str, Any] = {

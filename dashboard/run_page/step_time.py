@@ -18,9 +18,9 @@ from dashboard.step_page.operation_table import operation_table
 from traces.recording import Recording
 
 _ROOFLINE = (
-    "Every kind of kernel in every kind of step, by its FLOPs for each byte and by what it reaches of them a second; "
-    "the larger, the more time it takes. Left of the knee memory is the bound, right of it the tensor cores. "
-    "FLOPs and bytes are the least that the operation takes."
+    "Each point is a kind of kernel in a kind of step: its FLOPs per byte, and the FLOP/s that it reaches. Larger "
+    "points take more time. Left of the knee memory bandwidth is the limit, right of it the tensor cores. FLOPs and "
+    "bytes are the least that the operation needs."
 )
 
 
@@ -34,7 +34,7 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
     bars = part_times(found.parts_ns, run_colour(recording.run), recording.run["duration_ns"])
     if found.gpu is None:
         figure(bars, "part_times", "By part", found.provenance, menu=BARE)
-        st.caption("A recording does not hold the FLOPs and bytes of what was timed, so that there is no roofline.")
+        st.caption("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.")
         return
     left, right = st.columns(2, gap="medium")
     with left:

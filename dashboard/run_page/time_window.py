@@ -25,11 +25,11 @@ _PARAMETER = "window"
 _PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
 _SUMMED = (
-    "Of several replicas: all together, KV usage of the blocks of those that live, batch tokens the mean of a step. "
-    "The grey line has all requests that came and did not leave: also those at no replica, as none lives or they are "
-    "on their way to one."
+    "With several replicas, the panels add them up. KV use is the share of the blocks of live replicas; batch tokens "
+    "are the mean of a step. The grey line counts all requests that have arrived and not left, even those that are at "
+    "no replica: none may be live, or they may be on their way to one."
 )
-_HELP = "Narrows the plot and the requests; so does a box drawn on the plot."
+_HELP = "Limits the plot and the requests to this time. You can also draw a box on the plot."
 
 
 def time_window(recording: Recording) -> Window | None:

@@ -17,10 +17,9 @@ _COLUMN = {"blind": "Blind", "anchored": "Anchored"}
 
 
 _HELP = (
-    "Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and runs of other "
-    "sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two fitted on one run of "
-    "the source, which is then left out of the score. Errors are predicted against measured; a triangle at the edge is "
-    "farther off."
+    "Public measurements of vLLM, simulated with the engine's own settings. *Blind* predictions use kernel tables and "
+    "runs of other sources only. *Anchored* predictions fit a factor or two on one run of the source, which the score "
+    "leaves out. A dot is the error of one figure; a triangle at the edge is farther off."
 )
 
 
@@ -54,8 +53,8 @@ def _tables(external: External, column: Column) -> None:
         placeholder="–",
     )
     st.caption(
-        f"TTFT, TPOT and E2E are medians of the absolute error, {column}. Made by `tokentwin validate external`, "
-        f"{when(external.created) or 'undated'}."
+        f"TTFT, TPOT and E2E are median absolute errors of {column} predictions. Made by `tokentwin validate "
+        f"external`, {when(external.created) or 'undated'}."
     )
     targets, figures = st.columns(2)
     with targets.expander("Targets"):

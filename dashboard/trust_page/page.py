@@ -25,22 +25,22 @@ from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
-from dashboard.trust_page.rungs import rungs
-from dashboard.trust_page.words import bias, disturbance, figure_rows
+from dashboard.trust_page.rungs import LADDER, rungs
+from dashboard.trust_page.words import FLOOR, bias, disturbance, figure_rows
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from serving.metrics import metric
 
 BUNDLED = "bundled: tokentwin demo"
-_REQUESTS = "Real and simulated, request by request"
+_REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"
 _ERRORS = (
-    "A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of the same "
-    "real run lie from each other: nothing can be predicted better than it repeats."
+    "A bar is the error of the simulation. The orange band is the noise floor: how far repeats of the same real run "
+    "lie from each other. No prediction can be better than that."
 )
 _HELP_STEPS = (
-    "Held-out steps, which the calibration did not see. A decode step advances running requests by one token each, a "
+    "The calibration did not see these held-out steps. A decode step advances running requests by one token each, a "
     "prefill step computes prompts, a mixed step does both."
 )
 
@@ -82,14 +82,14 @@ def show(runs: Path) -> None:
 
 def _bundled(runs: Path) -> None:
     st.info(
-        f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
+        f"There is no validation report in `{runs}` yet. This one is **bundled**: `tokentwin demo` on another machine.",
         icon=":material/inventory_2:",
     )
     with st.expander("Make a report of your own, in a few minutes on a laptop"):
         # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
         st.markdown(
-            "`tokentwin demo` goes the whole loop: real runs, calibration, simulation and the comparison. "
-            "`tokentwin validate --help` says how to validate a trace of your own."
+            "`tokentwin demo` does all of it: real runs, calibration, simulation and the comparison. "
+            "`tokentwin validate --help` says how to validate your own trace."
         )
 
 
@@ -110,7 +110,7 @@ def _verdict(report: ValidationReport) -> None:
         when(report.created),
     ]
     badge(of_report(report))
-    st.caption(" · ".join(fact for fact in facts if fact))
+    st.caption(f"{FLOOR} {' · '.join(fact for fact in facts if fact)}")
     if report.set_aside:
         st.caption(literal(sentence(report.set_aside)))
     if told := disturbance(report):
@@ -119,6 +119,7 @@ def _verdict(report: ValidationReport) -> None:
 
 def _ladder(report: ValidationReport, external: External | None) -> None:
     """Rungs 1 to 5, three and two in a row, so that they stay readable at 800 pixels."""
+    st.caption(LADDER)
     found = rungs(report, external)
     for row in (found[:3], found[3:]):
         for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
@@ -152,7 +153,7 @@ def _compared(directory: Path, report: ValidationReport) -> None:
         return
     above.subheader(_REQUESTS, anchor=False)
     if not found.problems:
-        st.caption("The report names no recordings.")
+        st.caption("The report names no recording.")
 
 
 def _errors(report: ValidationReport) -> None:

@@ -398,7 +398,7 @@ def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
 def test_every_metric_that_is_known_is_listed(runs, timed):
     app = page(runs, run="timed", view="metrics")
     assert not app.exception and not app.error
-    distributions, scalars = (frame.value for frame in app.dataframe)
+    distributions, scalars = app.dataframe[0].value, app.table[0].value
     known = [name for name, value in RunMetrics.of(timed).scalars().items() if value is not None]
     assert len(scalars) == len(known)
     assert (scalars["90 % band"] != "").sum() == 3
