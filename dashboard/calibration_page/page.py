@@ -167,9 +167,7 @@ def _held_out(errors: dict[str, float] | None) -> None:
     heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
     for place, (label, name) in zip(st.columns(4), cells, strict=True):
         place.metric(
-            label,
-            f"± {100 * errors[name]:.1f} %",
-            help="The error at shapes, or sizes, that the fit did not see.",
+            label, f"± {100 * errors[name]:.1f} %", help="The error at shapes, or sizes, that the fit did not see."
         )
 
 

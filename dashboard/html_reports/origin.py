@@ -21,11 +21,7 @@ def origin(
         return "".join([*blocks, paragraph(f"{version} with this command:"), code(asked["command"])])
     if command:
         kept = [details(name, text) for name, text in (files or {}).items()]
-        blocks += [
-            paragraph(f"{version}, on the {page} page. This command asks the same:"),
-            code(command),
-            *kept,
-        ]
+        blocks += [paragraph(f"{version}, on the {page} page. This command asks the same:"), code(command), *kept]
     else:
         blocks.append(paragraph(f"{version}, on the {page} page, with these inputs."))
     return "".join([*blocks, details("every input", dict(asked))] if asked else blocks)

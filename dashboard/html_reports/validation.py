@@ -10,9 +10,8 @@ from dashboard.html_reports.document import badge, code, details, figure, headin
 from dashboard.prose import sentence
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
-from dashboard.trust_page.domain import domain
+from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
-from dashboard.trust_page.domain_source import timed_by
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
 from dashboard.trust_page.latencies import COMPARED, compared_latencies

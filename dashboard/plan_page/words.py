@@ -76,27 +76,19 @@ def costs(point: Point) -> dict[str, Any]:
 def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     """A row for every engine that was a candidate: what it costs, why it is not the answer, and its room for KV."""
     best, spares = answer.recommendation, answer.spares
-    found = [(point, "met") for point in answer.runners_up]
-    if best:
-        found.insert(0, (best, "recommended"))
-    rows: list[dict[str, Any]] = [
-        {"fleet": carriers(point, spares), "verdict": verdict, **_room(answer, point.engine), **costs(point)}
-        for point, verdict in found
+    found = [*([(best, "recommended")] if best else ()), *((point, "met") for point in answer.runners_up)]
+
+    def row(fleet: str, verdict: str, engine: str, **more: Any) -> dict[str, Any]:
+        return {"fleet": fleet, "verdict": verdict, **_room(answer, engine), **more}
+
+    return [
+        *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in found),
+        *(
+            row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least})
+            for e in answer.dearer
+        ),
+        *(row(e.engine, prose(f"ruled out: {e.reason}"), e.engine) for e in answer.infeasible),
     ]
-    rows += [
-        {
-            "fleet": entry.engine,
-            "verdict": "costs more, at least this",
-            "$/h": entry.usd_per_hour_at_least,
-            **_room(answer, entry.engine),
-        }
-        for entry in answer.dearer
-    ]
-    rows += [
-        {"fleet": entry.engine, "verdict": prose(f"ruled out: {entry.reason}"), **_room(answer, entry.engine)}
-        for entry in answer.infeasible
-    ]
-    return rows
 
 
 def _room(answer: PlanDocument, engine: str) -> dict[str, int]:

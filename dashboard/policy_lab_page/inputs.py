@@ -34,7 +34,6 @@ PASTED = "pasted"
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
 _SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
-_WIN = "A request gains or loses when its latency changes by this much."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -54,14 +53,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
         traffic = _traffic(runs)
         seeds = 1
         if not isinstance(traffic, Incomplete) and "window_s" not in traffic:
-            seeds = number(
-                "Seeds",
-                "seeds",
-                1,
-                50,
-                SEEDS,
-                help=_SEEDS,
-            )
+            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help=_SEEDS)
         timing = _timing(runs)
         bounds = _bounds()
         threshold = _threshold()
@@ -187,24 +179,17 @@ def _cards() -> list[str]:
     return sorted(gpus(), key=lambda name: name != GPU)
 
 
-def _bounds() -> dict[str, float]:
-    ttft, tpot = st.columns(2)
-    said = {}
-    for place, (name, usual) in zip((ttft, tpot), BOUNDS.items(), strict=True):
+def _judged() -> dict[str, Any]:
+    """The bounds of the attainment, and from which change on a request gains or loses."""
+    bounds = {}
+    for place, (name, usual) in zip(st.columns(2), BOUNDS.items(), strict=True):
         short = name.removesuffix("_ms")
         with place:
-            bound = amount(
-                f"{short.upper()} within (ms)",
-                f"{short}_within",
-                0,
-                1e7,
-                usual,
-                10,
-                help="An SLO. 0: none.",
-            )
-        if bound:
-            said[name] = bound
-    return said
+            title = f"{short.upper()} within (ms)"
+            if bound := amount(title, f"{short}_within", 0, 1e7, usual, 10, help="An SLO. 0: none."):
+                bounds[name] = bound
+    help = "A request gains or loses when its latency changes by this much."
+    return {"bounds": bounds, "threshold": amount("Counts as a win from (%)", "win", 0, 100, 5, 1, help) / 100}
 
 
 def _threshold() -> float:

@@ -18,6 +18,7 @@ from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
 from dashboard.loading import open_run
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
@@ -89,6 +90,7 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
 def _metrics(recording: Recording, metrics: RunMetrics) -> None:
     """Every metric that the recording tells."""
     right = dict.fromkeys(STATISTICS, st.column_config.TextColumn(alignment="right"))
+    right |= number_columns({"values": "localized"})
     st.dataframe(distribution_rows(metrics), hide_index=True, height="content", column_config=right)
     st.table(scalar_rows(recording.run, metrics), hide_index=True)  # where definitions are not cut off
 

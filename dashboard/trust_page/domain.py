@@ -25,8 +25,10 @@ from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
+from dashboard.bundled import DEMO
+from dashboard.library import calibrations
 from dashboard.series import column, thin
-from planning.repricing import Source, repriced
+from planning.repricing import Source, fitting_sources, repriced, source_of
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
@@ -92,6 +94,19 @@ class Domain(NamedTuple):
         if not self.beyond.steps:
             return Provenance(self.mark, f"none of {self.counted_steps} lies beyond what was measured")
         return Provenance(self.mark, f"{self.beyond} lie outside what was measured, most by {self.reason}")
+
+
+def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
+    """What timed a simulated run; for a real one the calibration of this id, or any of its engine.
+
+    Looked for under `runs` and among what is bundled; None if it is not there.
+    """
+    known = [*calibrations(runs).values(), DEMO / "calibration"]
+    if recording.run["clock"] == "virtual":
+        return source_of(recording.run, known)
+    fitting = fitting_sources(recorded_deployment(recording), known)
+    named = source_of({**recording.run, "calibration": calibration}, known)
+    return named if named in fitting else next(iter(fitting), None)
 
 
 def domain(recording: Recording, source: Source) -> Domain:

@@ -11,9 +11,8 @@ from calibration.steps.coverage import shown_share
 from dashboard.badge import figure
 from dashboard.library import stamp
 from dashboard.mistake import mistake
-from dashboard.trust_page.domain import Domain, domain
+from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
-from dashboard.trust_page.domain_source import timed_by
 from dashboard.url import choose, forget, moved
 from planning.repricing import Source
 from serving.errors import UserError

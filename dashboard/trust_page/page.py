@@ -110,7 +110,8 @@ def _verdict(report: ValidationReport) -> None:
         when(report.created),
     ]
     badge(of_report(report))
-    st.caption(f"{FLOOR} {' · '.join(fact for fact in facts if fact)}")
+    st.caption(" · ".join(fact for fact in facts if fact))
+    st.caption(FLOOR)
     if report.set_aside:
         st.caption(literal(sentence(report.set_aside)))
     if told := disturbance(report):

@@ -10,8 +10,8 @@ from dashboard.trust_page.external_results import External, Source
 from serving.metrics import label_of
 
 LADDER = (
-    "Five checks of the simulator, each called a rung: it makes the same decisions as the engine, it knows step times, "
-    "whole runs agree, engines of others agree, and 90 % bands hold what they should."
+    "Each card is a check of the simulator, called a rung. 1: does it decide as the engine does? 2: are its step times "
+    "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %?"
 )
 _NOT_CLIMBED = "This report does not hold this check."
 _LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
