@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -27,6 +28,13 @@ _MEANING = {
     UNKNOWN: "Nothing says how far to trust it.",
     ASSUMED: "It is an input. It was neither measured nor predicted.",
 }
+
+
+def titled(text: str, widths: Sequence[float] = (2, 1)) -> Any:
+    """The title of a page; the place beside it, for a choice of what the page is of."""
+    title, beside = st.columns(widths, vertical_alignment="bottom")
+    title.title(text, anchor=False)
+    return beside
 
 
 def mark_badge(mark: str) -> str:

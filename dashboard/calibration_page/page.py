@@ -15,7 +15,7 @@ from calibration.kernels.surface_file import about_surfaces
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage
 from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
-from dashboard.badge import figure, heading
+from dashboard.badge import figure, heading, titled
 from dashboard.calibration_page import charts, step_calibration
 from dashboard.mistake import mistake
 from dashboard.sweeps_page.charts import SERIES
@@ -42,10 +42,7 @@ _KNOWN = (
 @in_url
 def show(runs: Path) -> None:
     """The page: bundled kernel tables, and the calibrations under `runs`."""
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
-    with title:
-        st.title("What predictions rest on", anchor=False)
-    with chooser:
+    with titled("What predictions rest on"):
         what = pick("What was measured", [_KERNELS, _ENGINES], "of")
     if what == _ENGINES:
         step_calibration.show(runs)

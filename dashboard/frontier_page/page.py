@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import Provenance
-from dashboard.badge import badge, figure
+from dashboard.badge import badge, figure, titled
 from dashboard.downloads import downloads
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
@@ -43,9 +43,7 @@ class _Asked(NamedTuple):
 def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     """The page, over the plans under `runs` and the bundled one; `run_page` is where a recording is opened."""
     plans = _plans(runs)
-    title, chooser = st.columns([1, 1], vertical_alignment="bottom")
-    title.title("Every fleet of a plan", anchor=False)
-    with chooser:
+    with titled("Every fleet of a plan", (1, 1)):
         name = choose("Plan", list(plans), "plan", show=lambda name: plan_name(*plans[name]), lasting=False)
     asked = plans[name]
     answer, points = asked.answer, asked.answer.points

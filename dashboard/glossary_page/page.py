@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from dashboard.badge import titled
 from dashboard.prose import sentence, verbatim
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
@@ -27,10 +28,7 @@ _SLO_NOTE = (
 @in_url
 def show() -> None:
     """The page. `?q=` searches, `#METRIC` goes to one."""
-    title, search = st.columns([2, 1], vertical_alignment="bottom")
-    with title:
-        st.title("Glossary", anchor=False)
-    with search:
+    with titled("Glossary"):
         wanted = text("Search", "q", placeholder="a name, a word, or what vLLM calls it")
     found = [m for m in METRICS.values() if matches(m, wanted)]
     st.caption(

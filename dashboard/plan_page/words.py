@@ -83,10 +83,7 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
 
     return [
         *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in found),
-        *(
-            row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least})
-            for e in answer.dearer
-        ),
+        *(row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least}) for e in answer.dearer),
         *(row(e.engine, prose(f"ruled out: {e.reason}"), e.engine) for e in answer.infeasible),
     ]
 

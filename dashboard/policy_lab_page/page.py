@@ -12,7 +12,7 @@ from pathlib import Path
 import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.badge import badge, figure
+from dashboard.badge import badge, figure, titled
 from dashboard.downloads import downloads
 from dashboard.incomplete import Incomplete
 from dashboard.job_view import offer, start_once
@@ -43,9 +43,7 @@ _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 @in_url
 def show(runs: Path) -> None:
     """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
-    title, chooser = st.columns([3, 2], vertical_alignment="bottom")
-    title.title("Is B better than A?", anchor=False)
-    with chooser:
+    with titled("Is B better than A?", (3, 2)):
         what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
     try:
         if what == "recordings":

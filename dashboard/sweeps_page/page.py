@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
 
-from dashboard.badge import figure
+from dashboard.badge import figure, titled
 from dashboard.downloads import downloads
 from dashboard.library import find, stamp
 from dashboard.mistake import mistake
@@ -49,11 +49,8 @@ _NONE = "nothing"
 def show(runs: Path) -> None:
     """The page, over the sweeps under `runs` and one that is bundled."""
     sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
-    with chooser:
+    with titled("How metrics change"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
-    with title:
-        st.title("How metrics change", anchor=False)
     try:
         found = _load(str(sweeps[name]), stamp(sweeps[name]))
     except UserError as error:

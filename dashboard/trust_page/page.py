@@ -10,7 +10,7 @@ from pathlib import Path
 import streamlit as st
 
 from calibration.validation.report import REPORT, ValidationReport, load_report, load_residuals, resolve
-from dashboard.badge import badge, figure
+from dashboard.badge import badge, figure, titled
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
@@ -50,10 +50,7 @@ def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
     own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation"}
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
-    with title:
-        st.title("Can you trust the numbers?", anchor=False)
-    with chooser:
+    with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
     if not own:
         _bundled(runs)

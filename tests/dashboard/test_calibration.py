@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +29,6 @@ from tests.calibration.test_calibration import measured
 from tests.dashboard.samples import one_line
 
 H100 = load_kernels(find_gpu("H100"))
-
-
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
 
 
 def page(runs, **url):

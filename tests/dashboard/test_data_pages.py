@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -26,14 +25,6 @@ from tests.dashboard.badges import badges
 from tests.dashboard.samples import one_line, toy_run
 
 SAMPLES = Path(dashboard.__file__).with_name("samples")
-
-
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
 
 
 def open_page(module, *arguments, **url):

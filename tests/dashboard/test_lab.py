@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,22 +51,6 @@ OWN = "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: s
 
 def told(stage: str, share: float) -> None:
     """Nobody listens."""
-
-
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Jobs that the page starts, which then are not."""
-    jobs: list[Job] = []
-    monkeypatch.setattr(Job, "start", lambda job: jobs.append(job))
-    return jobs
 
 
 def lab(runs: Path, **url: str) -> AppTest:

@@ -20,14 +20,6 @@ from tests.dashboard.samples import one_line, write_samples
 from tokentwin.commands.dashboard import dashboard
 
 
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
-
-
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     return write_samples(tmp_path_factory.mktemp("samples") / "runs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ from tests.dashboard.samples import one_line, report, write_report, write_sample
 from traces import column_dictionary
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
-
-
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
 
 
 @pytest.fixture(scope="module")
