@@ -106,7 +106,8 @@ def _domain(source: Validation) -> Iterator[str]:
 def _external(external: External) -> Iterator[str]:
     yield heading("Published engines, predicted")
     yield figure(errors_by_source(external.cases, "blind"), provenance(external.cases))
-    yield table([source_row(case, "blind") for case in external.cases])
+    rows = [source_row(case, "blind") for case in external.cases]
+    yield table([{name: value for name, value in row.items() if name not in ("engine", "GPU")} for row in rows])
     yield paragraph("TTFT, TPOT and E2E are median absolute errors in percent, of blind predictions.", soft=True)
 
 

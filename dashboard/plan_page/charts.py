@@ -10,7 +10,6 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.log_axis import log_axis
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
 from dashboard.plan_page.words import carriers
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
@@ -155,8 +154,21 @@ def lengths(told: Lengths) -> go.Figure:
             row=1,
             col=at,
         )
-        ends = np.log10(edges[[0, -1]]).tolist()
-        axis = log_axis(edges[0], edges[-1]) | {"range": ends, "title_text": f"{name} (tokens)"}
+        ticks = log_ticks(edges[0], edges[-1])
+        axis = {"type": "log", "range": np.log10(edges[[0, -1]]).tolist(), "title_text": f"{name} (tokens)"}
+        axis |= {"tickvals": ticks, "ticktext": [f"{tick:,.0f}" for tick in ticks]}
         figure.update_xaxes(**axis, row=1, col=at)
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, 230, legend=False)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round whole numbers for a logarithmic axis: powers of ten or, where these are few, 1-2-5, or evenly spaced."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for leading in ((1,), (1, 5), (1, 2, 5)):
+        ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
+        if len(ticks) >= 3:
+            return ticks
+    scale = 10.0 ** math.floor(math.log10(max((high - low) / 5, 1)))
+    step = next(first * scale for first in (1, 2, 5, 10) if first * scale * 5 >= high - low)
+    return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -97,7 +97,7 @@ def test_every_kind_of_kernel_has_its_figures(key):
     fit_ = H100.fits[key]
     figure = calibration_charts.times(H100.gpu, key, fit_, 0, 1)
     traces = {trace.name: trace for trace in figure.data}
-    assert set(traces) == {"9 of 10", "roofline", "structure alone", "fit", "measured"}
+    assert set(traces) == {"90 % band", "roofline", "structure alone", "fit", "measured"}
     assert (np.array(traces["fit"].y) >= np.array(traces["roofline"].y) * 0.999).all()
     shape = np.exp2(fit_.surface.shapes[0]).tolist()
     shares = calibration_charts.utilisations({"H100": (H100.gpu, fit_)}, key, shape, 1)
@@ -194,7 +194,7 @@ def test_another_engine_by_its_correction(calibrated):
 
 def test_without_a_calibration_it_says_how_to_make_one(tmp_path):
     app = page(tmp_path, of="Engines")
-    assert not app.exception and "No calibration" in app.info[0].value and "tokentwin calibrate" in app.code[0].value
+    assert not app.exception and "no calibration" in app.info[0].value and "tokentwin calibrate" in app.code[0].value
 
 
 @pytest.mark.parametrize(

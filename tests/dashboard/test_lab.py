@@ -478,7 +478,7 @@ def test_an_interval_is_drawn_in_percent_of_a_and_coloured_by_who_is_better() ->
     assert (by["B is better"].marker.color, by["A is better"].marker.color) == ("#222222", "#111111")
     bars = by["B is better"].error_x
     assert (by["B is better"].x[0] - bars.arrayminus[0], by["B is better"].x[0] + bars.array[0]) == (-30.0, -10.0)
-    assert list(by["cannot be told"].marker.symbol) == ["circle", "diamond"]
+    assert list(by["no clear difference"].marker.symbol) == ["circle", "diamond"]
     assert figure.layout.yaxis.categoryarray[-1] == lab_charts.label(rows[0]), "the first row is on top"
 
 
@@ -528,5 +528,5 @@ def test_requests_that_do_not_finish_are_told(tmp_path: Path, answer: dict[str, 
     told = {**answer, "rows": [*answer["rows"], {**lost, "percent": 100.0, "better": ""}]}
     leave(tmp_path, SIMULATED, asked(lab(tmp_path, seconds="8"), started), told)
     app = lab(tmp_path, seconds="8")
-    assert "25.0 % of them finish on A, 50.0 % on B" in shown(app)
+    assert "On A 25.0 % of the requests finish, on B 50.0 %" in shown(app)
     assert "finish on A" not in shown(lab(tmp_path))

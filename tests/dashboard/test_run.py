@@ -167,8 +167,8 @@ def test_a_run_that_came_to_little_says_so_first(shed):
 
 def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
-    assert any("12.5 % from cpu, 5 % from nvme came out of KV tiers" in text for text in said)
-    assert any("gives 2.5 tokens to a request, 50 % of the draft tokens" in text for text in said)
+    assert any("came from KV tiers: 12.5 % from cpu, 5 % from nvme" in text for text in said)
+    assert any("gives a request 2.5 tokens on average. 50 % of the draft tokens" in text for text in said)
     assert any("Of single replicas" in text for text in said)
 
 
@@ -281,7 +281,7 @@ def test_the_step_view_shows_parts_and_roofline(runs, timed):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("simulated", "toy) is not among the bundled ones"), ("real-1", "did not time what is inside")]
+    ("name", "line"), [("simulated", "toy) is neither bundled"), ("real-1", "did not time what is inside")]
 )
 def test_the_step_view_says_why_it_cannot_tell(runs, name, line):
     app = page(runs, run=name, view="steps")
@@ -342,7 +342,7 @@ def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("simulated", "does not hold what was offered"), ("real-1", "does not hold what was offered")]
+    ("name", "line"), [("simulated", "does not hold its workload"), ("real-1", "does not hold its workload")]
 )
 def test_a_run_that_cannot_be_simulated_again_has_evidence_only(runs, name, line):
     app = page(runs, run=name, view="diagnosis")
@@ -389,7 +389,9 @@ def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
     tried = (lifted("a", "policy", {"finished": 0.8}, {}, finished=0.83),)
     figure = what_it_buys(bundled_diagnosis(metric="finished", simulated_finished=0.15, counterfactuals=tried))
     assert list(figure.data[0].x) == [80] and figure.data[0].text[0] == "83.0 % finish"
-    assert figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finish as it was"
+    assert (
+        figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finished in the run"
+    )
 
 
 # Every metric

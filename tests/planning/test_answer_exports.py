@@ -226,7 +226,7 @@ def test_what_was_simulated_beside_real_runs_is_in_tables_of_its_own() -> None:
 def test_a_report_of_real_runs_says_how_far_off_the_simulated_ones_are_and_whether_they_were_disturbed() -> None:
     document = recorded().model_copy(update={"disturbed": True, "disturbance": "the canary drifted"})
     text = written(document, "html").decode()
-    assert "The real runs were disturbed: the canary drifted. Part of what differs" in text
+    assert "The real runs were disturbed: the canary drifted. A canary step is" in text
     worst = furthest_off(document.errors())
     assert worst is not None and f"({worst.error:+.1f} %)" in text and "Simulated against real" in text
     calm = written(document.model_copy(update={"disturbed": False}), "html").decode()
@@ -258,12 +258,12 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         (
             "plan",
             7,
-            ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s of a GPU", "prompt (tokens)"],
+            ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s per GPU", "prompt (tokens)"],
         ),
-        ("no fleet", 3, ["output tokens/s of a GPU", "prompt (tokens)"]),
+        ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
         ("simulated comparison", 4, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
-        ("diagnosis", 1, ["share of TTFT p99 that would be gone (%), 567 ms as it was"]),
+        ("diagnosis", 1, ["share of TTFT p99 that goes away (%); it was 567 ms"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 5, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
@@ -289,7 +289,7 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
     assert f"{100 * answer['recommendation']['attainment']:.1f} %" in text
     gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]
     assert error_line(load_external(EXTERNAL_SAMPLE), gpu) in text
-    assert "What else there is" in text and all(entry["engine"] in text for entry in answer["dearer"])
+    assert "Other candidates" in text and all(entry["engine"] in text for entry in answer["dearer"])
 
 
 def test_the_command_of_a_plan_asks_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
