@@ -322,7 +322,7 @@ def test_published_engines_are_shown_with_their_errors_and_targets(tmp_path):
     met = sum(target.met for target in bundled.targets)
     assert f"**{met} of {len(bundled.targets)}** targets met, {len(bundled.cases)} sources" in text(app)
     dots = [trace for trace in charts(app)[4]["data"] if trace["mode"] == "markers"]
-    assert any(trace["name"] == "in its 90 % interval" for trace in dots)
+    assert any(trace["name"] == "in the 90 % band" for trace in dots)
     anchored = trust(tmp_path, prediction="anchored")
     assert not anchored.exception and parameter(anchored, "prediction") == "anchored"
 
