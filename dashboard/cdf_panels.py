@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from dashboard.palette import empty, finish
@@ -15,10 +16,14 @@ from serving.metrics import axis_of
 _FEW = 10  # values of which a line alone would show little
 
 
+Values = Sequence[float] | NDArray[Any]
+Curve = tuple[Values, Values]
+
+
 class Line(NamedTuple):
     """Distributions by metric, as values and the percent of the requests that do not exceed each; and how to draw."""
 
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    curves: Mapping[str, Curve]
     name: str
     colour: str
     width: float = 2.2
@@ -64,7 +69,7 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x
     return finish(figure, height)
 
 
-def _reach(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+def _reach(curves: Sequence[Curve]) -> float:
     known = [(x, y) for x, y in curves if len(x)]
     tails = [x[min(int(np.searchsorted(y, 99)), len(x) - 1)] for x, y in known]
     return float(min(max(x[-1] for x, _ in known), 1.3 * max(tails)) * 1.03)

@@ -83,7 +83,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRequest:
     """Draw the choice among the recordings, and groups of them, in `own`; and what times their twins, if anything.
 
-    The bundled pair can be chosen, too; unasked it is, where `own` are fewer than two.
+    The bundled pair can be chosen, too, and is what the page opens on where `own` are fewer than two.
     """
     found = {**own, **bundled_pair()}
     first, second = _likely(own if len(own) > 1 else bundled_pair())
@@ -163,7 +163,7 @@ def _timing(runs: Path) -> Timing:
 
 
 def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
-    """What times recordings simulated once more, or nothing; of the `bundled` pair unasked what is bundled with it."""
+    """What times recordings simulated once more, or nothing; of the `bundled` pair at first what is bundled with it."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     usual = _BUNDLED if bundled else _ALONE
     options = [usual, *(name for name in (_ALONE, *measured, *_cards()) if name != usual)]

@@ -33,11 +33,14 @@ def cdfs(
 
     `real` and `simulated` map metric names to values, one a request, NaN where there is none.
     """
+
+    def line(values: Mapping[str, NDArray[Any]], *how: Any) -> Line:
+        return Line({metric: ecdf(values.get(metric, np.empty(0))) for metric in metrics}, *how)
+
     repeats = f"real, {len(real)} repeats" if len(real) > 1 else "real"
-    runs = [(run, repeats, REAL, 1.6, 0.75) for run in real]
+    lines = [line(run, repeats, REAL, 1.6, 0.75) for run in real]
     if simulated is not None:
-        runs.append((simulated, "simulated", SIMULATED, 2.4, 1.0))
-    lines = [Line({metric: ecdf(values.get(metric, np.empty(0))) for metric in metrics}, *how) for values, *how in runs]
+        lines.append(line(simulated, "simulated", SIMULATED, 2.4))
     return cdf_panels(lines, metrics, 380, log_x)
 
 

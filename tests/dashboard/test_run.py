@@ -36,7 +36,7 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.dashboard.badges import badges
 from tests.dashboard.samples import write_samples
-from tests.dashboard.test_pages import charts, one_line, parameter, text
+from tests.dashboard.test_pages import charts, parameter, text
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.recording import Recording, RecordingWriter
