@@ -147,7 +147,7 @@ def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
 
 
 def _beside(others: list[str]) -> list[str]:
-    """The other GPUs that are shown unasked: one of each generation."""
+    """The other GPUs that are shown at first: one of each generation."""
     generations: tuple[str, ...] = ("A100-80G", "H200", "B200")
     return [name for name in generations if name in others][: _SERIES - 1]
 
