@@ -66,7 +66,7 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     roofs = roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
     kernels = weakest((o.provenance for o in found.operations), "kinds of kernel")
     figure(roofs, "roofline", "What bounds it", kernels, _ROOF)
-    amounts = {
+    amounts: dict[str, list[float]] = {
         "times": [o.count for o in found.operations],
         "GFLOP": [o.flops / 1e9 for o in found.operations],
         "MB": [o.bytes / 1e6 for o in found.operations],
