@@ -67,7 +67,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
             f"p95 {errors.p95_error_pct:.1f} %, bias {errors.bias_pct:+.1f} %, {errors.steps:,} steps",
             delta_color="off",
             delta_arrow="off",
-            help="Of steps that the fit did not see.",
+            help="The error on steps that the fit did not see.",
         )
     left, right = st.columns([2, 3], gap="large")
     with right:

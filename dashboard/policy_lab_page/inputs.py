@@ -146,7 +146,7 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     path = trace_input(runs, "lab_trace")
     if isinstance(path, Incomplete):
         return path
-    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The one with the most tokens.")
+    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The part with the most tokens.")
     scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Arrivals come this many times faster.")
     return {"traffic": str(path), "window_s": window, "rate_scale": scale}
 
@@ -186,7 +186,7 @@ def _judged() -> dict[str, Any]:
         short = name.removesuffix("_ms")
         with place:
             title = f"{short.upper()} within (ms)"
-            if bound := amount(title, f"{short}_within", 0, 1e7, usual, 10, help="An SLO. 0: none."):
+            if bound := amount(title, f"{short}_within", 0, 1e7, usual, 10, help="The SLO; 0: none."):
                 bounds[name] = bound
     help = "A request gains or loses when its latency changes by this much."
     return {"bounds": bounds, "threshold": amount("Counts as a win from (%)", "win", 0, 100, 5, 1, help) / 100}

@@ -86,7 +86,7 @@ def _summary(found: SweepResults) -> None:
 def _axes(found: SweepResults) -> SweepView:
     y = choose("Metric", metrics_in_order(found), "y", show=found.metrics.__getitem__)
     likely = parameters_in_order(found)
-    x = choose("Against", likely, "x", help="A line is the median over all others and seeds, a band their range.")
+    x = choose("Against", likely, "x", help="The line is the median over all other parameters, the band their range.")
     by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
