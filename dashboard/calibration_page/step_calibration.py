@@ -53,7 +53,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     low, high = calibration.interval
     st.caption(
         f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
-        f"9 of 10 runs take {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % more than predicted"
+        f"9 of 10 runs lie within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())

@@ -53,10 +53,9 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
     with heading:
         st.subheader("Requests", anchor=False)
-        count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
-        st.caption(
-            f"Showing {count}{'' if window is None else ' in the time window'}. Select one to see where its time went."
-        )
+        count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"all {len(rows):,}"
+        within = "" if window is None else " in the time window"
+        st.caption(f"Showing {count} requests{within}. Select one to see where its time went.")
     if not len(rows):
         st.info("No request ran in this time window.", icon=":material/filter_alt_off:")
         return
