@@ -242,7 +242,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert found is not None, "python -m dashboard.policy_lab_page.example makes it anew"
     app = lab(tmp_path)
     text = shown(app)
-    assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's index of A" in text
+    assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's fairness index is" in text
     assert len(app.get("plotly_chart")) == 4 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {
         *("Parquet of rows", "Parquet of tallies", "CSV of rows", "CSV of tallies", "Report", "JSON")

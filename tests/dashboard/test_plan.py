@@ -334,7 +334,7 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     assert "A first answer" not in shown(app)
     write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
-    assert "About " in shown(app) and "A first answer, by a part of each fleet" in shown(app)
+    assert "About " in shown(app) and "This first answer is of a part of each fleet" in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
     sleeper.wait(10)
     app.run()

@@ -169,7 +169,7 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
     assert any("came from KV tiers: 12.5 % from cpu, 5 % from nvme" in text for text in said)
     assert any("gives a request 2.5 tokens on average. 50 % of the draft tokens" in text for text in said)
-    assert any("Of single replicas" in text for text in said)
+    assert any("of single replicas" in text for text in said)
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
