@@ -87,8 +87,8 @@ def _others(external: External | None) -> Rung:
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
     furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
     why = (
-        f"Published runs of vLLM that the simulator had not seen. The median errors are {_together(_medians(external))}. "
-        f"The largest is of {furthest.title}: {_together(_medians(furthest))}."
+        f"Published runs of vLLM that the simulator had not seen. Median errors are {_together(_medians(external))}. "
+        f"The largest are of {furthest.title}: {_together(_medians(furthest))}."
     )
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 

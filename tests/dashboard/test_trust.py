@@ -149,7 +149,7 @@ def test_the_furthest_out_of_the_published_engines_is_named():
               if (e := case.median_error_pct(f, "blind")) is not None}  # fmt: skip
     title, worst = max(errors, key=lambda pair: pair[1])
     detail = rungs(None, published)[3].detail
-    assert f"The largest is of {title}: " in detail and f"{worst:.1f} %" in detail
+    assert f"The largest are of {title}: " in detail and f"{worst:.1f} %" in detail
 
 
 def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
