@@ -64,7 +64,7 @@ _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
 _ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _TABLES = "kernel tables"
-_TIMED = "Kernel tables of each GPU, or a calibration under the runs directory. One of our own engine fixes the model."
+_TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
 _REST_HELP = "The model, tensor parallel size and policy that the deployment states are not asked for here."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
@@ -121,10 +121,12 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
     served: dict[str, Any] = {} if "model" in stated else {"model": _model(runs)}
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
     served["gpus"] = choose_many(
-        "GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`."
+        "GPUs", names, "gpus", GPUS, help="The plan tries each one. `tokentwin gpus` lists prices."
     )
     if "tensor_parallel_size" not in stated:
-        sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
+        sizes = choose_many(
+            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="How many GPUs share each layer."
+        )
         served["tensor_parallel_sizes"] = sizes
     return served
 
@@ -140,7 +142,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
     if "policy" not in stated:
-        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="Each is a candidate.")
+        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each one.")
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
     splits = choose_many("Prefill to decode engines", _SPLITS, "splits", _SPLITS[:1], _split_shown, _SPLIT)
@@ -262,7 +264,7 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     if isinstance(path, Incomplete):
         return path
     limit = _limit()
-    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
+    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The part with the most tokens.")
     own, whole_s = _own_rate(str(path), window, limit)
     stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
     st.caption(f"The plan uses {stretch}, at {own:,.3g} requests/s. Its bursts stay at any rate.")

@@ -34,6 +34,7 @@ PASTED = "pasted"
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
 _SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
+_WIN = "A request gains or loses when its latency changes by this much."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -179,23 +180,24 @@ def _cards() -> list[str]:
     return sorted(gpus(), key=lambda name: name != GPU)
 
 
-def _judged() -> dict[str, Any]:
-    """The bounds of the attainment, and from which change on a request gains or loses."""
-    bounds = {}
-    for place, (name, usual) in zip(st.columns(2), BOUNDS.items(), strict=True):
+def _bounds() -> dict[str, float]:
+    ttft, tpot = st.columns(2)
+    said = {}
+    for place, (name, usual) in zip((ttft, tpot), BOUNDS.items(), strict=True):
         short = name.removesuffix("_ms")
         with place:
-            title = f"{short.upper()} within (ms)"
-            if bound := amount(title, f"{short}_within", 0, 1e7, usual, 10, help="The SLO; 0: none."):
-                bounds[name] = bound
-    help = "A request gains or loses when its latency changes by this much."
-    return {"bounds": bounds, "threshold": amount("Counts as a win from (%)", "win", 0, 100, 5, 1, help) / 100}
+            bound = amount(
+                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="The SLO; 0: none."
+            )
+        if bound:
+            said[name] = bound
+    return said
 
 
 def _threshold() -> float:
     """A share, entered in percent."""
     usual = 100 * CompareRequest.model_fields["threshold"].default
-    return amount("A win is (%)", "win", 0, 100, usual, 1, help="A request gains or loses from this change on.") / 100
+    return amount("Counts as a win from (%)", "win", 0, 100, usual, 1, help=_WIN) / 100
 
 
 def _side(runs: Path, side: str) -> Side | Incomplete:
@@ -242,5 +244,5 @@ def _deadlines(side: str) -> dict[str, Any]:
 
 _TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
-_POLICY = "Which request is served when: `docs/policies.md` says what each promises."
-_TIMING = "A GPU of the catalogue, by its kernel tables; or a calibration under the runs directory."
+_POLICY = "The policy decides which request is served when. `docs/policies.md` describes each one."
+_TIMING = "What predicts step times: the kernel tables of a GPU, or a calibration in the runs directory."
