@@ -86,7 +86,7 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     rows += [
         {
             "fleet": entry.engine,
-            "verdict": "dearer: at least this much",
+            "verdict": "more expensive: at least this much",
             "$/h": entry.usd_per_hour_at_least,
             **_room(answer, entry.engine),
         }
@@ -95,7 +95,7 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     rows += [
         {
             "fleet": entry.engine,
-            "verdict": prose(f"will not do: {entry.reason}"),
+            "verdict": prose(f"not feasible: {entry.reason}"),
             **_room(answer, entry.engine),
         }
         for entry in answer.infeasible

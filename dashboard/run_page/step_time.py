@@ -60,7 +60,7 @@ def _table(operations: Sequence[ExplainedOperation]) -> None:
         pd.DataFrame(
             {
                 "operation": [o.name for o in rows],
-                "standing": [o.mark.name.lower() for o in rows],
+                "standing": [o.coverage.name.lower() for o in rows],
                 "of kernel time (%)": [100 * o.ns / total for o in rows],
                 "FLOP/byte": [o.flops / o.bytes for o in rows],
                 "of roofline (%)": [100 * o.utilisation for o in rows],

@@ -56,7 +56,7 @@ def show() -> None:
 def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = found.interval
     why = f"{found.why} is what is known least" if found.why else "none of its parts is uncertain enough to tell"
-    provenance = Provenance(found.mark.name.lower(), why)
+    provenance = Provenance(found.coverage.name.lower(), why)
     heading(f"{found.step_ns / 1e6:,.2f} ms", provenance)
     tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
@@ -71,7 +71,7 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
         pd.DataFrame(
             {
                 "operation": [o.name for o in found.operations],
-                "standing": [o.mark.name.lower() for o in found.operations],
+                "standing": [o.coverage.name.lower() for o in found.operations],
                 "times": [o.count for o in found.operations],
                 "GFLOP": [o.flops / 1e9 for o in found.operations],
                 "MB": [o.bytes / 1e6 for o in found.operations],

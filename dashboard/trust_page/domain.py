@@ -212,7 +212,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
     sizes = recorded_sizes(table)
     rows, tokens, context = sizes.decode_rows, sizes.prefill_tokens, column(table, "decode_context")
     marks = step_coverage(cost, sizes)
-    out = marks.mark >= Coverage.EXTRAPOLATED
+    out = marks.coverage >= Coverage.EXTRAPOLATED
     took = column(table, "end_ns") - column(table, "start_ns")
     prompts = tokens > 0
 
@@ -246,7 +246,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
         steps=len(out),
         of=of,
         beyond=Beyond.of(out, took),
-        mark=Coverage(int(marks.mark.max())).name.lower(),
+        mark=Coverage(int(marks.coverage.max())).name.lower(),
         reason=f"{_weakest(cost, sizes, out, took)}, beyond measured shapes" if out.any() else "",
     )  # fmt: skip
 
@@ -267,7 +267,7 @@ def _marked(
     out: NDArray[np.bool_],
 ) -> Map:
     marks = step_coverage(cost, sizes)
-    percent, known = 100 * (np.exp(REACH * marks.sigma) - 1), marks.mark < Coverage.EXTRAPOLATED
+    percent, known = 100 * (np.exp(REACH * marks.sigma) - 1), marks.coverage < Coverage.EXTRAPOLATED
     kept = thin(len(points), _MOST_STEPS)
     return Map(
         *titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points[kept], out[kept]
