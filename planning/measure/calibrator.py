@@ -40,7 +40,9 @@ def calibrate(
     from calibration.steps.external_calibration import FILE
 
     if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE)):
-        remedy = "holds a calibration already; choose another directory, or replace it with --force"
+        remedy = (
+            "already holds a calibration; use --force (overwrite in Python) to replace it, or choose another directory"
+        )
         raise UserError("out", str(request.out), remedy)
     if request.iterations is not None:
         return Learnt(_from_iterations(request, request.iterations))

@@ -303,7 +303,7 @@ def test_what_is_wrong_with_a_case_file_is_one_line(tmp_path: Path, over: dict[s
         ({"anchor": {"run": "0 synchronous", "decode": "speed"}}, r"anchor.decode: 'speed': is not a figure"),
         (
             {"deployment": {"scheduler": {"max_model_len": 60}}},
-            r"deployment of 0 synch.*turns \d+ of its requests",
+            r"deployment of 0 synch.*rejects \d+ of the measured requests",
         ),
         ({"targets": [{"figure": "speed", "within_pct": 1}]}, r"ours.targets: 'speed': has no blind figure for every"),
         ({"targets": [{"figure": "ttft_ms.mean", "within_pct": 1, "runs": ["x"]}]}, r"no blind figure for x"),
