@@ -46,7 +46,7 @@ def read_text(text: str) -> Deployment:
     except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # the latter of values of a wrong kind
         raise UserError(WHERE, "the text", f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise UserError(WHERE, "the text", "is no mapping of settings, such as `policy: fair`")
+        raise UserError(WHERE, "the text", "must be a mapping of settings, such as `policy: fair`")
     deployment = parse(Deployment, data, where=WHERE)
     check_bundled(deployment)
     return deployment
@@ -73,9 +73,8 @@ def check_bundled(deployment: Deployment) -> None:
         return
     for number, pool in enumerate(fleet.pools):
         if pool.calibration is not None:
-            raise UserError(
-                f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, "is a path; choose one on the page"
-            )
+            remedy = "is a path; choose one on the page"
+            raise UserError(f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, remedy)
     most = {fleet.pool_number(scaler.pool): scaler.max_replicas for scaler in fleet.autoscaler or ()}
     replicas = sum(max(pool.replicas, most.get(number, 0)) for number, pool in enumerate(fleet.pools))
     if replicas > MOST_REPLICAS:
@@ -88,18 +87,18 @@ def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], 
     fleet = deployment.fleet
     if fleet is None:
         return
-    yield "fleet.router", fleet.router.name, ROUTERS, f"is none of {', '.join(ROUTERS)}; this page takes no other"
+    yield "fleet.router", fleet.router.name, ROUTERS, f"must be one of {', '.join(ROUTERS)} on this page"
     for number, pool in enumerate(fleet.pools):
         where = f"fleet.pools.{number}."
         yield from _names_of_engine(f"{where}deployment.", pool_deployment(deployment, pool))
         if pool.gpu is not None:
-            yield f"{where}gpu", pool.gpu, gpus(), f"is none of {', '.join(gpus())}"
+            yield f"{where}gpu", pool.gpu, gpus(), f"must be one of {', '.join(gpus())}"
 
 
 def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:
-    remedy = f"is none of {', '.join(POLICIES)}; this page takes no other"
+    remedy = f"must be one of {', '.join(POLICIES)} on this page"
     yield f"{where}policy", engine.policy, POLICIES, remedy
-    remedy = "is not in the catalogue (`tokentwin model` lists it); this page takes no other"
+    remedy = "must be a model of the catalogue on this page; `tokentwin model list` lists them"
     yield f"{where}model", engine.model, {*models(), _OWN_MODEL}, remedy
     drafting = engine.scheduler.speculative
     if drafting is not None and drafting.model is not None:

@@ -79,7 +79,7 @@ def _kernels() -> None:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
         fits = {gpu: (found.gpu, found.fits[key]) for gpu, found in of_gpus.items()}
         marks = charts.marks(fits, key, shape, at)
-        provenance = weakest((_of_gpu(gpu, mark) for gpu, mark in marks.items()), "GPUs")
+        provenance = weakest((_of_gpu(gpu, coverage) for gpu, coverage in marks.items()), "GPUs")
         figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", provenance, _GPUS)
     with other:
         known = _known(name, key, number, at)
@@ -108,14 +108,14 @@ def _of_dots(measured: NDArray[np.float64]) -> Provenance:
     return Provenance(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
 
 
-def _of_gpu(name: str, mark: Coverage) -> Provenance:
+def _of_gpu(name: str, coverage: Coverage) -> Provenance:
     """Of a GPU's curve at the sizes that were measured on it."""
     lies = {Coverage.VALIDATED: "was measured", Coverage.INTERPOLATED: "lies between those measured"}
-    return Provenance(mark.name.lower(), f"on {name} this shape {lies.get(mark, 'lies beyond those measured')}")
+    return Provenance(coverage.name.lower(), f"on {name} this shape {lies.get(coverage, 'lies beyond those measured')}")
 
 
 def _of_map(known: charts.Known) -> Provenance:
-    beyond = float((known.mark >= Coverage.EXTRAPOLATED).mean())
+    beyond = float((known.coverage >= Coverage.EXTRAPOLATED).mean())
     if beyond:
         return Provenance(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lies beyond what was measured")
     return Provenance(INTERPOLATED, "all of the map lies between measured kernels")

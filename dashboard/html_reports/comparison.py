@@ -43,7 +43,7 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
         paragraph(words.ENDS, soft=True),
         heading("The two deployments"),
         *(details(f"{key}: {name}", side.as_json()) for key, name, side in zip("AB", names, sides, strict=True)),
-        origin(answer.version, answer.asked, "Policy lab"),
+        origin(answer.version, answer.inputs, "Policy lab"),
     ]
     return capitalised(answer.verdict), blocks
 

@@ -14,7 +14,7 @@ from planning.diagnose.document import DiagnosisDocument
 
 def diagnosis_report(found: DiagnosisDocument) -> tuple[str, list[str]]:
     """Its title, and its blocks."""
-    return sentence(found.verdict), [*diagnosis_blocks(found), origin(found.version, found.asked, "Run")]
+    return sentence(found.verdict), [*diagnosis_blocks(found), origin(found.version, found.inputs, "Run")]
 
 
 def diagnosis_blocks(found: DiagnosisDocument) -> Iterator[str]:

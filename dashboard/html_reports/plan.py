@@ -33,7 +33,7 @@ def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
         heading("The traffic"),
         paragraph(_traffic(answer), soft=True),
         figure(plan_charts.lengths(answer.lengths), Provenance(ASSUMED, "it is what the plan was asked for")),
-        origin(answer.version, answer.asked, "Plan", *plan_command(answer.asked)),
+        origin(answer.version, answer.inputs, "Plan", *plan_command(answer.inputs)),
     ]
     return title, blocks
 

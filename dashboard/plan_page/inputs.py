@@ -307,5 +307,5 @@ def _prices(chosen: list[str]) -> dict[str, float]:
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
     for name, price in prices.items():
         if not price:
-            raise UserError("price", f"{name}: 0", "should be what a GPU costs an hour, more than nothing")
+            raise UserError("price", f"{name}: 0", "must be the dollars that a GPU costs an hour, above 0")
     return prices

@@ -237,7 +237,7 @@ def _deadlines(side: str) -> dict[str, Any]:
     for pair in filter(str.strip, said.split(",")):
         match = _DEADLINE.fullmatch(pair)
         if match is None:
-            raise UserError("edf_ttft_ms", pair.strip(), f"should be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
+            raise UserError("edf_ttft_ms", pair.strip(), f"must be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
         bounds[match[1]] = float(match[2])
     return {"edf_ttft_ms": bounds} if bounds else {}
 

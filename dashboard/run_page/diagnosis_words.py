@@ -20,7 +20,7 @@ def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
             "symptom": symptom.name,
             "lifecycle": symptom.lifecycle,
             "evidence": symptom.evidence,
-            "what would prove it": symptom.proof,
+            "how to test it": symptom.proof,
         }
         for symptom in found.symptoms
     ]

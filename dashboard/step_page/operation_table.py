@@ -14,7 +14,7 @@ def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequenc
     """A row for each: what it is, the `amounts` by the names of their columns, and how near the roofline it comes."""
     columns = {
         "operation": [o.name for o in operations],
-        "standing": [o.mark.name.lower() for o in operations],
+        "standing": [o.coverage.name.lower() for o in operations],
         **amounts,
         "of roofline (%)": [100 * o.utilisation for o in operations],
         "bound by": [o.bound for o in operations],

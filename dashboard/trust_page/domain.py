@@ -224,7 +224,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
     sizes = recorded_sizes(table)
     rows, tokens, context = sizes.decode_rows, sizes.prefill_tokens, column(table, "decode_context")
     marks = step_coverage(cost, sizes)
-    out = marks.mark >= Coverage.EXTRAPOLATED
+    out = marks.coverage >= Coverage.EXTRAPOLATED
     took = column(table, "end_ns") - column(table, "start_ns")
     prompts = tokens > 0
 
@@ -258,7 +258,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
         steps=len(out),
         of=of,
         beyond=Beyond.of(out, took),
-        mark=Coverage(int(marks.mark.max())).name.lower(),
+        mark=Coverage(int(marks.coverage.max())).name.lower(),
         reason=f"{_weakest(cost, sizes, out, took)}, beyond measured shapes" if out.any() else "",
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def _marked(
 ) -> Map:
     marks = step_coverage(cost, sizes)
     percent = 100 * (np.exp(REACH * marks.sigma) - 1)
-    return _map(titles, edges, marks.mark < Coverage.EXTRAPOLATED, percent, percent, points, out)
+    return _map(titles, edges, marks.coverage < Coverage.EXTRAPOLATED, percent, percent, points, out)
 
 
 # Cells

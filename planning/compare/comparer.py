@@ -16,7 +16,7 @@ from planning.compare.recordings import recordings
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.runs import calm, recorded_pairs, side_scenarios, simulated_pairs
 from planning.plan.candidates import long_enough
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
@@ -43,34 +43,34 @@ class _Found:
 def compare(
     request: CompareRequest,
     *,
-    asked: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> ComparisonDocument:
     """Both sides simulated on the same requests. Raises UserError for what cannot be simulated.
 
-    asked   what the document says it was asked; by default the request
+    inputs  what the document states as its inputs; by default the request
     names   what it calls the sides
     """
-    return _document(request, asked, names, _simulated(request, _scenarios(request), tell))
+    return _document(request, inputs, names, _simulated(request, _scenarios(request), tell))
 
 
 def compare_recordings(
     request: CompareRecordingsRequest,
     *,
-    asked: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> ComparisonDocument:
-    """Recordings of both sides; with a timing also the same runs simulated. `asked` and `names` as for `compare`."""
+    """Recordings of both sides; with a timing also the same simulated. `inputs` and `names` are as for `compare`."""
     sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
     tell("reading the recordings", 0.1)
     if request.timing is None:
-        return _document(request, asked, names, _recorded(request, sides))
+        return _document(request, inputs, names, _recorded(request, sides))
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
-    simulated = _simulated(request, scenarios, untold)
-    return _document(request, asked, names, _recorded(request, sides, [made[0] for made in scenarios]), simulated)
+    simulated = _simulated(request, scenarios, quiet)
+    return _document(request, inputs, names, _recorded(request, sides, [made[0] for made in scenarios]), simulated)
 
 
 def compare_on_engine(
@@ -79,15 +79,14 @@ def compare_on_engine(
     *,
     repeats: int = 1,
     overwrite: bool = False,
-    asked: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> ComparisonDocument:
     """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
 
-    `say` is told which run is made; `asked` and `names` are as for `compare`. Raises UserError for a fleet, which is
-    more than one engine.
+    `say` gets a line for each run; `inputs` and `names` are as for `compare`. Raises UserError for a fleet.
     """
     from planning.measure.load_engine import load_engine
     from planning.measure.whole_run import record_whole
@@ -97,19 +96,20 @@ def compare_on_engine(
     firsts = [made[0] for made in scenarios]
     for scenario in firsts:
         if scenario.engines != 1 or scenario.deployment.fleet is not None:
-            raise UserError("engine", scenario.engines, "is one engine; compare fleets without --engine")
+            remedy = "must be 1, because the real engine is not a fleet; leave --engine out"
+            raise UserError("engine", scenario.engines, remedy)
     for number in range(1, repeats + 1):
         for name, scenario in sorted(zip("ab", firsts, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
             say(f"real run {number} of {repeats} of {name.upper()}")
             with closing(load_engine(scenario.deployment, say)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
     sides = [recordings(name.upper(), out / name) for name in "ab"]
-    return _document(request, asked, names, _recorded(request, sides, firsts), simulated)
+    return _document(request, inputs, names, _recorded(request, sides, firsts), simulated)
 
 
 def _document(
     request: CompareRequest | CompareRecordingsRequest,
-    asked: Mapping[str, Any] | None,
+    inputs: Mapping[str, Any] | None,
     names: Sequence[str],
     found: _Found,
     simulated: _Found | None = None,
@@ -117,12 +117,12 @@ def _document(
     """Of what was `found`, with the same runs `simulated` beside it, if they were, and whether those claims hold."""
     sides = [side.model_copy(update={"name": name}) for side, name in zip(found.sides, names, strict=False)]
     of = compared(found.pairs, found.comparison, sides or found.sides)
-    asked = request.as_json() if asked is None else asked
+    inputs = request.as_json() if inputs is None else inputs
     if simulated is None:
-        return comparison_document(of, asked, found.disturbance)
+        return comparison_document(of, inputs, found.disturbance)
     beside = compared(simulated.pairs, simulated.comparison, simulated.sides)
     ranked = ranking(simulated.comparison, found.comparison)
-    return comparison_document(of, asked, found.disturbance, beside, ranked)
+    return comparison_document(of, inputs, found.disturbance, beside, ranked)
 
 
 def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
@@ -136,7 +136,7 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
         def deployed(base: Deployment, side: Any = side) -> Deployment:
             if timing.model is not None:
                 if timing.model not in models():
-                    raise UserError("model", timing.model, "is not in the catalogue")
+                    raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
                 named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
                 base = long_enough(base.model_copy(update=named), everything)
             return side.deployed(base)
@@ -152,7 +152,8 @@ def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[Pr
 
     for side in sides:
         if side[0].run["clock"] != "wall":
-            raise UserError("recording", str(side[0].path), "is simulated itself; only a real one is held against it")
+            remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"
+            raise UserError("recording", str(side[0].path), remedy)
     workload = sides[0][0].workload()
 
     def again(side: Sequence[Recording]) -> list[PricedScenario]:

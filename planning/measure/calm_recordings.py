@@ -40,7 +40,7 @@ class CalmRecordings:
     record        makes the recording of a workload at a path, where there is none
     canary        times the fixed step, in ns
     patience_s    how long to wait, and to record again, in all
-    say           is told what is waited for, and what is made again
+    say           is called with what is waited for, and what is made again
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class CalmRecordings:
         """Return when the canary is calm, or the patience for waiting has run out."""
         began = self._clock()
         most_s = min(self._left_s - self._to_repeat_s, _LONGEST_WAIT_S)
-        told = False
+        reported = False
         while self._clock() < began + most_s:
             took = self._canary()
             self._calmest_ns = min(self._calmest_ns, took)
             if took <= (1 + CALM_DRIFT) * self._calmest_ns:
                 break
-            if not told:
+            if not reported:
                 self._say(
                     f"the machine is busy (the canary step takes {took / 1e6:.1f} ms, {self._calmest_ns / 1e6:.1f} at "
                     f"the best): waiting for it, at most {most_s:.0f} s"
                 )
-                told = True
+                reported = True
             self._sleep(_PAUSE_S)
         self._left_s -= self._clock() - began
 

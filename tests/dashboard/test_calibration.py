@@ -84,7 +84,7 @@ def test_the_fit_is_near_what_was_measured_of_it():
         (knots,), ns = measured_at(H100.gpu, "gemm/bfloat16", fit_, number)
         found = estimate_at(H100.gpu, "gemm/bfloat16", fit_, np.exp2(fit_.surface.shapes[number]).tolist(), (knots,))
         assert np.median(np.abs(np.log(found.ns / ns))) < 0.1
-        assert (found.mark == Coverage.VALIDATED).all()
+        assert (found.coverage == Coverage.VALIDATED).all()
 
 
 # Figures
@@ -112,7 +112,7 @@ def test_a_hole_is_where_the_model_extrapolates():
     holes = calibration_charts.domain(calibration_charts.known(H100.gpu, "decode/bfloat16", fit_, 0, 0)).data[0]
     shape = np.exp2(fit_.surface.shapes[0]).tolist()
     for i, j in ((0, 0), (14, 14), (27, 27), (5, 23)):
-        mark = estimate_at(H100.gpu, "decode/bfloat16", fit_, shape, (holes.x[j], holes.y[i])).mark
+        mark = estimate_at(H100.gpu, "decode/bfloat16", fit_, shape, (holes.x[j], holes.y[i])).coverage
         assert np.isfinite(holes.z[i][j]) == (mark == Coverage.EXTRAPOLATED)
 
 

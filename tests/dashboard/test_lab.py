@@ -178,8 +178,8 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
     ("text", "says"),
     [
         ("policy: os:system\n" + OWN.replace("policy: sarathi\n", ""), "deployment.policy"),
-        (OWN.replace("Llama-3.1-8B", "/etc"), "not in the catalogue"),
-        (OWN.replace("Llama-3.1-8B", "nobody/Llama-3.1-8B"), "not in the catalogue"),
+        (OWN.replace("Llama-3.1-8B", "/etc"), "must be a model of the catalogue"),
+        (OWN.replace("Llama-3.1-8B", "nobody/Llama-3.1-8B"), "must be a model of the catalogue"),
         (OWN + "fleet: {router: {name: 'os:system'}}", "fleet.router"),
         (OWN + "fleet: {pools: [{name: p, calibration: /tmp}]}", "is a path"),
         (OWN + "fleet: {pools: [{name: p, gpu: ../x}]}", "gpu"),
@@ -187,7 +187,7 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
         (OWN + "fleet: {pools: [{name: p, replicas: 90000}]}", "1000"),
         (OWN + "fleet: {pools: [{name: p}], autoscaler: {target: 4, max_replicas: 90000}}", "1000"),
         (OWN + "scheduler: {speculative: {num_speculative_tokens: 2, acceptance_rate: 0.5, model: /etc}}", "catalogue"),
-        (OWN + "scheduler: {max_num_seq: 3}", "is no setting"),
+        (OWN + "scheduler: {max_num_seq: 3}", "is not a setting"),
         (OWN + "scheduler: {max_num_seqs: 0}", "max_num_seqs"),
         ("a: &a [1]\nb: *a", "alias"),
         ("a: [", "is not YAML"),
@@ -197,7 +197,7 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
         ("policy: !!timestamp x", "is not YAML"),
         ("policy: !!bool x", "is not YAML"),
         ("[" * 30_000, "nested too deeply"),
-        ("just words", "is no mapping"),
+        ("just words", "must be a mapping"),
         ("#" * (1000 * MOST_KB + 1), "too large"),
     ],
 )
@@ -375,7 +375,7 @@ def test_the_bundled_pair_is_what_its_answer_says() -> None:
     known = example_answer(settings)
     assert known is not None
     read = document.ComparisonDocument.read
-    assert read({**found, "asked": known["asked"]}) == read(known)
+    assert read({**found, "inputs": known["inputs"]}) == read(known)
     assert {found[side]["clock"] for side in "ab"} == {"wall"}
     assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
 
@@ -451,7 +451,7 @@ def test_only_a_real_recording_is_held_against(tmp_path: Path) -> None:
     for name in "xy":
         toy_run(tmp_path / name, "virtual", seed=1)
     asked = {"a": str(tmp_path / "x"), "b": str(tmp_path / "y"), "stamps": [0, 0], "timing": {"gpu": "H100"}}
-    with pytest.raises(UserError, match="simulated itself"):
+    with pytest.raises(UserError, match="is simulated"):
         recorded(asked, QUIET, told)
 
 

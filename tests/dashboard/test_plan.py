@@ -233,7 +233,7 @@ def test_a_deployment_says_all_other_settings(tmp_path: Path, started: list[Job]
     app = plan(tmp_path, rest="yaml")
     assert "Paste the deployment." in shown(app)
     app.text_area(key="yaml_text").set_value(DEPLOYMENT + "fleet: {}").run()
-    assert "deployment.fleet: 'given': is what a plan finds" in one_line(app)
+    assert "deployment.fleet: leave this section out: a plan finds" in one_line(app)
     app.text_area(key="yaml_text").set_value(DEPLOYMENT).run()
     settings = asked(app, started)
     assert not {"model", "tensor_parallel_sizes", "policies"} & settings.keys()
@@ -257,7 +257,7 @@ def test_the_first_requests_alone(traffic: str, tmp_path: Path, started: list[Jo
 
 
 def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
-    assert "price: 'H100: 0': should be what a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
+    assert "price: 'H100: 0': must be the dollars that a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
     settings = example_request().as_json() | {"prices": {"H100": -1.0}}
     with pytest.raises(UserError, match=r"plan\.prices\.H100"):
         parse(PlanRequest, settings, where="plan")
@@ -319,7 +319,7 @@ def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, st
 
 def test_a_trace_of_too_few_requests_is_an_error_in_a_line(tmp_path: Path) -> None:
     digest = keep_trace(tmp_path, b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n")
-    assert "too few to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
+    assert "planning needs at least 2" in one_line(plan(tmp_path, traffic="trace", trace=digest))
 
 
 def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Path, sleeper) -> None:
@@ -396,7 +396,7 @@ def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
     nothing = {
         **example()["answer"],
         "recommendation": None,
-        "answer": "Infeasible: no fleet meets the SLOs. Closest is TP2 H100: tpot_ms p99<=1.",
+        "answer": "Infeasible: no fleet meets the SLOs. The closest is TP2 H100: tpot_ms p99<=1.",
         "runners_up": [],
         "infeasible": [{"engine": "TP2 H100", "reason": "tpot_ms p99<=1"}],
     }

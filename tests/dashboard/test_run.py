@@ -177,8 +177,8 @@ def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys
     print_reasons(shed)
     said = capsys.readouterr().out
     assert "80 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
-    assert "30 timed out, the first because: because of 10\n" in said
-    assert "2 rejected, the first because: because of 8\n" in said
+    assert "30 timed out; reason of the first: because of 10\n" in said
+    assert "2 rejected; reason of the first: because of 8\n" in said
     (usage,) = [line for line in said.splitlines() if line.startswith("kv_usage, %")]
     assert usage.split()[2] == "50"
 
@@ -451,10 +451,10 @@ def test_gaps_of_a_large_run_are_a_sample_spread_over_it(large):
 
 
 def test_columns_without_a_value_are_known_without_reading_them(large, timed):
-    assert large.told("requests", ["tenant", "status", "token_times_ns", "session"]) == ["status", "token_times_ns"]
-    assert large.told("steps", ["start_ns", "stages_ns"]) == []
+    assert large.filled("requests", ["tenant", "status", "token_times_ns", "session"]) == ["status", "token_times_ns"]
+    assert large.filled("steps", ["start_ns", "stages_ns"]) == []
     held = [name for name in timed.steps.column_names if any(timed.steps[name].to_pylist())]
-    assert set(held) <= set(timed.told("steps", timed.steps.column_names))
+    assert set(held) <= set(timed.filled("steps", timed.steps.column_names))
 
 
 @given(st.lists(st.sampled_from([float("nan"), 0.0, 1.0, 2.0, 3.0]), max_size=60), st.integers(1, 20))

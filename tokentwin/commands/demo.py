@@ -32,24 +32,24 @@ DEMO_SCHEDULER = {
 
 
 @click.command()
-@click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Where everything goes.")
-@click.option("--model", help="A model folder or random:FAMILY instead of SmolLM2.")
-@click.option("--requests", default=60, show_default=True, type=click.IntRange(min=10), help="Length of the trace.")
-@click.option("--seconds", default=45.0, show_default=True, type=Finite(min=5), help="Time to calibrate.")
+@click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Directory to write to.")
+@click.option("--model", help="Model folder or random:FAMILY, instead of SmolLM2.")
+@click.option("--requests", default=60, show_default=True, type=click.IntRange(min=10), help="Requests in the trace.")
+@click.option("--seconds", default=45.0, show_default=True, type=Finite(min=5), help="Seconds to calibrate for.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
 @click.option(
     "--patience",
     default=120.0,
     show_default=True,
     type=Finite(min=0),
-    help="Most seconds to wait for a calm machine and to repeat disturbed recordings.",
+    help="Most seconds to spend on waiting for a quiet machine and on repeating disturbed runs.",
 )
 def demo(out: str, model: str | None, requests: int, seconds: float, repeats: int, patience: float) -> None:
-    """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.
+    """Record traffic on the real engine, calibrate, simulate the same traffic, and report the error.
 
-    Calibration traces and real runs take turns, so that both see the same machine. While a fixed reference step, the
-    canary, says that something else uses it, they wait; those that were disturbed all the same are made again, and the
-    report says so. Replaces an earlier demo.
+    Calibration traces and real runs take turns, so that both see the same state of the machine. A fixed reference
+    step, the canary, shows when something else is using the machine: the demo then waits. It repeats runs that were
+    disturbed nevertheless, and the report says so. An earlier demo in the same directory is replaced.
     """
     from calibration.validation.covalidation import covalidate
     from planning.measure.calibration_runs import fit_recordings, measure
