@@ -383,7 +383,8 @@ def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
 def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
     layers = model.num_layers - model.dense_layers
     if not model.num_experts and deployment.expert_imbalance != 1.0:
-        raise UserError("expert_imbalance", deployment.expert_imbalance, f"{model.name} has no experts; leave it out")
+        remedy = f"cannot be set, because {model.name} has no experts; leave it out"
+        raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
     if not model.num_experts or not layers:
         return []
     tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size

@@ -1,7 +1,7 @@
 """How far a figure can be trusted: a mark and the reason for it, of what the figure is drawn from.
 
 Marks are those of `calibration.kernels.times.Coverage` in small letters, as documents and recordings spell them. Where
-nothing is noted the mark is `unknown`; what was neither measured nor predicted, but only asked for, is `assumed`.
+nothing is noted the mark is `unknown`; what was neither measured nor predicted, but is an input, is `assumed`.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ def weakest(provenances: Iterable[Provenance], things: str) -> Provenance:
     if len(set(found)) == 1:
         return worst
     counts = Counter(provenance.mark for provenance in found)
-    told = ", ".join(f"{counts[mark]:,} {mark}" for mark in reversed(MARKS) if counts[mark])
-    return Provenance(worst.mark, f"of {len(found):,} {things} {told}; for example: {worst.reason}")
+    counted = ", ".join(f"{counts[mark]:,} {mark}" for mark in reversed(MARKS) if counts[mark])
+    return Provenance(worst.mark, f"of {len(found):,} {things} {counted}; for example: {worst.reason}")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 from PIL import Image, ImageDraw
+from streamlit.navigation.page import StreamlitPage
 
 from dashboard.calibration_page import page as calibration_page
 from dashboard.frontier_page import page as frontier_page
@@ -22,34 +26,6 @@ from dashboard.trust_page import page as trust_page
 RUNS = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
 
 
-def plan() -> None:
-    plan_page.show(RUNS, FRONTIER)
-
-
-def frontier() -> None:
-    frontier_page.show(RUNS, RUN)
-
-
-def run() -> None:
-    run_page.show(RUNS)
-
-
-def policy_lab() -> None:
-    policy_lab_page.show(RUNS)
-
-
-def trust() -> None:
-    trust_page.show(RUNS)
-
-
-def calibration() -> None:
-    calibration_page.show(RUNS)
-
-
-def sweeps() -> None:
-    sweeps_page.show(RUNS)
-
-
 def _icon() -> Image.Image:
     """The twins, one orange and one blue: drawn here, since a named icon would be fetched from elsewhere."""
     icon = Image.new("RGBA", (64, 64))
@@ -60,20 +36,27 @@ def _icon() -> Image.Image:
 
 
 st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
-RUN = st.Page(run, title="Run", icon=":material/timeline:", url_path="run")
-FRONTIER = st.Page(frontier, title="Frontier", icon=":material/scatter_plot:", url_path="frontier")
+
+
+def _page(show: Callable[[], None], title: str, icon: str, **how: Any) -> StreamlitPage:
+    return st.Page(show, title=title, icon=f":material/{icon}:", **{"url_path": title.lower().replace(" ", "-")} | how)
+
+
+RUN = _page(lambda: run_page.show(RUNS), "Run", "timeline")
+FRONTIER = _page(lambda: frontier_page.show(RUNS, RUN), "Frontier", "scatter_plot")
+PLAN = partial(_page, lambda: plan_page.show(RUNS, FRONTIER), "Plan", "dns")
 PAGES = [
     # Streamlit has its first page at `/` alone; who types the name that all others have finds it as well.
-    st.Page(plan, title="Plan", icon=":material/dns:", url_path="", default=True),
-    st.Page(plan, title="Plan", icon=":material/dns:", url_path="plan", visibility="hidden"),
+    PLAN(url_path="", default=True),
+    PLAN(visibility="hidden"),
     FRONTIER,
-    st.Page(policy_lab, title="Policy lab", icon=":material/compare_arrows:", url_path="policy-lab"),
+    _page(lambda: policy_lab_page.show(RUNS), "Policy lab", "compare_arrows"),
     RUN,
-    st.Page(step_page.show, title="Step", icon=":material/layers:", url_path="step"),
-    st.Page(trust, title="Trust", icon=":material/balance:", url_path="trust"),
-    st.Page(calibration, title="Calibration", icon=":material/tune:", url_path="calibration"),
-    st.Page(sweeps, title="Sweeps", icon=":material/table_chart:", url_path="sweeps"),
-    st.Page(glossary_page.show, title="Glossary", icon=":material/menu_book:", url_path="glossary"),
+    _page(step_page.show, "Step", "layers"),
+    _page(lambda: trust_page.show(RUNS), "Trust", "balance"),
+    _page(lambda: calibration_page.show(RUNS), "Calibration", "tune"),
+    _page(lambda: sweeps_page.show(RUNS), "Sweeps", "table_chart"),
+    _page(glossary_page.show, "Glossary", "menu_book"),
 ]
 page = st.navigation(PAGES, position="top")
 page.run()

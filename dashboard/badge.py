@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -21,12 +22,19 @@ _SHOWN = {
     ASSUMED: ("gray", "edit"),
 }
 _MEANING = {
-    VALIDATED: "Measured: this very shape was timed, or the whole was held against a real run.",
-    INTERPOLATED: "Between measured shapes.",
-    EXTRAPOLATED: "Beyond measured shapes: what a model makes of the nearest that were measured.",
-    UNKNOWN: "It cannot be told how far to trust it.",
-    ASSUMED: "Neither measured nor predicted: it is what was asked for.",
+    VALIDATED: "This exact shape was measured, or the whole was compared with a real run.",
+    INTERPOLATED: "It lies between measured shapes.",
+    EXTRAPOLATED: "It lies outside the measured shapes. A model predicts it from the nearest measured ones.",
+    UNKNOWN: "Nothing says how far to trust it.",
+    ASSUMED: "It is an input. It was neither measured nor predicted.",
 }
+
+
+def titled(text: str, widths: Sequence[float] = (2, 1)) -> Any:
+    """The title of a page; the place beside it, for a choice of what the page is of."""
+    title, beside = st.columns(widths, vertical_alignment="bottom")
+    title.title(text, anchor=False)
+    return beside
 
 
 def mark_badge(mark: str) -> str:

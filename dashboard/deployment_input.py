@@ -16,8 +16,8 @@ _EXAMPLE = (
     "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
 )
 _YAML = (
-    f"As for `tokentwin simulate -d`, up to {MOST_KB} kB. What it leaves out is as by default. Only bundled models, "
-    "policies and routers can be named."
+    f"The file that `tokentwin simulate -d` takes, up to {MOST_KB} kB. Settings that it leaves out have their "
+    "defaults. It can name only bundled models, policies and routers."
 )
 
 
@@ -37,10 +37,7 @@ def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | 
             help=_YAML,
         )
         upload = st.file_uploader(
-            "or upload it",
-            type=["yaml", "yml"],
-            key=fresh_key(f"{parameter}_upload", parameter),
-            max_upload_size=1,
+            "or upload it", type=["yaml", "yml"], key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=1
         )
         if upload is not None and not pasted.strip():
             pasted = upload.getvalue().decode("utf-8", errors="replace")

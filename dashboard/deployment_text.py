@@ -6,16 +6,13 @@ Nothing in it is executed or taken for a path. A deployment's file may name a po
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from planning.jobs.files import read_json, write_json
+from dashboard.uploads import keep_document, kept_document
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
@@ -36,7 +33,7 @@ _OPENS = (
     yaml.FlowSequenceStartToken,
 )
 _CLOSES = (yaml.BlockEndToken, yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken)
-_DIGEST = re.compile(r"[0-9a-f]{16}")
+_KEPT = "deployment-*.json"
 
 
 def read_text(text: str) -> Deployment:
@@ -49,7 +46,7 @@ def read_text(text: str) -> Deployment:
     except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # the latter of values of a wrong kind
         raise UserError(WHERE, "the text", f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise UserError(WHERE, "the text", "is no mapping of settings, such as `policy: fair`")
+        raise UserError(WHERE, "the text", "must be a mapping of settings, such as `policy: fair`")
     deployment = parse(Deployment, data, where=WHERE)
     check_bundled(deployment)
     return deployment
@@ -76,9 +73,8 @@ def check_bundled(deployment: Deployment) -> None:
         return
     for number, pool in enumerate(fleet.pools):
         if pool.calibration is not None:
-            raise UserError(
-                f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, "is a path; choose one on the page"
-            )
+            remedy = "is a path; choose one on the page"
+            raise UserError(f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, remedy)
     most = {fleet.pool_number(scaler.pool): scaler.max_replicas for scaler in fleet.autoscaler or ()}
     replicas = sum(max(pool.replicas, most.get(number, 0)) for number, pool in enumerate(fleet.pools))
     if replicas > MOST_REPLICAS:
@@ -91,18 +87,18 @@ def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], 
     fleet = deployment.fleet
     if fleet is None:
         return
-    yield "fleet.router", fleet.router.name, ROUTERS, f"is none of {', '.join(ROUTERS)}; this page takes no other"
+    yield "fleet.router", fleet.router.name, ROUTERS, f"must be one of {', '.join(ROUTERS)} on this page"
     for number, pool in enumerate(fleet.pools):
         where = f"fleet.pools.{number}."
         yield from _names_of_engine(f"{where}deployment.", pool_deployment(deployment, pool))
         if pool.gpu is not None:
-            yield f"{where}gpu", pool.gpu, gpus(), f"is none of {', '.join(gpus())}"
+            yield f"{where}gpu", pool.gpu, gpus(), f"must be one of {', '.join(gpus())}"
 
 
 def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:
-    remedy = f"is none of {', '.join(POLICIES)}; this page takes no other"
+    remedy = f"must be one of {', '.join(POLICIES)} on this page"
     yield f"{where}policy", engine.policy, POLICIES, remedy
-    remedy = "is not in the catalogue (`tokentwin model` lists it); this page takes no other"
+    remedy = "must be a model of the catalogue on this page; `tokentwin model list` lists them"
     yield f"{where}model", engine.model, {*models(), _OWN_MODEL}, remedy
     drafting = engine.scheduler.speculative
     if drafting is not None and drafting.model is not None:
@@ -111,22 +107,10 @@ def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str,
 
 def keep_deployment(runs: Path, text: str) -> str:
     """The digest under which the deployment is kept. Raises UserError as `read_text` does."""
-    data = read_text(text).model_dump(mode="json", exclude_unset=True)
-    digest = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
-    path = _path(runs, digest)
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, data)
-        except OSError as error:
-            raise UserError("runs", str(path.parent), f"cannot be written: {error.strerror}") from None
-    return digest
+    return keep_document(runs, _KEPT, read_text(text).model_dump(mode="json", exclude_unset=True))
 
 
 def kept_deployment(runs: Path, digest: str) -> dict[str, Any] | None:
     """The settings of a kept deployment; None for what is no digest, or none that is here."""
-    return read_json(_path(runs, digest)) if _DIGEST.fullmatch(digest) else None
-
-
-def _path(runs: Path, digest: str) -> Path:
-    return runs.resolve() / "uploads" / f"deployment-{digest}.json"
+    settings: dict[str, Any] | None = kept_document(runs, _KEPT, digest)
+    return settings

@@ -31,7 +31,7 @@ def downloads(source: Exportable, name: str) -> None:
                     width="stretch",
                     key=f"download-{format}-{table}",
                 )
-        st.caption("The same as `tokentwin export SOURCE --to FORMAT -o FILE`.")
+        st.caption("`tokentwin export SOURCE --to FORMAT -o FILE` writes the same files.")
 
 
 def _export(source: Exportable, format: str, table: str | None) -> Callable[[], bytes]:

@@ -27,8 +27,20 @@ def follow(job: Job, watched: str = "") -> Status:
     elif status.state == "failed":
         mistake(status.error)
     elif status.state == "cancelled":
-        st.info("Cancelled. It can be started again.", icon=":material/cancel:")
+        st.info("Cancelled. You can start it again.", icon=":material/cancel:")
     return status
+
+
+def offer(job: Job, why: str, button: str, key: str, icon: str = "search", watched: str = "") -> bool:
+    """Whether the job is at work, which `follow` then shows; else a button that starts it, with the reason for it."""
+    status = follow(job, watched)
+    if status.active:
+        return True
+    if status.state == "absent":
+        st.markdown(why)
+    if st.button(button, type="primary", key=key, icon=f":material/{icon}:"):
+        start(job)
+    return False
 
 
 def start(job: Job) -> None:
@@ -37,7 +49,7 @@ def start(job: Job) -> None:
         st.rerun()
 
 
-def start_unasked(job: Job) -> None:
+def start_once(job: Job) -> None:
     """Start it if nobody ever has, for `follow` to show; or say in a line why that cannot be."""
     if job.status.state == "absent":
         _done(job.start, job)
@@ -69,7 +81,7 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
 
 def _words(status: Status) -> str:
     if status.state == "queued":
-        return "Queued: it starts when a processor is free"
+        return "Queued. It starts when a processor is free"
     left = "" if status.eta_s is None else f", about {_seconds(status.eta_s)} left"
     return f"{capitalised(status.stage)}{left}"
 

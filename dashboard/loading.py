@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +11,9 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from dashboard.library import stamp
-from dashboard.palette import CLOCK, NEUTRAL
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
 # Of a longer run, the gaps between tokens are those of so many requests at the beginning of so many row groups: a few
 # million of them, where all would take half a minute.
 _GROUPS, _OF_EACH = 12, 2048
@@ -24,12 +22,6 @@ _GROUPS, _OF_EACH = 12, 2048
 def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
     """A recording and its metrics. Raises UserError when it is damaged."""
     return _open_run(str(directory), stamp(directory) if directory.is_dir() else 0)
-
-
-def compared_values(directory: Path) -> Mapping[str, NDArray[Any]]:
-    """The latencies that the Trust page compares, one value a request."""
-    _, metrics = open_run(directory)
-    return {name: metrics.values(name) for name in COMPARED}
 
 
 class Gaps(NamedTuple):
@@ -48,11 +40,6 @@ def token_gaps(recording: Recording) -> Gaps:
         groups = [round(at * (len(rows) - 1) / (_GROUPS - 1)) for at in range(_GROUPS)]
         requests = recording.beginnings("requests", columns, groups, _OF_EACH)
     return Gaps(RunMetrics(requests).values("itl_ms"), requests.num_rows / max(sum(rows), 1))
-
-
-def run_colour(recording: Recording) -> str:
-    """Blue for a simulated run, orange for a real one."""
-    return CLOCK.get(recording.run["clock"], NEUTRAL)
 
 
 class _KeptRecording(Recording):

@@ -7,7 +7,8 @@ the page, so that a figure follows it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -40,6 +41,11 @@ CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
 def policy_colour(name: str) -> str:
     """The colour of a scheduling policy, wherever it is drawn; one of a user's own always gets the same."""
     return POLICY.get(name) or OWN_POLICY[zlib.crc32(name.encode()) % len(OWN_POLICY)]
+
+
+def run_colour(run: Mapping[str, Any]) -> str:
+    """Of a recorded run, by its row of `runs`: blue for a simulated one, orange for a real one."""
+    return CLOCK.get(run["clock"], NEUTRAL)
 
 
 def symbols(marks: Iterable[str], symbol: str = "circle") -> list[str]:

@@ -88,10 +88,7 @@ def _check_size(upload: Path, limits: Limits) -> None:
         values = 0
     if size > limits.unpacked_mb * MB:
         raise _too_much(f"unpacks to more than {limits.unpacked_mb} MB")
-    if rows > limits.requests:
-        raise _too_much(f"holds more than {limits.requests:,} requests")
-    if values > limits.segments:
-        raise _too_much(f"holds more than {limits.segments:,} segments of prompts")
+    _check_held(limits, rows, values)
 
 
 def _by_footer(upload: Path) -> tuple[int, int, int]:
@@ -127,15 +124,19 @@ def _bounded(workload: Workload, limits: Limits) -> Workload:
             segments += len(request.prompt)
             characters += sum(len(name) for name, _ in request.prompt)
             characters += len(request.tenant) + len(request.slo_class) + len(request.session)
-            if number > limits.requests:
-                raise _too_much(f"holds more than {limits.requests:,} requests")
-            if segments > limits.segments:
-                raise _too_much(f"holds more than {limits.segments:,} segments of prompts")
-            if characters > limits.names_mb * MB:
-                raise _too_much(f"holds more than {limits.names_mb} MB of names")
+            _check_held(limits, number, segments, characters)
             yield request
 
     return replace(workload, requests=counted())
+
+
+def _check_held(limits: Limits, requests: int, segments: int, characters: int = 0) -> None:
+    if requests > limits.requests:
+        raise _too_much(f"holds more than {limits.requests:,} requests")
+    if segments > limits.segments:
+        raise _too_much(f"holds more than {limits.segments:,} segments of prompts")
+    if characters > limits.names_mb * MB:
+        raise _too_much(f"holds more than {limits.names_mb} MB of names")
 
 
 def _too_much(what: str) -> UserError:

@@ -19,7 +19,7 @@ from typing import Any
 
 from dashboard import upload_process
 from dashboard.upload_process import FAILED, MB, Limits
-from planning.jobs.files import write_json
+from planning.jobs.files import read_json, write_json
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 from serving.python_process import module_command, module_environment
@@ -29,12 +29,13 @@ LIMITS = Limits()
 MOST_LAYERS = 1000
 _LARGEST = 10**12
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+_TRACE, _MODEL = "*.parquet", "model-*/config.json"
 
 
 def keep_trace(runs: Path, content: bytes) -> str:
     """The digest under which the requests of an uploaded trace are kept. Raises UserError, one line, if it is none."""
-    digest = _digest(content)
-    path = _trace(runs, digest)
+    digest = sha256(content).hexdigest()[:16]
+    path = _path(runs, _TRACE, digest)
     if not path.is_file():
         if len(content) > MOST_MB * MB:
             raise UserError("trace", f"{len(content) / MB:.0f} MB", f"is too large; {MOST_MB} MB are allowed")
@@ -48,20 +49,19 @@ def keep_trace(runs: Path, content: bytes) -> str:
 
 def trace_path(runs: Path, digest: str) -> Path | None:
     """Where the requests of a digest lie; None for what is no digest, or none of a trace that is here."""
-    path = _trace(runs, digest) if _DIGEST.fullmatch(digest) else None
-    return path if path is not None and path.is_file() else None
+    return _kept(runs, _TRACE, digest)
 
 
 def missing(what: str, how: str) -> str:
     """What to do about what a link names and is not here; `how` is a verb."""
-    return f"The {what} of this link is not on this server, which has only what was handed to it: {how} it again."
+    return f"The {what} of this link is not on this server. Please {how} it again."
 
 
 def keep_model(runs: Path, text: str) -> str:
     """The digest under which a pasted config.json is kept. Raises UserError, one line, if it describes no model."""
     if len(text) > MB:
         raise UserError(
-            "config.json", f"{len(text) / MB:.1f} MB", "is larger than any config.json; paste the text of one"
+            "config.json", f"{len(text) / MB:.1f} MB", "is too large for a config.json; paste the text of one"
         )
     try:
         data = json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -69,18 +69,29 @@ def keep_model(runs: Path, text: str) -> str:
         raise UserError("config.json", "the text", f"is not JSON: {error}") from None
     _check_numbers(data)
     spec_from_hf_config(data, "pasted")
-    digest = _digest(json.dumps(data, sort_keys=True).encode())
-    path = _model(runs, digest) / "config.json"
+    return keep_document(runs, _MODEL, data)
+
+
+def model_path(runs: Path, digest: str) -> Path | None:
+    """The folder of a pasted config.json; None for what is no digest, or none that is here."""
+    config = _kept(runs, _MODEL, digest)
+    return config and config.parent
+
+
+def keep_document(runs: Path, place: str, data: Any) -> str:
+    """The digest under which `data` is kept as JSON in `place`, a path in which `*` stands for it."""
+    digest = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    path = _path(runs, place, digest)
     if not path.is_file():
         with _written_below(path.parent):
             write_json(path, data)
     return digest
 
 
-def model_path(runs: Path, digest: str) -> Path | None:
-    """The folder of a pasted config.json; None for what is no digest, or none that is here."""
-    folder = _model(runs, digest) if _DIGEST.fullmatch(digest) else None
-    return folder if folder is not None and (folder / "config.json").is_file() else None
+def kept_document(runs: Path, place: str, digest: str) -> Any:
+    """What `keep_document` kept; None for what is no digest, or none that is here."""
+    path = _kept(runs, place, digest)
+    return path and read_json(path)
 
 
 def _finite(text: str) -> float:
@@ -100,16 +111,13 @@ def _check_numbers(data: Any) -> None:
             raise UserError(f"config.json: {name}", value, f"is too large; {most:,} is allowed")
 
 
-def _trace(runs: Path, digest: str) -> Path:
-    return runs.resolve() / "uploads" / f"{digest}.parquet"
+def _path(runs: Path, place: str, digest: str) -> Path:
+    return runs.resolve() / "uploads" / place.replace("*", digest)
 
 
-def _model(runs: Path, digest: str) -> Path:
-    return runs.resolve() / "uploads" / f"model-{digest}"
-
-
-def _digest(content: bytes) -> str:
-    return sha256(content).hexdigest()[:16]
+def _kept(runs: Path, place: str, digest: str) -> Path | None:
+    path = _path(runs, place, digest) if _DIGEST.fullmatch(digest) else None
+    return path if path is not None and path.is_file() else None
 
 
 @contextmanager

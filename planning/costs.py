@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Priced(NamedTuple):
-    """A deployment, its cost model (which notes what is asked of it), and the id of the calibration behind it."""
+    """A deployment, its cost model (which counts the steps that it times), and the id of the calibration behind it."""
 
     deployment: Deployment
     cost: JudgedCost
@@ -58,7 +58,7 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
         except ValueError:
             prices[name] = math.nan
         if not name or not 0 <= prices[name] < 1e9:
-            raise UserError("price", pair, "should be GPU=DOLLARS an hour, e.g. H100=2.9")
+            raise UserError("price", pair, "must be GPU=DOLLARS, the price of an hour, e.g. H100=2.9")
     return prices
 
 
@@ -75,9 +75,8 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
 
     if calibration is None:
         if gpu is None:
-            raise UserError(
-                "calibration", "none", "give --calibration, or --gpu to simulate a GPU that was not measured"
-            )
+            remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
+            raise UserError("calibration", None, remedy)
         return _on_gpu(gpu, None, deployed(served()))
     if names_own_cost(calibration):
         return _by_own_model(calibration, gpu, deployed)
@@ -85,7 +84,7 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
         learnt = ExternalCalibration.load(Path(calibration) / FILE)
         return _on_gpu(gpu or learnt.gpu, learnt, deployed(_parsed(learnt.deployment)))
     if gpu is not None:
-        raise UserError("gpu", gpu, "goes with kernel tables; this calibration is of our own engine, leave --gpu out")
+        raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
     return _of_our_engine(calibration, deployed)
 
 
@@ -96,7 +95,7 @@ def _by_own_model(name: str, gpu: str | None, deployed: Callable[[Deployment], D
     from serving.own_cost import identity, own_cost
 
     if gpu is not None:
-        raise UserError("gpu", gpu, "goes with kernel tables; a cost model of your own needs none, leave it out")
+        raise UserError("gpu", gpu, "cannot be combined with your own cost model; leave --gpu out")
     deployment = deployed(Deployment())
     _check_blocks(deployment)
     return Priced(deployment, observed(own_cost(name, deployment)), identity(name))
@@ -107,11 +106,8 @@ def _check_blocks(deployment: Deployment) -> None:
     from serving.errors import UserError
 
     if deployment.gpu_memory_utilization is not None:
-        raise UserError(
-            "gpu_memory_utilization",
-            deployment.gpu_memory_utilization,
-            "is for the real engine, which prints the num_blocks it found; give scheduler.num_blocks",
-        )
+        remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
+        raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
 def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
@@ -140,17 +136,15 @@ def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment
     deployment = deployed(base)
     _check_blocks(deployment)
     if deployment.scheduler.speculative is not None:
-        raise UserError(
-            "scheduler.speculative",
-            deployment.scheduler.speculative.method,
-            "has no price in a calibration of our own engine, which does not speculate; give --gpu instead",
-        )
+        remedy = "cannot be simulated with a calibration of our own engine; give --gpu instead"
+        raise UserError("scheduler.speculative", deployment.scheduler.speculative.method, remedy)
     for name in Deployment.model_fields:
         if name in ("policy", "scheduler", "fleet", "kv_tiers"):
             continue
         stated, known = getattr(deployment, name), getattr(base, name)
         if stated != known:
-            raise UserError(name, stated, f"this calibration was measured with {known}; calibrate for the other first")
+            remedy = f"must be {known}, as the calibration was measured; calibrate again to change it"
+            raise UserError(name, stated, remedy)
     return Priced(deployment, observed(StepCost(measured)), measured.id)
 
 

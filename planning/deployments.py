@@ -38,14 +38,15 @@ def read_deployment(
     data = base.model_dump()
     if flags.get("num_blocks") is not None:
         if flags.get("gpu_memory_utilization") is not None:
-            raise UserError("num_blocks", flags["num_blocks"], "or gpu_memory_utilization, not both")
+            remedy = "cannot be combined with gpu_memory_utilization; give one of them"
+            raise UserError("num_blocks", flags["num_blocks"], remedy)
         data["gpu_memory_utilization"] = None
     data.update({name: flags[name] for name in FLAGS if flags.get(name) is not None})
     scheduler = (*SCHEDULER_FLAGS, "async_scheduling")
     data["scheduler"].update({name: flags[name] for name in scheduler if flags.get(name) is not None})
     deployment = parse(Deployment, data, where=deployment_file or "deployment")
     if deployment.attention not in _ATTENTION:
-        raise UserError("attention", deployment.attention, f"is none of {', '.join(_ATTENTION)}")
+        raise UserError("attention", deployment.attention, f"must be one of {', '.join(_ATTENTION)}")
     return deployment
 
 
@@ -55,7 +56,7 @@ def refuse_engine_flags(flags: dict[str, Any]) -> None:
 
     for name in _OF_THE_REAL_ENGINE:
         if flags.get(name) is not None:
-            raise UserError(name, flags[name], "is the real engine's; leave it out with --gpu")
+            raise UserError(name, flags[name], "works only on the real engine; leave it out with --gpu")
 
 
 def completed(stated: Deployment, otherwise: Deployment | None) -> Deployment:

@@ -175,7 +175,8 @@ def price_scenario(
     fleet, pools, timed = made[-1].fleet, None, [own]
     if fleet is not None:
         if replicas is not None:
-            raise UserError("replicas", replicas, "is said by the deployment's fleet; leave it out")
+            remedy = "cannot be combined with a deployment that has a fleet; set the replicas of its pools"
+            raise UserError("replicas", replicas, remedy)
         timed = [_priced_pool(pool, own, calibration, gpu, deployed) for pool in fleet.pools]
         pools = tuple(PricedPool(pool, by.deployment, by.cost) for pool, by in zip(fleet.pools, timed, strict=True))
     return PricedScenario(

@@ -1,4 +1,4 @@
-"""How far long work is: what it tells of itself, and one progress bar on stderr, silent where nobody looks."""
+"""Progress of long work: what it reports, and one progress bar on stderr, hidden where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str, float], None]  # the stage that work is at, and the share of all of it that is done
 
 
-def untold(stage: str, share: float) -> None:
-    """For when nobody asks."""
+def quiet(stage: str, share: float) -> None:
+    """Reports nothing."""
 
 
 @contextmanager

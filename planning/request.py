@@ -1,4 +1,4 @@
-"""What one can ask, as plain values: a request is checked when it is made, and its JSON names the job that answers it.
+"""Requests as plain values: each is checked when it is made, and its JSON names the job that answers it.
 
 Every face (the command line, the dashboard, a file, Python) makes the same requests, and nothing here knows of them.
 """
@@ -32,5 +32,5 @@ StatedDeployment = Annotated[Deployment, PlainSerializer(_stated)]
 # What times the steps of a simulation; None where a GPU's kernel tables do.
 TimedBy = Annotated[
     str | None,
-    Field(description="directory made by `tokentwin calibrate`, or a cost model of your own: path/to/file.py:NAME"),
+    Field(description="directory that `tokentwin calibrate` wrote, or your own cost model as path/to/file.py:NAME"),
 ]

@@ -61,7 +61,7 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100
             summary.add_row(name, about.read_unit, _shown(about.read(value)), *shown)
     yield summary
     if bands:
-        yield Text("from, to: 90 % band, by how far off the step times of a whole run may be", style="dim")
+        yield Text("from, to: ends of the 90 % band, which follows from the error of step times", style="dim")
     outcome = RequestEndings.of(metrics)
     yield Text(f"requests: {outcome.text}")
     if outcome.shortfall:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class TraceWorkload(Request):
     """The requests of a trace file."""
 
-    trace: str = Field(min_length=1, description="a trace in any format, or a recording's directory")
+    trace: str = Field(min_length=1, description="a trace file of any known format, or the directory of a recording")
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
     rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
-    spread_ticks: bool = Field(False, description="spread arrivals that share a timestamp evenly over the tick")
+    spread_ticks: bool = Field(False, description="spread arrivals with the same timestamp evenly until the next one")
 
 
 class Scenario(Request):
@@ -34,16 +34,22 @@ class Scenario(Request):
     `workload` is a `TraceWorkload` when it names a `trace`, and otherwise what `tokentwin trace synth` takes.
     """
 
-    deployment: Deployment = Field(description="the deployment, as in its own file")
-    gpu: str | None = Field(None, description="GPU of the catalogue whose kernel tables time the steps")
+    deployment: Deployment = Field(description="the deployment, as in a deployment's own YAML file")
+    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
     calibration: TimedBy = None
-    workload: dict[str, Any] = Field(description="a trace, or a specification of a synthetic workload")
-    replicas: int | None = Field(None, ge=1, le=100_000, description="engines behind the router; null: 1, or the fleet")
-    router: RouterConfig | None = Field(None, description="a name, or a name with settings; null: round-robin")
-    prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
-        {}, description="dollars per GPU-hour by name, instead of the catalogue's; our own engine's is cpu or cuda"
+    workload: dict[str, Any] = Field(description="a trace, or the specification of a synthetic workload")
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="number of engines behind the router; by default 1, or what the deployment's fleet states",
     )
-    slo: dict[str, float] = Field({}, description="bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
+    router: RouterConfig | None = Field(None, description="router, by name; by default round-robin")
+    prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
+        {},
+        description="dollars per GPU-hour, such as H100=2.9, instead of the catalogue's; our own engine is cpu or cuda",
+    )
+    slo: dict[str, float] = Field({}, description="latency bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 
     @field_validator("router", mode="before")
     @classmethod
@@ -64,7 +70,7 @@ class Scenario(Request):
 
         unknown = prices.keys() - {*gpus(), "cpu", "cuda"}
         if unknown:
-            raise ValueError(f"{min(unknown)} is no GPU of the catalogue; a GPU's own file says its price")
+            raise ValueError(f"{min(unknown)} is not a GPU of the catalogue; set the price in your own GPU's file")
         return prices
 
     @field_validator("workload")
@@ -80,9 +86,9 @@ class Scenario(Request):
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Scenario:
         if self.gpu is None and self.calibration is None:
-            raise ValueError("give a gpu or a calibration, which time the steps")
+            raise ValueError("give gpu or calibration, which time the steps")
         if self.deployment.fleet is not None and (self.replicas or self.router):
-            raise ValueError("a deployment with a fleet says replicas and router there; leave them out here")
+            raise ValueError("leave replicas and router out, because the deployment's fleet states them")
         return self
 
     def offered(self) -> Workload:

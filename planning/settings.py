@@ -21,11 +21,11 @@ def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
     """The name and the value of `NAME=VALUE`, or, of `many`, the list of `NAME=VALUE,VALUE`. Raises UserError."""
     name, equals, text = pair.partition("=")
     if not name or not equals:
-        raise UserError(option, pair, "should be NAME=VALUE, e.g. max_num_seqs=" + ("64,256" if many else "64"))
+        raise UserError(option, pair, "must be NAME=VALUE, e.g. max_num_seqs=" + ("64,256" if many else "64"))
     try:
         return name, yaml.safe_load(f"[{text}]" if many else text)
     except yaml.YAMLError:
-        raise UserError(f"{option} {name}", text, "is not a value in YAML") from None
+        raise UserError(f"{option} {name}", text, "must be a value in YAML") from None
 
 
 def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:
@@ -34,7 +34,7 @@ def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:
     for pair in pairs:
         name, listed = named_value(option, pair, many=True)
         if name in values:
-            raise UserError(option, pair, "should name each setting, and each value of it, once")
+            raise UserError(option, pair, "must name each setting once, with different values")
         values[name] = listed
     return values
 
@@ -52,7 +52,7 @@ def with_settings(base: Deployment, settings: Mapping[str, Any], where: str = "d
             node[name] = {} if node.get(name) is None else node[name]
             node = node[name]
             if not isinstance(node, dict):
-                raise UserError(path, value, f"{name} has no settings of its own")
+                raise UserError(path, value, f"cannot be set, because {name} is a single value")
         node[last] = value
         if node is data["scheduler"] and last == "num_blocks":
             data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory

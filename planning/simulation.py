@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.document import Answer
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SimulatedRun(Answer):
     """A recording and its metrics.
 
-    bands       ends of the 90 % bands by metric and statistic; None where they were not asked for
+    bands       ends of the 90 % bands by metric and statistic; None where they were not wanted
     standing    how far its step times can be trusted: the `mark`, and the `reason`
     """
 
@@ -58,7 +58,7 @@ def simulate(
     band: bool = True,
     details: bool = True,
     overwrite: bool = False,
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> SimulatedRun:
     """Simulate `scenario` and record it in the directory `out`.
 
@@ -75,7 +75,7 @@ def recorded(
     band: bool = True,
     details: bool = True,
     overwrite: bool = False,
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> SimulatedRun:
     """`simulate`, of what is priced already."""
     from calibration.validation.bands import bands, run_metrics

@@ -1,4 +1,4 @@
-"""What times the steps of a simulated run, as a part of what is asked."""
+"""What times the steps of a simulated run, as a part of a request."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Timing(Request):
     """
 
     calibration: TimedBy = None
-    gpu: str | None = Field(None, description="time steps by the kernel tables of this GPU")
+    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
     model: str | None = Field(None, description="model of the catalogue to serve, where the deployment names none")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share each layer of --model")
 
     @model_validator(mode="after")
     def _size_of_a_model(self) -> Self:
         if self.model is None and self.tensor_parallel_size != 1:
-            remedy = "goes with --model; otherwise state it in the deployment"
+            remedy = "needs --model; without it, set the size in the deployment"
             raise UserError("tensor_parallel_size", self.tensor_parallel_size, remedy)
         return self
 
     def check(self) -> None:
         """Raises UserError where it is nothing."""
         if self.calibration is None and self.gpu is None:
-            remedy = "give --calibration, or --gpu to simulate a GPU that was not measured"
-            raise UserError("calibration", "none", remedy)
+            remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
+            raise UserError("calibration", None, remedy)

@@ -1,4 +1,4 @@
-"""The traffic that is asked about: a trace, or what a specification synthesises, as it is, cut, or at another rate.
+"""The traffic of a request: a trace, or what a specification synthesises, as it is, cut, or at another rate.
 
 A fleet is sized for the busiest stretch of it. One that holds its objectives over the busiest hour holds them over the
 day; over the day alone, a bad hour could hide behind quiet ones. The stretch with the most tokens, prompt and output,
@@ -21,7 +21,7 @@ from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
 from traces.synth import SynthSpec, read_spec
 
-BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, unless another is asked for
+BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, by default
 WHOLE_S = 1e9  # longer than any traffic
 
 
@@ -29,7 +29,7 @@ class Offered(Request):
     """What arrives. Several specifications are of requests that arrive together, and share no prompt."""
 
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
-        description="a trace in any format, a recording, or a YAML specification for `trace synth`"
+        description="a trace file, a recording, or a YAML specification as `tokentwin trace synth` takes it"
     )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
     rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
@@ -114,7 +114,7 @@ def _reseeded(spec: SynthSpec, draw: int) -> SynthSpec:
 def specified_traffic(spec: SynthSpec, limit: int | None = None) -> Workload:
     """The requests of a specification, or the first `limit` of them, at the very rate that it names.
 
-    What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as asked. Of sessions
+    What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as specified. Of sessions
     and of a ramp no single rate is named; their requests are as drawn.
     """
     from traces.reshape import at_rate, reshaped
@@ -132,15 +132,16 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
     from traces.reshape import reshaped
 
     if workload.concurrency is not None:
-        raise UserError("trace", workload.name, "is a closed loop, which waits for any fleet; give one with arrivals")
+        remedy = "is a closed loop, which any fleet can serve; give a trace with arrivals"
+        raise UserError("trace", workload.name, remedy)
     requests = list(workload.requests)
     if len(requests) < 2:
-        raise UserError("trace", workload.name, f"holds {len(requests)} requests, too few to plan for")
+        raise UserError("trace", workload.name, f"holds {len(requests)} requests; planning needs at least 2")
     first, end = _busiest([r.arrival_ns for r in requests], [r.prompt_len + r.output_len for r in requests], window_s)
     if end - first < 2:
-        raise UserError("window-s", window_s, "holds one request; take a longer stretch")
+        raise UserError("window-s", window_s, "covers a single request; take a longer stretch")
     if requests[first].arrival_ns == requests[end - 1].arrival_ns:
-        remedy = "holds requests of one instant, which have no rate; give a trace with arrivals over some time"
+        remedy = "has all arrivals at one instant, and so no rate; give a trace with arrivals over some time"
         raise UserError("trace", workload.name, remedy)
     return reshaped(replace(workload, requests=requests[first:end]), rate_scale=rate_scale)
 

@@ -54,21 +54,22 @@ class Workers(Generic[Common]):
     ) -> list[Answer]:
         """The answer of each task, in their order, whatever the number of workers; one job is done in this process.
 
-        `done` is told how many of the first are there. Raises what a task raises, and UserError when a worker dies.
+        `done` gets the number of first ones there. Raises what a task raises, and UserError when a worker dies.
         """
         found: dict[int, Answer] = {}
-        told = 0
+        reported = 0
         alone = ((at, task(self.common)) for at, task in enumerate(tasks))
         with closing(alone if self.jobs == 1 else self.each(tasks)) as answers:
             for at, answer in answers:
                 if isinstance(answer, WorkerDied):
-                    raise UserError("jobs", self.jobs, "a worker died, perhaps for want of memory; try --jobs 1")
+                    remedy = "a worker process died, perhaps because memory ran out; try --jobs 1"
+                    raise UserError("jobs", self.jobs, remedy)
                 if isinstance(answer, BaseException):
                     raise answer
                 found[at] = answer
-                while told in found:
-                    done(told)
-                    told += 1
+                while reported in found:
+                    done(reported)
+                    reported += 1
         return [found[at] for at in range(len(tasks))]
 
     def each(self, tasks: Sequence[Task[Common, Answer]]) -> Generator[tuple[int, Answer | BaseException], None, None]:

@@ -18,7 +18,7 @@ from serving.errors import UserError
 
 
 class Attention(Protocol):
-    """A backend. This step's keys and values of a layer are written before it is asked.
+    """A backend. This step's keys and values of a layer are written before it is called.
 
     name        as in the deployment and in recordings
     capturable  whether `plan` and `attend` may be captured in a CUDA graph
@@ -111,23 +111,22 @@ def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> A
     """The backend a deployment names, for the heads of `spec` (one rank's). Raises UserError."""
     name, config = deployment.attention, deployment.scheduler
     if name not in BACKENDS:
-        raise UserError("attention", name, f"is not one of {', '.join(BACKENDS)}")
+        raise UserError("attention", name, f"must be one of {', '.join(BACKENDS)}")
     if name == "auto":
         name = "triton" if deployment.device == "cuda" else "torch"
     if name == "torch":
         return TorchAttention(config.block_size)
     if deployment.batch_invariant and name == "hybrid":
-        raise UserError("batch_invariant", True, "goes with attention triton or torch, not hybrid")
+        raise UserError("batch_invariant", True, "needs attention triton or torch, not hybrid")
     try:
         from realengine.kernels.interpreting import INTERPRETING
         from realengine.triton_attention import HybridAttention, TritonAttention
     except ImportError:
         raise UserError("attention", name, "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'") from None
     if deployment.device == "cpu" and not INTERPRETING:
-        raise UserError("attention", name, "needs device cuda; on the CPU use torch")
+        raise UserError("attention", name, "needs device cuda; use torch on the CPU")
     if spec.head_dim > _WIDEST_HEAD:
-        raise UserError(
-            "attention", name, f"takes heads of up to {_WIDEST_HEAD}, {spec.name}'s have {spec.head_dim}; use torch"
-        )
+        remedy = f"takes heads of at most {_WIDEST_HEAD} dimensions, but {spec.name}'s have {spec.head_dim}; use torch"
+        raise UserError("attention", name, remedy)
     backend = TritonAttention if name == "triton" else HybridAttention
     return backend(spec, config, device, deployment.batch_invariant)

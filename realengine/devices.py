@@ -15,9 +15,9 @@ def require_devices(deployment: Deployment) -> None:
         return
     here, wanted = torch.cuda.device_count(), deployment.tensor_parallel_size
     if here == 0:
-        raise UserError("device", "cuda", "this machine has 0 CUDA devices; use cpu")
+        raise UserError("device", "cuda", "this machine has no CUDA device; use cpu")
     if here < wanted:
-        raise UserError("tensor_parallel_size", wanted, f"this machine has {here} CUDA devices; lower it")
+        raise UserError("tensor_parallel_size", wanted, f"this machine has only {here} CUDA devices; lower it")
 
 
 def find_device(deployment: Deployment, rank: int = 0) -> Device:

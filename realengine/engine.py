@@ -67,7 +67,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that ran. Times are on `perf_counter_ns`: asked for a plan, planned, tensors made; then, on the device,
+    """One step that ran. Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device,
     begun, computed, sampled.
 
     launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
@@ -185,7 +185,8 @@ class Engine:
         allowed = {"num_blocks", "max_num_seqs", "max_num_batched_tokens", "scheduler_reserve_full_isl"}
         for name, value in scheduler.items():
             if name not in allowed or value > getattr(self._config, name):
-                raise UserError(f"scheduler.{name}", value, "cannot be changed on this engine; make another")
+                remedy = "cannot change once the engine is made; make another engine"
+                raise UserError(f"scheduler.{name}", value, remedy)
         settings = {**self._config.model_dump(), **scheduler}
         limited = parse(SchedulerConfig, settings, where="scheduler")
         self.deployment = self.deployment.model_copy(update={"scheduler": limited})
@@ -292,11 +293,11 @@ class Engine:
         return flight
 
     def _plan(self) -> StepPlan:
-        asked_ns = perf_counter_ns()
+        plan_start_ns = perf_counter_ns()
         plan = self._policy.schedule()
         self._seating.follow(plan)
         self._demand.follow(plan)
-        self._preempted_ns.update((request.id, asked_ns) for request in plan.preempted)
+        self._preempted_ns.update((request.id, plan_start_ns) for request in plan.preempted)
         return plan
 
     def _finish(self) -> Step | None:
@@ -373,22 +374,19 @@ def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
     scheduler = deployment.scheduler
     for name in ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "fleet", "kv_tiers"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
-            raise UserError(name, getattr(deployment, name), "is only simulated; leave it out for the real engine")
+            remedy = "works only in the simulator; leave it out for the real engine"
+            raise UserError(name, getattr(deployment, name), remedy)
     if scheduler.speculative is not None:
         method = scheduler.speculative.method
-        raise UserError("scheduler.speculative", method, "is only simulated; leave it out for the real engine")
+        remedy = "works only in the simulator; leave it out for the real engine"
+        raise UserError("scheduler.speculative", method, remedy)
     if deployment.quantization not in ("none", "fp8"):
-        raise UserError("quantization", deployment.quantization, "is only simulated; the real engine runs none and fp8")
+        remedy = "works only in the simulator; the real engine runs none and fp8"
+        raise UserError("quantization", deployment.quantization, remedy)
     shard_spec(files.spec, deployment.tensor_parallel_size)
     if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
-        raise UserError(
-            "scheduler.forget_withdrawn",
-            False,
-            "under policy priority a block could be reused that was never computed, as in vLLM; set it to true",
-        )
+        remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"
+        raise UserError("scheduler.forget_withdrawn", False, remedy)
     if scheduler.max_model_len > files.spec.max_positions:
-        raise UserError(
-            "scheduler.max_model_len",
-            scheduler.max_model_len,
-            f"{files.spec.name} has {files.spec.max_positions} positions; lower it",
-        )
+        remedy = f"must be at most {files.spec.max_positions}, the positions of {files.spec.name}"
+        raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)

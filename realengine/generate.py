@@ -26,7 +26,8 @@ def stream(
     has no tokenizer or the prompt does not fit.
     """
     if engine.folder is None:
-        raise UserError("model", engine.source, "has random weights and no tokenizer; use smollm2 or a model folder")
+        remedy = "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"
+        raise UserError("model", engine.source, remedy)
     tokenizer = Tokenizer(engine.folder)
     prompt = tokenizer.chat(messages)
     ready: list[str] = []

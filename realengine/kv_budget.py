@@ -54,6 +54,6 @@ class KvBudget(NamedTuple):
             raise UserError(
                 "gpu_memory_utilization",
                 self.utilization,
-                f"leaves {self.num_blocks} KV blocks, one request of {config.max_model_len} tokens needs {need}; "
+                f"leaves {self.num_blocks} KV blocks, but one request of {config.max_model_len} tokens needs {need}; "
                 f"raise it, or lower max_model_len or max_num_batched_tokens ({self.explain()})",
             )

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch.nn.functional import linear
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
-
-
-class Projection(Protocol):
-    """`x` `[T, in]` times a weight `[out, in]`."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class DenseProjection:

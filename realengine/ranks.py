@@ -63,7 +63,7 @@ class Ranks:
             self._pipes.append(mine)
             self._processes.append(process)
         try:
-            with self._together():
+            with self._in_step():
                 self._answers()  # each is there: what ends a process early ends it before it meets the others
                 _meet(deployment, 0, meeting)
                 self._mine = ModelRunner(deployment, files, DistributedGroup())
@@ -78,7 +78,7 @@ class Ranks:
 
     def launch(self, step: StepInput) -> Launched:
         assert self._mine is not None
-        with _uninterrupted(), self._together():
+        with _uninterrupted(), self._in_step():
             self._tell("launch", step)
             launched = self._mine.launch(step)
         assert launched.pending is not None
@@ -91,7 +91,7 @@ class Ranks:
     def budget(self, utilization: float) -> KvBudget:
         """That of the rank with the least room."""
         mine: KvBudget = self._do("budget", utilization)
-        with self._together():
+        with self._in_step():
             return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
 
     def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
@@ -138,7 +138,7 @@ class Ranks:
         self._meeting.cleanup()
 
     def _do(self, name: str, *arguments: object) -> Any:
-        with self._together():
+        with self._in_step():
             self._tell(name, *arguments)
             return getattr(self._mine, name)(*arguments)
 
@@ -161,10 +161,10 @@ class Ranks:
                 answers[rank] = said
         return [answers[rank] for rank in sorted(answers)]
 
-    # What ranks say unasked, and lost ranks
+    # What ranks say on their own, and lost ranks
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
+    def _in_step(self) -> Iterator[None]:
         """An error in here leaves the ranks out of step, for good. Where a lost rank caused it, that is raised."""
         if self._lost is not None:
             raise self._lost
@@ -175,7 +175,8 @@ class Ranks:
             if isinstance(error, RuntimeError | OSError):  # of a collective or a pipe, perhaps
                 lost = self._last_words() or (self._silent(_PATIENCE_S) if "Timed out" in str(error) else None)
             self._lost = lost or UserError(
-                *self._field(), f"the ranks are out of step after: {error or type(error).__name__}"
+                *self._field(),
+                f"the ranks lost their order after an error ({error or type(error).__name__}); start again",
             )
             if lost is not None and lost is not error:
                 raise lost from None
@@ -238,7 +239,7 @@ class _Watched:
         return self._pending.done()
 
     def wait(self) -> None:
-        with self._ranks._together():
+        with self._ranks._in_step():
             self._pending.wait()
 
 

@@ -11,24 +11,24 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 def check_runnable(spec: ModelSpec) -> None:
     """Raise UserError, naming the first thing that `spec` asks for and the engine does not do."""
     name, window = spec.name, spec.sliding_window
-    simulated = "can only be simulated; the real engine runs"
+    simulated = "works only in the simulator; the real engine runs"
     if spec.family not in _FAMILIES:
         raise UserError(f"{name}.architectures", spec.family, f"{simulated} {', '.join(_FAMILIES)}")
     if spec.num_experts:
         raise UserError(f"{name}.num_experts", spec.num_experts, f"{simulated} dense models")
     if window:
-        remedy = f"a window below the positions {simulated} full attention: lower those to {window}, or use null"
+        remedy = f"{simulated} full attention only; lower max_position_embeddings to {window}, or use null"
         raise UserError(f"{name}.sliding_window", window, remedy)
     if spec.checkpoint_quantization != "none":
-        remedy = f"{simulated} unquantised weights (quantization: fp8 in the deployment makes its own)"
+        remedy = f"{simulated} unquantised weights; set quantization: fp8 in the deployment to quantise them on loading"
         raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
     if spec.other_rope:
-        raise UserError(f"{name}.rope_type", spec.other_rope, f"{simulated} default and llama3")
+        raise UserError(f"{name}.rope_type", spec.other_rope, f"{simulated} rope_type default and llama3")
     if spec.activation != "silu":
-        raise UserError(f"{name}.hidden_act", spec.activation, f"{simulated} silu")
+        raise UserError(f"{name}.hidden_act", spec.activation, f"{simulated} hidden_act silu")
     if spec.mlp_bias:
         raise UserError(f"{name}.mlp_bias", True, f"{simulated} MLPs without biases")
     if spec.out_bias or (spec.qkv_bias and spec.family != "qwen2"):
-        raise UserError(f"{name}.attention_bias", True, f"{simulated} biases only in the QKV of Qwen2")
+        raise UserError(f"{name}.attention_bias", True, f"{simulated} attention biases only in the QKV of Qwen2")
     if spec.rotary_share != 1:
-        raise UserError(f"{name}.partial_rotary_factor", spec.rotary_share, f"{simulated} heads that are rotated whole")
+        raise UserError(f"{name}.partial_rotary_factor", spec.rotary_share, f"{simulated} a factor of 1")

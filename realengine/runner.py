@@ -122,9 +122,8 @@ class ModelRunner:
         self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
         need, free = self._weight_bytes(files), self.device.memory().free
         if need > free:  # the CPU would not refuse, but be killed half way
-            raise UserError(
-                "model", deployment.model, f"has {need / 1e9:,.1f} GB of weights; {free / 1e9:,.1f} GB are free"
-            )
+            remedy = f"has {need / 1e9:,.1f} GB of weights, but only {free / 1e9:,.1f} GB of memory are free"
+            raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
             where = self.device.torch_device
             state = shard_state(files.weights(self._dtype, where), self._collective.rank, self._collective.size)
@@ -375,20 +374,13 @@ class _OutOfMemory:
         config = self._deployment.scheduler
         if self._what == "kv":
             need = self._blocks * config.block_size * self._kv / 1e9
-            raise UserError(
-                "scheduler.num_blocks", self._blocks, f"needs {need:,.1f} GB of KV cache; lower it"
-            ) from None
+            remedy = f"needs {need:,.1f} GB of KV cache; lower it"
+            raise UserError("scheduler.num_blocks", self._blocks, remedy) from None
         if self._what == "weights":
-            raise UserError(
-                "model",
-                self._deployment.model,
-                "does not fit into memory; quantization: fp8, or more tensor_parallel_size",
-            ) from None
-        raise UserError(
-            "scheduler.max_num_batched_tokens",
-            config.max_num_batched_tokens,
-            "needs more memory for activations than is left; lower it, or leave the KV cache less",
-        ) from None
+            remedy = "does not fit into memory; set quantization: fp8, or raise tensor_parallel_size"
+            raise UserError("model", self._deployment.model, remedy) from None
+        remedy = "needs more memory for activations than is left; lower it, or lower num_blocks"
+        raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy) from None
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

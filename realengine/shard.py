@@ -22,9 +22,8 @@ def shard_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """The shapes of one of `size` ranks. Raises UserError when they cannot share the model evenly."""
     for name in ("num_kv_heads", "num_heads", "intermediate_size"):
         if getattr(spec, name) % size:
-            raise UserError(
-                "tensor_parallel_size", size, f"does not divide {spec.name}'s {name}, {getattr(spec, name)}"
-            )
+            remedy = f"must divide {spec.name}'s {name}, which is {getattr(spec, name)}"
+            raise UserError("tensor_parallel_size", size, remedy)
     return spec.model_copy(
         update={name: getattr(spec, name) // size for name in ("num_heads", "num_kv_heads", "intermediate_size")}
     )

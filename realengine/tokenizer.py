@@ -73,9 +73,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError("model", str(path.parent), f"{path.name} is not JSON that can be read: {error}") from None
+        raise UserError("model", str(path.parent), f"{path.name} is not valid JSON: {error}") from None
     if not isinstance(config, dict):
-        raise UserError("model", str(path.parent), f"{path.name} is not a JSON object; fetch it again")
+        raise UserError("model", str(path.parent), f"{path.name} is not a JSON object; fetch the model again")
     return config
 
 

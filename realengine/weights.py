@@ -116,12 +116,13 @@ def load_model_files(model: str, home: Path) -> ModelFiles:
     if model.startswith("random:"):
         name = model.removeprefix("random:")
         if name not in RANDOM:
-            raise UserError("model", model, f"random models are {', '.join(RANDOM)}")
+            raise UserError("model", model, f"is not a known random model; choose one of {', '.join(RANDOM)}")
         return ModelFiles(RANDOM[name], None, model)
     folder = home / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
     if not (folder / "config.json").is_file():
         if model == "smollm2":
-            raise UserError("model", model, "is not here yet: `tokentwin model fetch smollm2`, or use random:smollm2")
+            remedy = "is not on this machine yet; run `tokentwin model fetch smollm2`, or use random:smollm2"
+            raise UserError("model", model, remedy)
         raise UserError("model", model, "has no config.json; give a Hugging Face folder, smollm2 or random:FAMILY")
     spec = spec_from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
     check_runnable(spec)
@@ -178,7 +179,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError("model", str(path.parent), f"{path.name} is not JSON that can be read: {error}") from None
+        raise UserError("model", str(path.parent), f"{path.name} is not valid JSON: {error}") from None
 
 
 def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
@@ -204,7 +205,8 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
         for name in names:
             state.update(load_file(folder / name))
     except (KeyError, TypeError, AttributeError):
-        raise UserError("model", str(folder), f"{index.name} has no weight_map to file names; fetch it again") from None
+        remedy = f"{index.name} has no weight_map to file names; fetch the model again"
+        raise UserError("model", str(folder), remedy) from None
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError("model", str(folder), f"safetensors cannot be read: {error}") from None
     return state
@@ -222,4 +224,5 @@ def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> Non
         if name not in state:
             raise UserError("model", str(folder), f"has no weight {name}; is the folder complete?")
         if tuple(state[name].shape) != shape:
-            raise UserError("model", str(folder), f"{name} is {tuple(state[name].shape)}, config.json says {shape}")
+            remedy = f"{name} has shape {tuple(state[name].shape)}, but config.json says {shape}"
+            raise UserError("model", str(folder), remedy)

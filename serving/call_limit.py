@@ -26,9 +26,9 @@ class Overtime(BaseException):
 class Fault(Exception):
     """What a call did instead of returning. It is caused by what the call raised, if that was it."""
 
-    def __init__(self, rule: Literal["calls", "time"], told: str) -> None:
-        self.rule, self.told = rule, told
-        super().__init__(told)
+    def __init__(self, rule: Literal["calls", "time"], what: str) -> None:
+        self.rule, self.what = rule, what
+        super().__init__(what)
 
 
 class CallWatch:
@@ -53,8 +53,8 @@ class CallWatch:
             raise
         except Overtime:
             name = getattr(call, "__name__", "a call").lstrip("_")
-            told = f"{name}() has not returned after {self.limit_s:g} s, the limit of one call"
-            raise Fault("time", told) from None
+            what = f"{name}() has not returned after {self.limit_s:g} s, the limit of one call"
+            raise Fault("time", what) from None
         except BaseException as error:
             raise Fault("calls", f"raised {raised(error)}") from error
         finally:

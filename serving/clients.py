@@ -95,7 +95,8 @@ class Clients:
         """Whether it is a turn that follows an answer; turns that are not the session's next would wait for ever."""
         expected = self._last_turn.get(request.session, -1) + 1
         if request.think_ns is not None and request.turn != expected:
-            raise UserError(f"request {request.id}: turn", request.turn, f"should be {expected}, the session's next")
+            remedy = f"must be {expected}, the next turn of the session"
+            raise UserError(f"request {request.id}: turn", request.turn, remedy)
         self._last_turn[request.session] = request.turn
         return request.think_ns is not None and request.turn > 0 and self._offered_ns is None
 

@@ -24,9 +24,9 @@ Rule = Literal["budget", "KV", "rows", "progress", "promises", "calls", "time"]
 class Breach(UserError):
     """A policy broke `rule`; the message says in which step, with which request, and how."""
 
-    def __init__(self, rule: Rule, policy: str, told: str) -> None:
+    def __init__(self, rule: Rule, policy: str, what: str) -> None:
         self.rule = rule
-        super().__init__("policy", policy, told)
+        super().__init__("policy", policy, what)
 
 
 class Contract:
@@ -112,21 +112,21 @@ class Contract:
 
     # Breaches
 
-    def breach(self, rule: Rule, told: str, request: Request | None = None) -> NoReturn:
+    def breach(self, rule: Rule, what: str, request: Request | None = None) -> NoReturn:
         """Raise the one line that says what was broken, and where."""
         where = f"step {self.step}" if request is None else f"step {self.step}, request {request.id}"
-        raise Breach(rule, self.policy, f"{where}: {told}")
+        raise Breach(rule, self.policy, f"{where}: {what}")
 
     def _refuse(self, plan: StepPlan) -> NoReturn:
         running, pool, blocks = self.scheduler.running, self.scheduler.pool, self._blocks
         last = next(reversed(running.values()), None)
         if plan.tokens > self._most_tokens:
             largest = max(plan.listed, key=lambda row: row.tokens, default=None)
-            told = f"plans {plan.tokens} tokens; the deployment's max_num_batched_tokens is {self._most_tokens}"
-            self.breach("budget", told, largest.request if largest else last)
+            what = f"plans {plan.tokens} tokens; the deployment's max_num_batched_tokens is {self._most_tokens}"
+            self.breach("budget", what, largest.request if largest else last)
         if len(running) > self._most_running:
-            told = f"runs {len(running)} requests; the deployment's max_num_seqs is {self._most_running}"
-            self.breach("budget", told, last)
+            what = f"runs {len(running)} requests; the deployment's max_num_seqs is {self._most_running}"
+            self.breach("budget", what, last)
         held = pool.total - pool.free
-        told = f"holds {held} KV blocks; there are {blocks}, by the deployment's num_blocks {blocks + 1}"
-        self.breach("KV", told, last)
+        what = f"holds {held} KV blocks; there are {blocks}, by the deployment's num_blocks {blocks + 1}"
+        self.breach("KV", what, last)

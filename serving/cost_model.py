@@ -14,7 +14,7 @@ from serving.step_plan import StepPlan
 class CostModel(Protocol):
     """Time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens.
 
-    Each answer depends on the plan's aggregates alone, never on what was asked before.
+    Each answer depends on the plan's aggregates alone, never on earlier calls.
     """
 
     def cpu_ns(self, plan: StepPlan) -> int:

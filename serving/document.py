@@ -85,7 +85,7 @@ class Answer:
     def to_arrow(self, table: str | None = None) -> Any:
         """One of its `tables`, by default the main one. Raises UserError for a name that is none of them."""
         if table is not None and table not in self.tables:
-            raise UserError("table", table, f"is none that this has; choose one of {', '.join(self.tables) or 'none'}")
+            raise UserError("table", table, f"does not exist here; choose one of {', '.join(self.tables)}")
         return self.table(table or self.tables[0])
 
     def to_pandas(self, table: str | None = None) -> Any:

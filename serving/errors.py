@@ -12,13 +12,14 @@ from traceback import extract_tb
 
 
 class UserError(Exception):
-    """Bad input: `field` had `value`; `remedy` says what is allowed or what to do instead."""
+    """Bad input: `field` had `value`, None if it was not given; `remedy` says what is allowed or what to do."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field = field
         self.value = value
         self.remedy = remedy
-        super().__init__(" ".join(f"{field}: {_shown(value)}: {remedy}".split()))
+        parts = [field, remedy] if value is None else [field, _shown(value), remedy]
+        super().__init__(" ".join(": ".join(parts).split()))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str]]:
         """On the way from a worker's process, too."""

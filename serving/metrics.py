@@ -1,6 +1,6 @@
 """The metric registry: one definition of each number, and what other tools call it.
 
-Column metadata, `--help`, tooltips, Prometheus HELP lines and the glossary (`docs/metrics.md`) all come from
+Column metadata, `--help`, tooltips and the glossary (`docs/metrics.md`) all come from
 here; nothing else may define a metric. Tools disagree on TPOT, ITL and "throughput"; this table decides.
 `python -m serving.metrics` prints the glossary.
 """
@@ -523,7 +523,7 @@ METRICS: dict[str, Metric] = {m.name: m for m in _METRICS}
 def metric(name: str) -> Metric:
     """The metric called `name` here. Raises UserError that names the known ones."""
     if name not in METRICS:
-        raise UserError("metric", name, f"is none of {', '.join(METRICS)}")
+        raise UserError("metric", name, f"is not a known metric; choose one of {', '.join(METRICS)}")
     return METRICS[name]
 
 
@@ -535,29 +535,6 @@ def label_of(name: str) -> str:
 def axis_of(name: str) -> str:
     """A metric's label with its unit, likewise."""
     return METRICS[name].axis if name in METRICS else name
-
-
-def metric_of(tool: Tool, name: str) -> Metric:
-    """The metric that `tool` calls `name`. Raises UserError that names the known ones."""
-    for candidate in _METRICS:
-        if name in candidate.names_in(tool):
-            return candidate
-    known = ", ".join(n for m in _METRICS for n in m.names_in(tool))
-    raise UserError(f"{TOOLS[tool]} metric", name, f"is none of {known}")
-
-
-def statistic(name: str) -> str:
-    """What the statistic `name` is. Raises UserError that names the known ones."""
-    if name not in STATISTICS:
-        raise UserError("statistic", name, f"is none of {', '.join(STATISTICS)}")
-    return STATISTICS[name]
-
-
-def prometheus_help(name: str) -> list[str]:
-    """The `# HELP` lines of a metric, one for each of its Prometheus names (format 0.0.4)."""
-    found = metric(name)
-    text = found.definition.replace("\\", r"\\").replace("\n", r"\n")
-    return [f"# HELP {prometheus} {found.label}: {text}." for prometheus in found.prometheus]
 
 
 def glossary(metrics: Iterable[Metric] = _METRICS) -> str:

@@ -29,7 +29,8 @@ class OwnContract(Contract):
     def __init__(self, policy: str, scheduler: Scheduler, limits: SchedulerConfig, watch: CallWatch) -> None:
         missing = [name for name in _PARTS if not hasattr(scheduler, name)]
         if missing:
-            raise UserError("policy", policy, f"makes a scheduler without {', '.join(missing)} (docs/policies.md)")
+            remedy = f"makes a scheduler that lacks {', '.join(missing)}; see docs/policies.md"
+            raise UserError("policy", policy, remedy)
         super().__init__(policy, scheduler, limits)
         self.commit = self._commit
         self.steady_steps = self._steady_steps
@@ -41,7 +42,7 @@ class OwnContract(Contract):
         try:
             return self._watch.call(call, *arguments)
         except Fault as fault:
-            self.breach(fault.rule, fault.told, _request_at_hand(fault.__cause__))
+            self.breach(fault.rule, fault.what, _request_at_hand(fault.__cause__))
 
     # A plan
 
@@ -73,19 +74,19 @@ class OwnContract(Contract):
             if scheduler.requests.get(request.id) is not request or request.id not in scheduler.running:
                 self.breach("rows", "is planned, but does not run", request)
             if end != request.computed or request.pending < 1:
-                told = f"plans {tokens} tokens after {start}, which are not the next of {request!r}"
-                self.breach("rows", told, request)
+                what = f"plans {tokens} tokens after {start}, which are not the next of {request!r}"
+                self.breach("rows", what, request)
             if request.held * block_size < end:
-                told = f"computes tokens up to {end} and holds {request.held} KV blocks of {block_size}"
-                self.breach("KV", told, request)
+                what = f"computes tokens up to {end} and holds {request.held} KV blocks of {block_size}"
+                self.breach("KV", what, request)
 
     def _check_decodes(self) -> None:
         """In O(1): the decode set is of this deployment's blocks and, where nothing is shared, it holds enough."""
         decodes, pool, block_size = self.scheduler.decodes, self.scheduler.pool, self.limits.block_size
         held = pool.total - pool.free
         if decodes.block_size != block_size:
-            told = f"has KV blocks of {decodes.block_size} tokens; the deployment's block_size is {block_size}"
-            self.breach("KV", told)
+            what = f"has KV blocks of {decodes.block_size} tokens; the deployment's block_size is {block_size}"
+            self.breach("KV", what)
         if pool.counts_only and decodes.context > held * block_size:
             self.breach("KV", f"decodes over {decodes.context} tokens and holds {held} KV blocks of {block_size}")
 
@@ -94,8 +95,8 @@ class OwnContract(Contract):
     def _steady_steps(self) -> int:
         steps = self._call(self.scheduler.steady_steps)
         if type(steps) is not int or steps < 0:
-            told = f"steady_steps() is {steps!r}; it must be a whole number, 0 where the policy cannot tell"
-            self.breach("promises", told)
+            what = f"steady_steps() is {steps!r}; it must be a whole number, 0 where the policy cannot tell"
+            self.breach("promises", what)
         if steps:
             decodes, running = self.scheduler.decodes, len(self.scheduler.running)
             rows = len(decodes.members)

@@ -87,10 +87,10 @@ class OwnCost:
         return OwnCost(self.name, self._model, self._factor * factor)
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return 0 if self._cpu is None else self._asked("cpu_ns", self._cpu, plan)
+        return 0 if self._cpu is None else self._answer_of("cpu_ns", self._cpu, plan)
 
     def step_ns(self, plan: StepPlan) -> int:
-        return self._asked("step_ns", self._step, plan)
+        return self._answer_of("step_ns", self._step, plan)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         if self._run is None:
@@ -104,10 +104,10 @@ class OwnCost:
         except BaseException as error:  # also SystemExit: a model may not end the run by itself
             raise self._wrong("decode_run_ns", first, f"raised {error!r}") from error
         if len(times) != steps:
-            raise self._wrong("decode_run_ns", first, f"gave {len(times)} times for {steps} steps")
+            raise self._wrong("decode_run_ns", first, f"returned {len(times)} times instead of {steps}")
         return [self._time("decode_run_ns", ns, first) for ns in times]
 
-    def _asked(self, method: str, answer: Any, plan: StepPlan) -> int:
+    def _answer_of(self, method: str, answer: Any, plan: StepPlan) -> int:
         try:
             ns = answer(plan)
         except KeyboardInterrupt:
@@ -119,10 +119,10 @@ class OwnCost:
     def _time(self, method: str, ns: Any, plan: StepPlan) -> int:
         if type(ns) is not int:
             if not isinstance(ns, Integral) or isinstance(ns, bool):
-                raise self._wrong(method, plan, f"gave {ns!r}, which is no int; give whole nanoseconds")
+                raise self._wrong(method, plan, f"returned {ns!r} instead of whole nanoseconds")
             ns = int(ns)
         if not 0 <= ns < _MOST_NS:
-            raise self._wrong(method, plan, f"gave {ns:,} ns; give a time from 0 up")
+            raise self._wrong(method, plan, f"returned {ns:,} ns instead of a time of 0 or more")
         return ns if self._factor == 1.0 else round(ns * self._factor)
 
     def _wrong(self, method: str, plan: StepPlan, what: str) -> UserError:
@@ -137,7 +137,6 @@ class OwnCost:
         except (TypeError, ValueError):
             low = high = -1.0
         if not 0 < low <= 1 <= high < 1e3:
-            raise UserError(
-                _FIELD, self.name, f"has an interval {stated!r}; give two factors around 1, e.g. (0.9, 1.2)"
-            )
+            remedy = f"states the interval {stated!r}; give two factors around 1, e.g. (0.9, 1.2)"
+            raise UserError(_FIELD, self.name, remedy)
         return low, high

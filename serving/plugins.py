@@ -46,7 +46,7 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
     found = find_object(kind, name, known)
     missing = [method for method in needs if not callable(getattr(found, method, None))]
     if not isinstance(found, type) or missing:
-        raise UserError(kind, name, f"is not a class with {', '.join(needs)}")
+        raise UserError(kind, name, f"must be a class with {', '.join(needs)}")
     return found
 
 
@@ -54,14 +54,14 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
     """Whatever is called `name`. Raises UserError when there is no such name, file or module, or it is not in that."""
     place, _, class_name = (known.get(name) or located(name)).rpartition(":")
     if not place or not class_name:
-        remedy = f"is none of {', '.join(known)}; your own is path/to/file.py:Class or package.module:Class"
+        remedy = f"must be {', '.join(known)}, or your own path/to/file.py:Class or package.module:Class"
         raise UserError(kind, name, remedy)
     try:
         module = _module_in(Path(place)) if place.endswith(".py") else import_module(place)
     except FileNotFoundError as error:
-        raise UserError(kind, name, f"there is no file {error.filename or place}") from None
+        raise UserError(kind, name, f"the file {error.filename or place} does not exist") from None
     except ModuleNotFoundError as error:
-        remedy = f"no module {error.name!r} can be imported; give the file, as in path/to/file.py:{class_name}"
+        remedy = f"the module {error.name!r} cannot be imported; give its file, as in path/to/file.py:{class_name}"
         raise UserError(kind, name, remedy) from None
     except (Exception, SystemExit) as error:  # a user's module may fail in any way
         raise UserError(kind, name, f"cannot be imported: {raised(error)}") from None

@@ -28,41 +28,43 @@ class SpeculativeConfig(BaseModel):
     method: Literal["draft_model", "eagle", "ngram"] = Field(
         "draft_model", description="what proposes the draft tokens"
     )
-    num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens verified in one step of a request")
+    num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens that a request verifies in one step")
     acceptance_rate: float | None = Field(
-        None, ge=0, le=1, description="probability that a draft token is accepted, given that those before it were"
+        None, ge=0, le=1, description="probability that a draft token is accepted if all before it were"
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = Field(
         None,
-        description="instead, for each place in a draft, the share of drafts accepted up to there: what vLLM counts as "
+        description="instead of acceptance_rate, the share of drafts accepted up to each position: in vLLM, "
         "spec_decode_num_accepted_tokens_per_pos over spec_decode_num_drafts",
     )
-    seed: int = Field(0, description="seed of what is accepted")
-    model: str | None = Field(None, description="draft_model: a model as `Deployment.model` names it")
+    seed: int = Field(0, description="seed of the acceptances")
+    model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
     draft_step_share: float | None = Field(
-        None, ge=0, le=10, description="eagle, ngram: time of a drafting pass, as a share of the step it follows"
+        None, ge=0, le=10, description="eagle, ngram: time of a drafting pass as a share of the step before it"
     )
-    draft_us: float | None = Field(None, ge=0, le=1e7, description="eagle, ngram: instead, its microseconds")
+    draft_us: float | None = Field(
+        None, ge=0, le=1e7, description="eagle, ngram: microseconds of a drafting pass, instead of draft_step_share"
+    )
 
     @model_validator(mode="after")
     def _acceptance_is_given_once(self) -> SpeculativeConfig:
         rates = self.synthetic_acceptance_rates
         if (self.acceptance_rate is None) == (rates is None):
-            raise ValueError("needs either acceptance_rate or synthetic_acceptance_rates")
+            raise ValueError("give either acceptance_rate or synthetic_acceptance_rates")
         if rates is not None:
             if len(rates) != self.num_speculative_tokens:
-                raise ValueError("synthetic_acceptance_rates needs num_speculative_tokens shares")
+                raise ValueError("synthetic_acceptance_rates must hold num_speculative_tokens shares")
             if any(not 0 <= rate <= before for before, rate in zip((1.0, *rates), rates, strict=False)):
-                raise ValueError("synthetic_acceptance_rates must be shares that never grow from place to place")
+                raise ValueError("synthetic_acceptance_rates must be shares, none larger than the one before it")
         return self
 
     @model_validator(mode="after")
     def _cost_fits_the_method(self) -> SpeculativeConfig:
         stated = [cost for cost in (self.draft_step_share, self.draft_us) if cost is not None]
         if self.method == "draft_model" and (self.model is None or stated):
-            raise ValueError("method draft_model needs model, and neither draft_step_share nor draft_us")
+            raise ValueError("method draft_model needs model; leave draft_step_share and draft_us out")
         if self.method != "draft_model" and (self.model is not None or len(stated) != 1):
-            raise ValueError(f"method {self.method} needs either draft_step_share or draft_us, and no model")
+            raise ValueError(f"method {self.method} needs either draft_step_share or draft_us; leave model out")
         return self
 
     @property
@@ -78,15 +80,6 @@ class SpeculativeConfig(BaseModel):
         assert self.synthetic_acceptance_rates is not None
         shares = (1.0, *self.synthetic_acceptance_rates)
         return tuple(share / before if before else 0.0 for before, share in pairwise(shares))
-
-    @property
-    def expected_tokens(self) -> float:
-        """Mean tokens of a step with a whole draft: with one rate a, (1 - a^(k+1)) / (1 - a) (Leviathan's eq. 1)."""
-        total = reached = 1.0
-        for rate in self.conditional_rates:
-            reached *= rate
-            total += reached
-        return total
 
 
 class Acceptance:

@@ -27,7 +27,7 @@ class WaitingQueue(Protocol):
     def steps_at_head(self, head: Request, steps: int) -> int:
         """For how many of the next `steps` decode steps `head` stays the first to be admitted, if nothing arrives.
 
-        Asked so that steps may be skipped; 0 is always right.
+        Used to skip steps; 0 is always right.
         """
         ...
 

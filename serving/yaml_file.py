@@ -27,5 +27,5 @@ def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
     """`read_yaml` of a file of settings. `example` is the page of the documentation that shows one."""
     data = read_yaml(path, field)
     if not isinstance(data, dict):
-        raise UserError(field, str(path), f"is no mapping of settings; see {example} for an example")
+        raise UserError(field, str(path), f"must be a mapping of settings; see {example} for an example")
     return data

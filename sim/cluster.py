@@ -134,7 +134,7 @@ class Cluster:
                     next_event()
         except EmptySchedule:
             policies = ", ".join(dict.fromkeys(pool.deployment.policy for pool in self._fleet.pools))
-            remedy = f"{len(self._gateway)} requests never finished, and nothing is left to happen"
+            remedy = f"{len(self._gateway)} requests never finish: the policy no longer schedules them"
             raise UserError("policy", policies, remedy) from None
         self._log.close()
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)

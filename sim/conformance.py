@@ -57,12 +57,12 @@ def conform(path: str | Path, policy: str = "vllm") -> Conformance:
         raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
     empty = [key for key in ("requests", "steps", "results") if not recording[key] or type(recording[key]) is not list]
     if empty:
-        raise UserError("recording", str(path), f"has no {', '.join(empty)}: not an oracle recording")
+        raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(empty)}")
     steps, results = _simulate(Deployment(policy=policy, scheduler=scheduler), cost, workload)
     same_steps, difference = _compare("step", steps, recording["steps"])
     differing = [id for id in sorted(wanted.keys() | results.keys()) if wanted.get(id) != results.get(id)]
     if differing and not difference:
-        difference = _sides(f"request {differing[0]}", results.get(differing[0]), wanted.get(differing[0]))
+        difference = _difference(f"request {differing[0]}", results.get(differing[0]), wanted.get(differing[0]))
     name = recording.get("name") or Path(path).name.split(".")[0]
     same_requests = len(wanted.keys() - set(differing))
     return Conformance(name, same_steps, len(recording["steps"]), same_requests, len(wanted), difference)
@@ -115,16 +115,16 @@ def _compare(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[int
     same = 0
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:
-            return same, _sides(f"{what} {same}", mine, other)
+            return same, _difference(f"{what} {same}", mine, other)
         same += 1
     if len(ours) != len(theirs):
         mine = ours[same] if same < len(ours) else None
         other = theirs[same] if same < len(theirs) else None
-        return same, _sides(f"{what} {same}", mine, other)
+        return same, _difference(f"{what} {same}", mine, other)
     return same, ""
 
 
-def _sides(what: str, ours: Any, theirs: Any) -> str:
+def _difference(what: str, ours: Any, theirs: Any) -> str:
     return f"  first difference at {what}\n    ours: {_line(ours)}\n    vLLM: {_line(theirs)}"
 
 
@@ -140,12 +140,12 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         recording = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (ValueError, EOFError, OSError, zlib.error) as error:
-        raise UserError("recording", str(path), f"is not JSON, plain or gzipped: {error}") from None
+        raise UserError("recording", str(path), f"must be JSON, plain or gzipped: {error}") from None
     missing = [
         key
         for key in ("config", "cost", "requests", "steps", "results")
         if not isinstance(recording, dict) or key not in recording
     ]
     if missing:
-        raise UserError("recording", str(path), f"has no {', '.join(missing)}: not an oracle recording")
+        raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(missing)}")
     return dict(recording)

@@ -1,4 +1,4 @@
-"""A link that carries one transfer after another, in the order in which they were asked for."""
+"""A link that carries one transfer after another, in the order in which they were requested."""
 
 from __future__ import annotations
 

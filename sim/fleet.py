@@ -112,7 +112,7 @@ class Fleet:
         """The decode replica for `request`, which has its first token; None when none is ready."""
         return self._decode_routes.choose(request)
 
-    def asked_of(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
+    def offered_to(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
         """What `replica` is to do of `request`: all of it, unless it only prefills."""
         if self._transfers is None or self.role(replica) != "prefill":
             return request

@@ -132,7 +132,7 @@ class Gateway:
             self._failed(visit, "rejected", refusal)
         elif replica is not None:
             visit.replica = replica
-            offered = self._fleet.asked_of(replica, visit.request)
+            offered = self._fleet.offered_to(replica, visit.request)
             visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts)
 
     def _take_over(self, visit: _Visit, request: Request) -> None:

@@ -144,6 +144,6 @@ def _capacities(config: KvTiersConfig, block_bytes: int) -> list[int]:
     blocks = [int(tier.capacity_gib * _GIB) // block_bytes for tier in config.tiers]
     for number, tier in enumerate(config.tiers):
         if not blocks[number]:
-            remedy = f"is less than one KV block of {block_bytes} bytes; raise it, or leave the tier out"
+            remedy = f"is smaller than one KV block of {block_bytes} bytes; raise it, or leave the tier out"
             raise UserError(f"kv_tiers.tiers.{number}.capacity_gib", tier.capacity_gib, remedy)
     return blocks

@@ -73,7 +73,7 @@ class KvTransfers:
             replica.connect(_Destination(self, replica))
 
     def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
-        """What of `request` a prefill replica is asked for."""
+        """The part of `request` that a prefill replica runs."""
         if request.output_len == 1 and self.hands_on_first_token:
             return request
         self._awaited.add(request.id)
@@ -185,6 +185,6 @@ def exchanged_bytes_per_token(links: LinksConfig, pools: Sequence[PricedPool]) -
             ("kv_cache_dtype", kv_dtype(first), kv_dtype(own)),
         ):
             if kept != other:
-                remedy = f"must be {kept}, as in pool {name!r}: they exchange KV"
+                remedy = f"must be {kept}, as in pool {name!r}, because the two pools exchange KV"
                 raise UserError(f"fleet.pools.{pool.config.name}.deployment.{setting}", other, remedy)
     return kv_bytes_per_token(first, links.kv_bytes_per_token, "fleet.links.kv_bytes_per_token")

@@ -27,9 +27,9 @@ class OwnRouter:
         try:
             chosen = self.watch.call(self._choose, request, replicas)
         except Fault as fault:
-            raise UserError("router", self._name, f"request {request.id}: {fault.told}") from fault.__cause__
+            raise UserError("router", self._name, f"request {request.id}: {fault.what}") from fault.__cause__
         if not isinstance(chosen, Replica) or chosen not in replicas:
             what = f"replica {chosen.index}" if isinstance(chosen, Replica) else repr(chosen)
-            told = f"choose() returned {what}, which is none of the {len(replicas)} replicas that it was given"
-            raise UserError("router", self._name, f"request {request.id}: {told}")
+            what = f"choose() returned {what}, which is none of the {len(replicas)} replicas that it was given"
+            raise UserError("router", self._name, f"request {request.id}: {what}")
         return chosen

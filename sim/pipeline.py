@@ -33,7 +33,7 @@ class Pipeline:
         """Steps that enter from now on are priced by `cost`."""
         if not isinstance(cost, PipelinedCost):
             stages = len(self._free_ns)
-            raise UserError("pipeline_parallel_size", stages, "needs a cost model of operations; simulate with --gpu")
+            raise UserError("pipeline_parallel_size", stages, "needs the kernel tables of a GPU; simulate with --gpu")
         self._cost = cost
 
     def enter(self, plan: StepPlan, ready_ns: int) -> Passage:

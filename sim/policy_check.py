@@ -82,9 +82,9 @@ def check_policy(policy: str) -> PolicyCheck:
     broken: dict[tuple[str, str], str] = {}
     for loop, overlapped in LOOPS.items():
         for script in _scripts():
-            rule, told = _broken(policy, script, overlapped)
+            rule, what = _broken(policy, script, overlapped)
             if rule:
-                broken.setdefault((rule, loop), f"{script.name}: {told}")
+                broken.setdefault((rule, loop), f"{script.name}: {what}")
             if rule == "time":
                 break
     starves: str | None = "not looked at: the contract does not hold"
@@ -109,8 +109,8 @@ def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
     for rule, other in (("determinism", again), ("promises", skipping)):
         for mine, theirs in zip(once, other, strict=True):
             if mine != theirs:
-                told = f"request {mine['request_id']} was {mine['status']} at {mine['end_ns']} ns, then at"
-                return rule, f"{told} {theirs['end_ns']} ns" + (" with steps skipped" if other is skipping else "")
+                what = f"request {mine['request_id']} was {mine['status']} at {mine['end_ns']} ns, then at"
+                return rule, f"{what} {theirs['end_ns']} ns" + (" with steps skipped" if other is skipping else "")
     return "", ""
 
 

@@ -40,7 +40,7 @@ def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
     where = f"fleet.pools.{pool.name}.deployment"
     own = _own_deployment(deployment, pool, where)
     if own.kv_tiers is not None and pool.role != "serve":
-        raise UserError(f"{where}.kv_tiers", "given", f"goes with pools of role serve, not {pool.role}; set it to null")
+        raise UserError(f"{where}.kv_tiers", None, f"needs a pool of role serve, not {pool.role}; set it to null")
     return own
 
 
@@ -49,7 +49,8 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
     if not pool.deployment:
         return alone
     if "fleet" in pool.deployment:
-        raise UserError(f"{where}.fleet", pool.deployment["fleet"], "a pool has no fleet of its own; leave it out")
+        remedy = "a pool cannot have a fleet of its own; leave it out"
+        raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
     return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
 
 

@@ -41,7 +41,7 @@ class Replica:
     outstanding_tokens    prompt and output tokens of those
     listeners             told of each change of its load
     on_end                called with each request that finishes, or is rejected because it can never fit
-    hands_on              if given, asked of each that finishes whether another replica goes on with it, which is then
+    hands_on              if given, says of each that finishes whether another replica goes on with it, which is then
                           not its end; KV blocks that it still holds are kept until `release`
     on_planned            if given, called with each plan that is launched, and when it ends
     """
@@ -164,12 +164,12 @@ class Replica:
         self._policy.connect(external)
 
     def loaded(self, request: Request) -> None:
-        """KV that its scheduler asked for is there, now."""
+        """KV that its scheduler requested is there, now."""
         self._wake()
         self._policy.loaded(request)
 
     def load_failed(self, request: Request) -> None:
-        """KV that its scheduler asked for will never be there."""
+        """KV that its scheduler requested will never be there."""
         self._wake()
         self._policy.load_failed(request)
 

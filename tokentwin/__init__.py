@@ -1,6 +1,6 @@
 """tokentwin: a digital twin of LLM serving.
 
-The functions answer the questions of the command line, from Python: see docs/python.md. Importing this is quick: what a
+The functions do in Python what the commands do: see docs/python.md. Importing this is quick, because what a
 function needs is imported when it is called.
 """
 

@@ -1,4 +1,4 @@
-"""The Python API: one function a question, with the same requests and answers as the command line and the dashboard.
+"""The Python API: one function for each command, with the same requests and answers as the command line.
 
 Every answer has `.to_pandas()` and `.to_arrow()`, and shows itself on a terminal (`rich.print`) and in a notebook. What
 is wrong with an input is a `serving.errors.UserError`: one line with field, value and remedy.
@@ -40,11 +40,11 @@ def simulate(
     overwrite: bool = False,
     **scenario: Any,
 ) -> SimulatedRun:
-    """Simulate `deployment` on `workload`, and record the run.
+    """Simulate `deployment` on `workload` and record the run.
 
-    workload    a trace's path, a `Workload`, or a specification for `trace synth` as a mapping
+    workload    the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`)
     deployment  by default one replica of vLLM's defaults; see `Deployment`
-    out         directory of the recording; by default a temporary one, which is kept until Python ends
+    out         directory to write the recording to; by default a temporary one that stays after Python ends
     band        also simulate both ends of the 90 % interval of step times
     details     keep steps and token times
     scenario    more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
@@ -59,20 +59,20 @@ def simulate(
 
     stated = served() if deployment is None else deployment
     with _offered(workload, "trace") as offered:
-        asked = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
-        return simulate(asked, _directory(out, "run"), band=band, details=details, overwrite=overwrite)
+        requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
+        return simulate(requested, _directory(out, "run"), band=band, details=details, overwrite=overwrite)
 
 
 def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
-    """The cheapest fleet that meets every SLO on `traffic`.
+    """Find the cheapest fleet that meets every SLO on `traffic`.
 
-    traffic     as `workload` of `simulate`
+    traffic     like `workload` in `simulate`
     slos        such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
-    jobs        simulations at once; by default one for each CPU
+    jobs        number of simulations at once; by default one for each CPU
     request     more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
                 `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
 
-    Raises UserError for what cannot be planned. A plan that no fleet meets is an answer: `feasible` is False.
+    Raises UserError for requests that cannot be planned. If no fleet meets the SLOs, `feasible` of the answer is False.
     """
     from planning.plan.planner import plan
     from planning.plan.request import PlanRequest
@@ -85,11 +85,11 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
 def compare(
     a: Mapping[str, Any] | str | Path, b: Mapping[str, Any] | str | Path, traffic: Traffic | None = None, **request: Any
 ) -> ComparisonDocument:
-    """What B does better than A, and what can be claimed of it.
+    """Compare B with A, request by request, with confidence intervals.
 
-    a, b        what each side has of its own: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`,
+    a, b        how the sides differ: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`,
                 `router`, `gpu`, `calibration`; or, without `traffic`, directories of recordings
-    traffic     what both are offered; as `workload` of `simulate`
+    traffic     the requests that both sides serve; like `workload` in `simulate`
     request     `gpu` or `calibration`, which time the steps of both; `model` and `tensor_parallel_size` of what both
                 serve, where `deployment` does not say; and more fields of
                 `planning.compare.request.CompareRequest`: `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
@@ -107,7 +107,11 @@ def compare(
             parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare"), names=(str(a), str(b))
         )
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
-        raise UserError("a/b", f"{a}, {b}", "are recordings; leave the traffic out, or give what each side changes")
+        raise UserError(
+            "a/b",
+            f"{a}, {b}",
+            "must be mappings of settings when traffic is given; leave traffic out to compare recordings",
+        )
     timing = {name: request.pop(name) for name in Timing.model_fields if name in request}
     with _offered(traffic) as offered:
         sides = {"a": _side(a), "b": _side(b), "traffic": offered, "timing": timing}
@@ -123,14 +127,14 @@ def sweep(
     jobs: int | None = None,
     resume: bool = False,
 ) -> SweepResults:
-    """Simulate every run of `settings` into the Parquet dataset `out`, and read it.
+    """Simulate every run of `settings`, write the Parquet dataset `out`, and read it.
 
-    settings    a sweep's file in YAML, or what it holds, as a mapping
-    executor    `process`, or `ray`
-    jobs        runs at once; by default one for each CPU
-    resume      go on with the sweep in `out`
+    settings    the YAML file of a sweep, or its contents as a mapping
+    executor    `process` or `ray`
+    jobs        number of runs at once; by default one for each CPU
+    resume      continue the sweep in `out`
 
-    Raises UserError for settings of which no run can be made. A run that fails is a row, with its `error`.
+    Raises UserError if no run can be made of the settings. A run that fails is a row with its `error`.
     """
     from planning.sweep.results import SweepResults
     from planning.sweep.settings import SweepSettings, load_sweep
@@ -143,12 +147,12 @@ def sweep(
 
 
 def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
-    """Why the recorded `run` is as slow as it is.
+    """Find out why the recorded `run` is slow, and what would help.
 
     request     fields of `planning.diagnose.request.DiagnoseRequest`: with `gpu` or `calibration` the run is simulated
-                without each constraint; `metric` is the latency to explain, `bounds` say what is high (ms by metric)
+                with each constraint lifted; `metric` is the latency to explain, `bounds` say what is high (ms)
 
-    Raises UserError for what cannot be read or simulated.
+    Raises UserError if the run cannot be read or simulated.
     """
     from planning.diagnose.recorded_run import diagnose
     from planning.diagnose.request import DiagnoseRequest
@@ -166,11 +170,11 @@ def validate(
     overwrite: bool = False,
     **request: Any,
 ) -> ValidationReport:
-    """Hold the simulator against recordings of the real engine: decisions, step times, and the run.
+    """Compare the simulator with recordings of the real engine: decisions, step times, and the whole run.
 
-    real        recordings of one workload; repeats give the noise floor
-    calibration directory that `calibrate` made
-    out         directory of the report; by default a temporary one, which is kept until Python ends
+    real        recordings of one workload; repeats show the noise between real runs
+    calibration directory that `calibrate` wrote
+    out         directory to write the report to; by default a temporary one that stays after Python ends
     traffic     in place of `real`: record this on the calibrated engine now, into `out`; as `workload` of `simulate`
     request     more fields of `planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
                 `rate_scale`, `window_s` (seconds)
@@ -214,9 +218,9 @@ def calibrate(
 
 
 def read_recording(path: str | Path) -> Recording:
-    """The recorded run in the directory `path`: its `requests` and `steps` are Arrow tables.
+    """Open the recording in the directory `path`; its `requests` and `steps` are Arrow tables.
 
-    Raises UserError when it is missing or damaged.
+    Raises UserError if it is missing or damaged.
     """
     from traces.recording import Recording
 

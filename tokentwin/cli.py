@@ -16,23 +16,23 @@ from serving.errors import UserError, reason, shortened
 VERBS = {
     "bench": "Replay a trace on the real engine and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
-    "columns": "What the columns of a dataset mean.",
-    "compare": "Two deployments, policies or runs on the same requests.",
-    "conformance": "Hold our scheduler against recordings of vLLM's own.",
+    "columns": "Explain the columns of a dataset.",
+    "compare": "Compare two deployments, policies or runs on the same requests.",
+    "conformance": "Compare our scheduler's decisions with recordings of vLLM's.",
     "dashboard": "Open the dashboard.",
-    "demo": "The whole loop: record, calibrate, simulate, validate.",
-    "diagnose": "Why a run is slow, and what would help.",
-    "explain": "Where the time of a step goes, operation by operation.",
-    "export": "A recorded run in another tool's format.",
+    "demo": "Run the whole loop: record, calibrate, simulate, validate.",
+    "diagnose": "Find out why a run is slow, and what would help.",
+    "explain": "Show where the time of a step goes, operation by operation.",
+    "export": "Write a run, a sweep or a saved answer in another format.",
     "generate": "Answer a prompt with the real engine.",
     "gpus": "List the GPUs known by name.",
-    "model": "Fetch a model, or see what one needs of a GPU.",
+    "model": "Fetch a model, or see how much GPU memory one needs.",
     "plan": "Find the cheapest fleet that meets its SLOs.",
     "policy": "Check that a scheduling policy keeps its contract.",
     "simulate": "Run a trace through the simulator and record it.",
-    "sweep": "Simulate many configurations, into a Parquet dataset.",
-    "trace": "Inspect, convert or synthesise a workload.",
-    "validate": "Hold the simulator against real runs, rung by rung.",
+    "sweep": "Simulate many configurations and write a Parquet dataset.",
+    "trace": "Inspect, convert or generate a trace of requests.",
+    "validate": "Compare the simulator with real runs.",
 }
 
 
@@ -55,7 +55,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tokentwin")
 def cli() -> None:
-    """A digital twin of LLM serving: one scheduler on two clocks, a real engine's and a simulator's."""
+    """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def _check_text(arguments: list[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            raise UserError("argument", argument, "is not UTF-8 text; write or rename it so") from None
+            raise UserError("argument", argument, "must be UTF-8 text; rename the file, or write it in UTF-8") from None
 
 
 def _refuse(line: str) -> NoReturn:

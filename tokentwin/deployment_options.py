@@ -17,6 +17,6 @@ def deployment_options(command: Command) -> Command:
         command = setting(f"--{name.replace('_', '-')}", type=int)(command)
     for name, kind in reversed(FLAGS.items()):
         command = setting(f"--{name.replace('_', '-')}", type=kind)(command)
-    return click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="A deployment, in YAML.")(
+    return click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="Deployment, in YAML.")(
         command
     )

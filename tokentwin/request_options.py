@@ -14,17 +14,18 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Asked = TypeVar("Asked", bound=BaseModel)
+Requested = TypeVar("Requested", bound=BaseModel)
 
 
 class RequestOption(click.Option):
-    """A flag whose help is its field's description; `default_of` begins the words that tell the default."""
+    """A flag whose help is its field's description; `default_of` begins the words that say the default."""
 
     def __init__(self, *args: Any, fields: Mapping[str, FieldInfo], default_of: str = "default", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field = fields[self.name or ""]
         values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        self.help = "; ".join([field.description or "", *([" | ".join(values)] if values else [])])
+        text = "; ".join([field.description or "", *([" | ".join(values)] if values else [])])
+        self.help = text[:1].upper() + text[1:]
         if isinstance(field.default, str | int | float) and field.default != "":
             self.help += f" [{default_of}: {field.default}]"
 
@@ -35,7 +36,7 @@ def options_of(*models: type[BaseModel], **more: Any) -> Callable[..., Callable[
     return partial(click.option, cls=RequestOption, fields=fields, **more)
 
 
-def requested(request: type[Asked], given: Mapping[str, Any]) -> Asked:
+def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
     """The request with what was given on the command line; the rest is as the request has it by default.
 
     Raises UserError that names the option that is wrong.

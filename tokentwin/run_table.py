@@ -37,14 +37,14 @@ def print_reasons(recording: Recording) -> None:
     import pyarrow.compute as pc
 
     requests = recording.table("requests", ["status", "reason"])
-    told = requests.filter(pc.greater(pc.utf8_length(requests["reason"]), 0))
-    by_status = told.group_by("status", use_threads=False).aggregate([("reason", "count"), ("reason", "first")])
+    explained = requests.filter(pc.greater(pc.utf8_length(requests["reason"]), 0))
+    by_status = explained.group_by("status", use_threads=False).aggregate([("reason", "count"), ("reason", "first")])
     for status, count, first in zip(*(column.to_pylist() for column in by_status.columns), strict=True):
-        click.echo(f"{count:,} {status_word(status)}, the first because: {first}")
+        click.echo(f"{count:,} {status_word(status)}; reason of the first: {first}")
 
 
 def print_tiers(metrics: RunMetrics) -> None:
     """Which share of the prompt tokens came from each KV tier, if there were any."""
     if metrics.scalars()["tier_hit_rate"] is not None:
-        shares = [f"{rate:.1%} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
-        click.echo(f"of the prompt tokens were loaded: {', '.join(shares) or 'none'}")
+        shares = [f"{rate:.1%} {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        click.echo(f"prompt tokens loaded from KV tiers: {', '.join(shares) or 'none'}")

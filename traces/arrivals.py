@@ -124,4 +124,5 @@ Arrivals = Annotated[Poisson | Gamma | Constant | Ramp | Closed, Field(discrimin
 
 def _representable(time_ns: float) -> None:
     if not time_ns < LATEST_NS:
-        raise UserError("arrivals", f"{time_ns / _SECOND_NS:.3g} s", "lasts longer than 146 years; raise the rate")
+        remedy = "the trace would last longer than 146 years; raise the rate"
+        raise UserError("arrivals", f"{time_ns / _SECOND_NS:.3g} s", remedy)

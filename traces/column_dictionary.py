@@ -63,7 +63,7 @@ def columns_at(path: Path) -> dict[str, list[dict[str, str]]]:
             return found
         files = sorted(path.glob("*.parquet"))
         if not files:
-            raise UserError("columns", str(path), "holds no Parquet file; give a file, a recording or a sweep")
+            raise UserError("columns", str(path), "holds no Parquet file; give a Parquet file, a recording or a sweep")
     else:
         files = [path]
     return {file.stem: described(_schema(file)) for file in files}
@@ -75,7 +75,7 @@ def _schema(file: Path) -> pa.Schema:
     except FileNotFoundError:
         raise UserError("columns", str(file), "does not exist") from None
     except (pa.ArrowException, OSError) as error:
-        raise UserError("columns", str(file), f"is no Parquet file: {arrow_reason(error)}") from None
+        raise UserError("columns", str(file), f"is not a Parquet file: {arrow_reason(error)}") from None
 
 
 def _said(field: pa.Field, key: bytes) -> str:

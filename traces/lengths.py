@@ -22,13 +22,13 @@ _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 class _Lengths(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    min: int = Field(1, ge=1, le=LONGEST, description="clip from below")
-    max: int = Field(LONGEST, ge=1, le=LONGEST, description="clip from above")
+    min: int = Field(1, ge=1, le=LONGEST, description="shortest length; shorter draws are raised to it")
+    max: int = Field(LONGEST, ge=1, le=LONGEST, description="longest length; longer draws are cut to it")
 
     @model_validator(mode="after")
     def _ordered(self) -> _Lengths:
         if self.min > self.max:
-            raise ValueError(f"min {self.min} exceeds max {self.max}")
+            raise ValueError(f"min {self.min} must not be above max {self.max}")
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -61,7 +61,7 @@ class Uniform(_Lengths):
     @model_validator(mode="after")
     def _interval(self) -> Uniform:
         if self.low > self.high:
-            raise ValueError(f"low {self.low} exceeds high {self.high}")
+            raise ValueError(f"low {self.low} must not be above high {self.high}")
         return self
 
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -106,13 +106,13 @@ class Lognormal(_Lengths):
             return self.sigma
         quantile = getattr(self, given[0])
         if given[0] != "p50" and quantile <= self.mean:
-            raise ValueError(f"{given[0]} {quantile:g}: must be above mean {self.mean:g}; give sigma for a longer tail")
+            raise ValueError(f"{given[0]} {quantile:g} must be above mean {self.mean:g}; give sigma for a longer tail")
         z = NormalDist().inv_cdf(_PERCENTILES[given[0]]) if given[0] != "p50" else 0.0
         square = z * z - 2 * math.log(quantile / self.mean)
         roots = [z - math.sqrt(square), z + math.sqrt(square)] if square >= 0 else []
         if not any(root > 0 for root in roots):
             most = self.mean * math.exp(z * z / 2)
-            raise ValueError(f"{given[0]} {quantile:g}: mean {self.mean:g} allows at most {most:.0f}")
+            raise ValueError(f"{given[0]} {quantile:g} must be at most {most:.0f} for mean {self.mean:g}")
         return min(root for root in roots if root > 0)
 
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:

@@ -46,10 +46,10 @@ def _segments(row: Row) -> Iterator[Segment]:
     ids = row.items("hash_ids")
     blocks = -(-length // BLOCK_TOKENS)
     if len(ids) != blocks:
-        raise row.error("hash_ids", f"{len(ids)} ids", f"must be {blocks} for input_length {length}")
+        raise row.error("hash_ids", f"{len(ids)} ids", f"must have {blocks} entries for input_length {length}")
     for block, id_ in enumerate(ids):
         if isinstance(id_, bool) or not isinstance(id_, int):
-            raise row.error("hash_ids", id_, "must be whole numbers")
+            raise row.error("hash_ids", id_, "must hold whole numbers only")
         yield f"h{id_}", min(BLOCK_TOKENS, length - block * BLOCK_TOKENS)
 
 

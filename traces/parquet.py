@@ -85,7 +85,7 @@ class ParquetReader:
             try:
                 _check(path, file)
             except MemoryError:
-                raise UserError("trace", str(path), "needs more memory to read than there is") from None
+                raise UserError("trace", str(path), "needs more memory than this machine has") from None
             except (pa.ArrowException, OSError) as error:
                 raise UserError("trace", str(path), f"is damaged: {arrow_reason(error)}") from None
             return Workload(
@@ -185,21 +185,21 @@ def _about(path: Path, schema: pa.Schema) -> dict:
     """The workload's own metadata, after checking that the file is one of ours."""
     stored = (schema.metadata or {}).get(_WORKLOAD)
     if stored is None:
-        remedy = "is Parquet, but not a tokentwin trace (a recording's trace is its workload.parquet)"
+        remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
         raise UserError("trace", str(path), remedy)
     for field in SCHEMA:
         index = schema.get_field_index(field.name)
         if index < 0 and field.name in _LATER:
             continue
         if index < 0:
-            raise UserError(f"{path}: {field.name}", "missing", "is a column of every tokentwin trace")
+            raise UserError(f"{path}: {field.name}", None, "this column is missing; every tokentwin trace has it")
         if schema.field(index).type != field.type:
             raise UserError(f"{path}: {field.name}", str(schema.field(index).type), f"must be {field.type}")
     try:
         about = json.loads(stored)
         about = {key: about[key] for key in ("name", "concurrency", "shares_prefixes")}
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: metadata", repr(stored), "is not what tokentwin writes") from None
+        raise UserError(f"{path}: metadata", repr(stored), "is not metadata that tokentwin wrote") from None
     return about
 
 
@@ -237,7 +237,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
         wrong = (every[source] != id_) | (source >= row) | (np.concatenate(outputs)[source] < tokens)
         if wrong.any():
             k = int(np.argmax(wrong))
-            remedy = f"no earlier request generates {tokens[k]} tokens under that name"
+            remedy = f"must name an earlier request that generates at least {tokens[k]} tokens"
             raise UserError(f"{path}: row {row[k]}: prompt", f"out:{id_[k]}", remedy)
 
 
@@ -296,7 +296,7 @@ class _Rows:
         numeric = pc.match_substring_regex(texts, "^[0-9]{1,19}$").to_numpy(zero_copy_only=False)
         if not numeric.all():
             k = int(np.argmin(numeric))
-            remedy = "after out: comes the id of a request"
+            remedy = "must have the id of a request after `out:`"
             raise UserError(f"{self._path}: row {row[k]}: prompt", names[int(at[k])].as_py(), remedy)
         tokens = prompt.values.field(1).to_numpy(zero_copy_only=False)[at]
         return np.column_stack([row, texts.cast(pa.int64()).to_numpy(), tokens])

@@ -31,7 +31,7 @@ class TraceReader(Protocol):
         """The workload in the file. Raises UserError that names file, line and field."""
 
 
-# In the order asked. The simple formats come last: they take anything that looks like their kind of
+# In the order in which they are tried. The simple formats come last: they take anything that looks like their kind of
 # text, so that a misspelt field is named, rather than the whole file refused.
 READERS: tuple[TraceReader, ...] = (
     ParquetReader(),
@@ -50,7 +50,8 @@ def read_workload(path: str | Path) -> Workload:
     path = Path(path)
     if path.is_dir():
         if not (path / "workload.parquet").is_file():
-            raise UserError("trace", str(path), "is a directory and no recording with a workload.parquet")
+            remedy = "is a directory without workload.parquet; give a trace file or a recording that has one"
+            raise UserError("trace", str(path), remedy)
         path = path / "workload.parquet"
     head = read_head(path)
     if not head.strip():
@@ -59,4 +60,4 @@ def read_workload(path: str | Path) -> Workload:
         if reader.matches(head):
             return reader.read(path)
     formats = ", ".join(reader.name for reader in READERS)
-    raise UserError("trace", str(path), f"is in no known format ({formats}); see docs/traces.md")
+    raise UserError("trace", str(path), f"has no known format ({formats}); see docs/traces.md")

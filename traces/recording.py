@@ -224,16 +224,16 @@ class _Footer(NamedTuple):
 
 
 class Recording:
-    """A recording on disk. Opening it reads the one row of `runs`; the rest is read when asked for."""
+    """A recording on disk. Opening it reads the one row of `runs`; the rest is read when it is used."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._footers: dict[str, _Footer] = {}
         if not (self.path / "runs.parquet").is_file():
-            remedy = "holds no recording (a directory with runs.parquet)"
+            remedy = "is not a recording: it has no runs.parquet"
             raise UserError("recording", str(path), remedy if self.path.is_dir() else "is not a directory")
         if self.runs.num_rows != 1:
-            raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "a recording holds one run")
+            raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "must be 1: a recording holds one run")
         self._footer("requests")
         self._footer("steps")
 
@@ -299,7 +299,7 @@ class Recording:
         about, _ = self._footer(dataset)
         return [about.row_group(at).num_rows for at in range(about.num_row_groups)]
 
-    def told(self, dataset: str, columns: Sequence[str]) -> list[str]:
+    def filled(self, dataset: str, columns: Sequence[str]) -> list[str]:
         """Those of `columns` that have a value in some row, by the file's statistics; a list of none is no value."""
         about, stored = self._footer(dataset)
         leaves = [about.schema.column(at).path.split(".")[0] for at in range(about.num_columns)]
@@ -323,7 +323,8 @@ class Recording:
     def workload(self) -> Workload:
         """What was offered. Raises UserError when the recording does not hold it."""
         if not (self.path / _WORKLOAD).is_file():
-            raise UserError("recording", str(self.path), f"holds no {_WORKLOAD}; give the trace it was made from")
+            remedy = f"does not hold its trace, {_WORKLOAD}; give the trace it was made from"
+            raise UserError("recording", str(self.path), remedy)
         return ParquetReader().read(self.path / _WORKLOAD)
 
     def _file(self, dataset: str) -> Path:
@@ -350,7 +351,7 @@ class Recording:
         # Columns are only ever added at the end, so one of two versions' schemas begins with the other.
         for field, stored in zip(ours, schema, strict=False):
             if (field.name, field.type) != (stored.name, stored.type):
-                remedy = f"should be {field.name}: {field.type}; record the run again"
+                remedy = f"must be {field.name}: {field.type}; record the run again"
                 raise UserError(f"{path}: {stored.name}", str(stored.type), remedy)
         return _Footer(about, schema)
 
@@ -377,12 +378,13 @@ def _claim(path: Path, overwrite: bool) -> bool:
             raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
         return True
     if not path.is_dir():
-        raise UserError("recording", str(path), "is a file; a recording is a directory")
+        raise UserError("recording", str(path), "is a file; choose a directory")
     if (path / "runs.parquet").exists():
         if not overwrite:
-            raise UserError("recording", str(path), "exists; overwrite it or choose another name")
+            remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
+            raise UserError("recording", str(path), remedy)
     elif any(not _ours(child.name) for child in path.iterdir()):
-        raise UserError("recording", str(path), "is a directory of other files; choose another name")
+        raise UserError("recording", str(path), "holds other files; choose another directory")
     for partial in path.glob(".*.partial"):  # left by a run that was killed
         partial.unlink()
     return False

@@ -20,7 +20,7 @@ def reshaped(workload: Workload, *, limit: int | None = None, rate_scale: float 
     if rate_scale is not None:
         last = max((request.arrival_ns for request in requests), default=0)
         if not last / rate_scale < LATEST_NS:
-            raise UserError("rate-scale", rate_scale, "is so small that arrivals leave the calendar; raise it")
+            raise UserError("rate-scale", rate_scale, "makes the trace last longer than 146 years; raise it")
         requests = [replace(request, arrival_ns=round(request.arrival_ns / rate_scale)) for request in requests]
     return replace(workload, requests=requests)
 

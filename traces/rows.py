@@ -39,7 +39,7 @@ class Row:
         """UserError about the first field that is not one of `known`."""
         for field in self.fields:
             if field not in known:
-                raise self.error(field, self.fields[field], f"no such field; known are {', '.join(known)}")
+                raise self.error(field, self.fields[field], f"is not a known field; choose from {', '.join(known)}")
 
     def tokens(self, field: str) -> int:
         """A length in tokens, from 1 to `LONGEST`."""
@@ -79,7 +79,7 @@ class Row:
 
     def _number(self, field: str, value: Any) -> Decimal:
         if value == "":
-            raise self.error(field, value, "is missing")
+            raise self.error(field, None, "is missing; add it")
         if isinstance(value, bool) or not isinstance(value, (str, int, Decimal)):
             raise self.error(field, value, "must be a number")
         try:
@@ -116,16 +116,16 @@ def csv_rows(path: Path) -> Iterator[Row]:
         header = [name.strip() for name in next(reader)]
         for name in header:
             if header.count(name) > 1:
-                raise UserError(f"{path}:1: header", name, "appears twice")
+                raise UserError(f"{path}:1: header", name, "appears twice; give each column its own name")
         for cells in reader:
             if not cells:
                 continue
             if len(cells) != len(header):
-                remedy = f"has {len(cells)} cells where the header has {len(header)}"
+                remedy = f"has {len(cells)} cells, but the header has {len(header)}"
                 raise UserError(f"{path}:{reader.line_num}", ",".join(cells), remedy)
             yield Row(path, reader.line_num, dict(zip(header, map(str.strip, cells), strict=True)))
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}", "", f"is not CSV: {error}") from None
+        raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
 
 
 def json_rows(path: Path) -> Iterator[Row]:
@@ -160,4 +160,4 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}:{line}", repr(error.object[:20]), "is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}:{line + 1}", "", f"cannot be read: {reason(error)}") from None
+        raise UserError(f"{path}:{line + 1}", None, f"cannot be read: {reason(error)}") from None

@@ -59,7 +59,7 @@ class HasTables(Protocol):
     def run(self) -> dict[str, Any]: ...
 
     def table(self, dataset: str, columns: Any = None) -> pa.Table: ...
-    def told(self, dataset: str, columns: Any) -> list[str]: ...
+    def filled(self, dataset: str, columns: Any) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class RunMetrics:
     def of(cls, recording: HasTables, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
         """The metrics of a recording; list columns are read only if a metric needs them."""
         requests = recording.table("requests", _REQUEST_COLUMNS)
-        steps = recording.table("steps", [*_STEP_COLUMNS, *recording.told("steps", _RARE_STEP_COLUMNS)])
+        steps = recording.table("steps", [*_STEP_COLUMNS, *recording.filled("steps", _RARE_STEP_COLUMNS)])
 
         def token_times() -> pa.ChunkedArray:
             return recording.table("requests", ["token_times_ns"]).column(0)
@@ -174,7 +174,8 @@ class RunMetrics:
         """
         if name not in DISTRIBUTIONS:
             metric(name)
-            raise UserError("distribution", name, f"is none of {', '.join(DISTRIBUTIONS)}")
+            remedy = f"is not a known distribution; choose one of {', '.join(DISTRIBUTIONS)}"
+            raise UserError("distribution", name, remedy)
         if name not in self._columns:
             if name in REQUEST_METRICS:
                 values = np.where(self.finished, self._request_values(name), np.nan)
@@ -275,13 +276,13 @@ class RunMetrics:
     def step_mean(self, name: str) -> float | None:
         """A step metric's mean, each step weighing as long as it took."""
         if name not in STEP_METRICS:
-            raise UserError("step metric", name, f"is none of {', '.join(STEP_METRICS)}")
+            raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
         values, weights = self.values(name), self.values("step_ms")
-        told = ~(np.isnan(values) | np.isnan(weights))
-        if not told.any():
+        filled = ~(np.isnan(values) | np.isnan(weights))
+        if not filled.any():
             return None
-        if not told.all():
-            values, weights = values[told], weights[told]
+        if not filled.all():
+            values, weights = values[filled], weights[filled]
         return float(np.average(values, weights=weights if weights.sum() > 0 else None))
 
     # The run
@@ -549,7 +550,7 @@ def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
     """Bounds on request metrics, checked. Raises UserError for a metric that has none or a bound not above 0."""
     for name, bound in slo.items():
         if name not in SLO_METRICS:
-            raise UserError("slo", name, f"is none of {', '.join(SLO_METRICS)}")
+            raise UserError("slo", name, f"is not a known latency; choose one of {', '.join(SLO_METRICS)}")
         if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
             raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0")
     return {name: float(bound) for name, bound in slo.items()}
@@ -561,10 +562,10 @@ def parse_slo(text: str) -> dict[str, float]:
     for pair in re.split(r"[\s,]+", text.strip()):
         name, colon, bound = pair.partition(":")
         if not colon:
-            raise UserError("slo", pair or text, "should be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
+            raise UserError("slo", pair or text, "must be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
         name = "e2e_ms" if name == "e2el" else name if name.endswith("_ms") else f"{name}_ms"
         if name in slo:
-            raise UserError("slo", text, f"bounds {name} twice")
+            raise UserError("slo", text, f"bounds {name} twice; give each latency one bound")
         try:
             slo[name] = float(bound)
         except ValueError:

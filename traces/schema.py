@@ -105,7 +105,7 @@ def _aggregate(name: str) -> Column:
 STEPS = (
     Column("replica", _I32, "", "replica that ran it"),
     Column("step", _I64, "", "number of the step on its replica, from 0"),
-    Column("plan_ns", _I64, "ns", "when the scheduler was asked"),
+    Column("plan_ns", _I64, "ns", "when the scheduler began to plan"),
     Column("start_ns", _I64, "ns", "when the step began to execute"),
     Column("end_ns", _I64, "ns", "when its tokens were there"),
     *[_aggregate(name) for name in AGGREGATES if name != "draft_tokens"],

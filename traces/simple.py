@@ -52,7 +52,7 @@ def _workload(path: Path, rows: Iterable[Row], known: tuple[str, ...]) -> Worklo
         row.only(*known)
         request = _request(row, len(requests))
         if request.id in where:
-            raise row.error("id", request.id, f"was used on line {where[request.id].line} already")
+            raise row.error("id", request.id, f"is already the id of line {where[request.id].line}; ids must be unique")
         where[request.id] = row
         requests.append(request)
     if not requests:
@@ -84,16 +84,16 @@ def _prompt(row: Row) -> tuple[Segment, ...]:
     prompt: list[Segment] = []
     for item in row.items("prompt"):
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
-            raise row.error("prompt", item, 'each segment is [name, tokens], such as ["sys0", 400]')
+            raise row.error("prompt", item, 'must be a segment [name, tokens], such as ["sys0", 400]')
         segment = Row(row.path, row.line, {"prompt": item[1]})
         prompt.append((item[0], segment.tokens("prompt")))
     if not prompt:
-        raise row.error("prompt", [], "must hold a segment")
+        raise row.error("prompt", [], "must hold at least one segment")
     total = sum(tokens for _, tokens in prompt)
     if total > LONGEST:
         raise row.error("prompt", f"{total} tokens", f"must be at most {LONGEST:,} tokens in all")
     if "prompt_tokens" in row.fields and row.tokens("prompt_tokens") != total:
-        raise row.error("prompt_tokens", row.fields["prompt_tokens"], f"the segments of prompt sum to {total}")
+        raise row.error("prompt_tokens", row.fields["prompt_tokens"], f"must be {total}, the sum of the segments")
     return tuple(prompt)
 
 
@@ -103,6 +103,6 @@ def _check_outputs(requests: list[WorkloadRequest], where: dict[int, Row]) -> No
     for request in requests:
         for name, tokens in request.prompt:
             if name.startswith("out:") and tokens > generated.get(name, 0):
-                remedy = f"no earlier request generates {tokens} tokens under that name"
+                remedy = f"must name an earlier request that generates at least {tokens} tokens"
                 raise where[request.id].error("prompt", name, remedy)
         generated[f"out:{request.id}"] = request.output_len

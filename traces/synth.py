@@ -2,7 +2,7 @@
 
 Every quantity (arrivals, prompt lengths, ...) has a random stream of its own, spawned from the seed, so that
 changing one leaves the others as they were, and a longer workload begins with the shorter one. Requests
-are generated in chunks as they are asked for: memory does not grow with their number.
+are generated in chunks as they are read: memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class SystemPrompts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     count: int = Field(ge=1, le=1_000_000, description="number of different prompts")
-    tokens: Lengths = Field(description="length of each")
-    choice: Literal["uniform", "zipf"] = Field("uniform", description="how they are chosen")
+    tokens: Lengths = Field(description="length of each prompt in tokens")
+    choice: Literal["uniform", "zipf"] = Field("uniform", description="how a request chooses its prompt")
     exponent: float = Field(1.0, ge=0, le=20, description="zipf: prompt k is chosen in proportion to k^-exponent")
-    share: float = Field(1.0, ge=0, le=1, description="share of requests that begin with one at all")
+    share: float = Field(1.0, ge=0, le=1, description="share of requests that have a system prompt")
 
 
 class Sessions(BaseModel):
@@ -48,12 +48,12 @@ class Sessions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    turns: Lengths = Field(description="turns of a session")
-    think_ms: Lengths = Field(description="from a turn to the arrival of the next, in milliseconds")
+    turns: Lengths = Field(description="number of turns of a session")
+    think_ms: Lengths = Field(description="milliseconds from one turn to the arrival of the next")
     think_from: Literal["arrival", "answer"] = Field(
-        "arrival", description="whether thinking starts when a turn arrives or when it has ended (simulated only)"
+        "arrival", description="whether think time starts when a turn arrives, or when it has ended (simulator only)"
     )
-    max_prompt_tokens: int | None = Field(None, ge=1, description="end a session before a longer prompt")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="end a session before its prompt gets longer")
 
 
 class SynthSpec(BaseModel):
@@ -68,10 +68,10 @@ class SynthSpec(BaseModel):
     name: str = Field("synthetic", description="name of the workload")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
     requests: int | None = Field(None, ge=1, description="number of requests")
-    duration_s: float | None = Field(None, gt=0, le=1e9, description="arrivals before this time")
+    duration_s: float | None = Field(None, gt=0, le=1e9, description="seconds during which requests arrive")
     arrivals: Arrivals = Field(description="arrival process")
-    prompt: Lengths = Field(description="tokens of the user's part of a prompt")
-    output: Lengths = Field(description="tokens to generate")
+    prompt: Lengths = Field(description="length of the user's part of a prompt, in tokens")
+    output: Lengths = Field(description="length of the output, in tokens")
     system_prompts: SystemPrompts | None = Field(None, description="shared system prompts")
     sessions: Sessions | None = Field(None, description="multi-turn conversations")
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="priority of every request")
@@ -80,7 +80,7 @@ class SynthSpec(BaseModel):
 
     @property
     def expected_requests(self) -> float:
-        """How many there will be: as many as asked for, or on average within the duration; of a ramp, at most."""
+        """How many there will be: `requests`, or the mean number within the duration; of a ramp, the most."""
         if self.requests is not None:
             return self.requests
         rates = (getattr(self.arrivals, name, 0.0) for name in ("rate", "start_rate", "end_rate"))
@@ -263,7 +263,8 @@ def _plans(
             plan.append(_Turn(arrival, user, output))
             arrival += next(think_ms) * 1_000_000
         if arrival > LATEST_NS:
-            raise UserError("sessions", f"{length} turns", "last longer than 146 years; think less")
+            remedy = "the sessions would last longer than 146 years; lower think_ms"
+            raise UserError("sessions", f"{length} turns", remedy)
         yield plan
 
 

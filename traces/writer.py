@@ -27,10 +27,12 @@ def write_workload(workload: Workload, path: str | Path, format: str | None = No
     path = Path(path)
     name = format or _SUFFIXES.get(path.suffix)
     if name not in WRITERS:
-        remedy = f"choose a format, {' or '.join(WRITERS)}, or a name that ends in {' or '.join(_SUFFIXES)}"
+        formats, suffixes = " or ".join(WRITERS), " or ".join(_SUFFIXES)
+        remedy = f"does not say the format; give --to {formats}, or a name that ends in {suffixes}"
         raise UserError("format", format or path.name, remedy)
     if path.exists() and not (overwrite and path.is_file()):
-        raise UserError("output", str(path), "exists; use --force to overwrite a file, or choose another name")
+        remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
+        raise UserError("output", str(path), remedy)
     try:
         with whole_file(path) as partial:
             WRITERS[name](workload, partial)

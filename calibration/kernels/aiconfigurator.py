@@ -98,12 +98,13 @@ def provenance(source: str, gpu: str) -> str:
 
 def _root(source: str, gpu: str) -> Path:
     if gpu not in SYSTEMS:
-        raise UserError("gpu", gpu, f"has no kernel tables; there are some of {', '.join(SYSTEMS)}")
+        raise UserError("gpu", gpu, f"has no kernel tables; choose one of {', '.join(SYSTEMS)}")
     if source != PACKAGE:
         return Path(source)
     found = find_spec("aiconfigurator_core")
     if found is None or not found.submodule_search_locations:
-        raise UserError("tables", source, "needs `pip install aiconfigurator-core`, or name a folder of tables")
+        remedy = "is not installed; pip install aiconfigurator-core, or name a folder of tables"
+        raise UserError("tables", source, remedy)
     return Path(found.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
 
 
@@ -121,10 +122,10 @@ def _columns(path: Path, table: _Table) -> dict[str, Column]:
     try:
         read = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as error:
-        raise UserError("tables", str(path), f"is not readable as Parquet: {error}") from None
+        raise UserError("tables", str(path), f"is not a readable Parquet file: {error}") from None
     missing = {*table.shape, *table.sizes, *table.filters, "latency"} - {*read.column_names, "window_size"}
     if missing:
-        raise UserError("tables", str(path), f"is another kind of table: no column {', '.join(sorted(missing))}")
+        raise UserError("tables", str(path), f"is another kind of table: it has no column {', '.join(sorted(missing))}")
     columns = {name: read[name].to_numpy() for name in read.column_names}
     columns.setdefault("window_size", np.zeros(len(read), dtype=np.int64))  # older tables have no windows
     kept = table.keep(columns) & (columns["latency"] > 0)

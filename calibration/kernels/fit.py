@@ -70,11 +70,13 @@ def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, An
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m calibration.kernels.fit", description=__doc__)
     parser.add_argument(
-        "--tables", default=PACKAGE, help="folder of one system's tables, or `package`: aiconfigurator-core"
+        "--tables",
+        default=PACKAGE,
+        help="folder with one system's tables, or `package` for those of aiconfigurator-core",
     )
     parser.add_argument("--gpu", required=True, help="name in the catalogue of GPUs")
     parser.add_argument("--out", type=Path, help="Parquet file to write; default: the bundled one")
-    parser.add_argument("--date", default="", help="date of the fit, to be kept in the file")
+    parser.add_argument("--date", default="", help="date of the fit, which the file keeps")
     given = parser.parse_args(arguments)
     try:
         gpu = find_gpu(given.gpu)

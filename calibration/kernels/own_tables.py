@@ -95,7 +95,7 @@ def agreement(path: Path, gpu: GpuSpec) -> list[Agreement]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m calibration.kernels.own_tables", description=__doc__)
     parser.add_argument("tables", type=Path, help="kernels.parquet of the GPU suite")
-    parser.add_argument("--gpu", required=True, help="the GPU they were measured on")
+    parser.add_argument("--gpu", required=True, help="GPU that they were measured on")
     given = parser.parse_args(arguments)
     try:
         found = agreement(given.tables, find_gpu(given.gpu))

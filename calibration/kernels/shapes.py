@@ -101,7 +101,7 @@ def estimate_at(gpu: GpuSpec, key: str, fit: KernelFit, shape: Sequence[float], 
     structure = structure_of(operation)
     residual = fit.surface.of(tuple(shape)).at(*structure.sizes(operation))
     ns = structure.ns(gpu, operation, fit.efficiency) * np.exp(residual.log)
-    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.mark)
+    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.coverage)
 
 
 def measured_at(gpu: GpuSpec, key: str, fit: KernelFit, number: int) -> tuple[tuple[Any, ...], Any]:

@@ -28,7 +28,7 @@ class Residual(NamedTuple):
 
     log: Array
     sigma: Array
-    mark: NDArray[np.int8]
+    coverage: NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Curve:
         unknown = 1.0 - (1.0 - self.unknown) * kept**2 * np.minimum(2.0 * supported, 1.0)
         far = (not self.within) | (beyond > 1e-6) | (supported < 0.5)
         known = np.where(on_knots, Coverage.VALIDATED, Coverage.INTERPOLATED)
-        mark = np.where(far, Coverage.EXTRAPOLATED, known).astype(np.int8)
+        coverage = np.where(far, Coverage.EXTRAPOLATED, known).astype(np.int8)
         sigma = np.sqrt(surface.error**2 * (1.0 - unknown) + (surface.error**2 + surface.spread**2) * unknown)
-        return Residual(log * kept, sigma, mark)
+        return Residual(log * kept, sigma, coverage)
 
 
 def kernel(one: Array, other: Array, scales: Array) -> Array:

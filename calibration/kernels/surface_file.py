@@ -78,7 +78,7 @@ def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
     """Raises UserError for a file that is not of this kind, damaged, or of another GPU."""
     table, metadata = _read(path)
     if metadata["gpu"] != gpu.name:
-        raise UserError("kernel surfaces", str(path), f"are of {metadata['gpu']}, not of {gpu.name}")
+        raise UserError("kernel surfaces", str(path), f"is for {metadata['gpu']}, not for {gpu.name}")
     keys = np.array(table["kernel"].to_pylist())
     shapes, ratios = table["shape"].combine_chunks(), table["log_ratio"].combine_chunks()
     fits = {}
@@ -113,18 +113,18 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     try:
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as error:
-        raise UserError("kernel surfaces", str(path), f"are not readable as Parquet: {error}") from None
+        raise UserError("kernel surfaces", str(path), f"is not a readable Parquet file: {error}") from None
     try:
         metadata: dict[str, Any] = json.loads((table.schema.metadata or {})[_METADATA])
         kind = metadata["format"]
     except (KeyError, ValueError, TypeError):
         kind = "some other Parquet file"
     if kind != FORMAT:
-        raise UserError(
-            "kernel surfaces", str(path), f"are not {FORMAT!r} but {kind}; make them with calibration.kernels.fit"
-        )
+        remedy = f"is {kind}, not {FORMAT!r}; make it with calibration.kernels.fit"
+        raise UserError("kernel surfaces", str(path), remedy)
     if metadata.pop("sha256", "") != _digest(table, metadata):
-        raise UserError("kernel surfaces", str(path), "are damaged: their contents do not match their checksum")
+        remedy = "is damaged: the contents do not match the checksum; make it again"
+        raise UserError("kernel surfaces", str(path), remedy)
     return table, metadata
 
 

@@ -61,7 +61,7 @@ class KernelSurfaces:
             if fit is not None:
                 found = self._fitted(operation, fit)
                 sigma = np.hypot(found.sigma, _STAND_IN_SIGMA)
-                return Estimate(found.ns, sigma, np.full_like(found.mark, Coverage.EXTRAPOLATED))
+                return Estimate(found.ns, sigma, np.full_like(found.coverage, Coverage.EXTRAPOLATED))
         return self._plain(operation)
 
     def _fitted(self, operation: Operation, fit: KernelFit) -> Estimate:
@@ -69,7 +69,7 @@ class KernelSurfaces:
         sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
         residual = fit.surface.of(structure.shape(operation)).at(*sizes)
         ns = structure.ns(self.gpu, operation, fit.efficiency) * np.exp(residual.log)
-        return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), residual.sigma, residual.mark)
+        return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), residual.sigma, residual.coverage)
 
     def _collective(self, operation: Collective, key: str) -> Estimate:
         """As vLLM does: its own all-reduce for small messages, NCCL beyond and for everything else."""
@@ -87,8 +87,8 @@ class KernelSurfaces:
         efficiency = self._typical()
         moving = 1e9 * np.asarray(operation.bytes, dtype=np.float64) / self.gpu.memory_bytes_per_s / efficiency.memory
         ns = operation.launches * efficiency.launch_ns + moving
-        mark = np.full(ns.shape, Coverage.INTERPOLATED, dtype=np.int8)
-        return Estimate(ns, np.full(ns.shape, _ELEMENTWISE_SIGMA), mark)
+        coverage = np.full(ns.shape, Coverage.INTERPOLATED, dtype=np.int8)
+        return Estimate(ns, np.full(ns.shape, _ELEMENTWISE_SIGMA), coverage)
 
     def _plain(self, operation: Operation) -> Estimate:
         ns = np.asarray(structure_of(operation).ns(self.gpu, operation, self._typical()), dtype=np.float64)

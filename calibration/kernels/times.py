@@ -14,7 +14,7 @@ from serving.deployments.gpu_spec import GpuSpec
 class Coverage(IntEnum):
     """How a time was come by, from best to worst; a sum is as good as its worst part, and one of nothing is unknown."""
 
-    UNKNOWN = -1  # nothing was asked for
+    UNKNOWN = -1  # no time was needed
     VALIDATED = 0  # the shape itself was measured, or the whole was held against a run
     INTERPOLATED = 1  # between measured shapes
     EXTRAPOLATED = 2  # beyond them
@@ -28,14 +28,14 @@ class Coverage(IntEnum):
 class Estimate(NamedTuple):
     """The time of one occurrence of an operation.
 
-    ns      nanoseconds, a number or an array
-    sigma   standard error of log(ns): 0.05 is about 5 %
-    mark    a `Coverage`, or an array of them
+    ns        nanoseconds, a number or an array
+    sigma     standard error of log(ns): 0.05 is about 5 %
+    coverage  a `Coverage`, or an array of them
     """
 
     ns: Any
     sigma: Any
-    mark: Any
+    coverage: Any
 
 
 class KernelTimes(Protocol):

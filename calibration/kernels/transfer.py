@@ -1,6 +1,6 @@
 """A GPU that nobody tabulated: other GPUs' kernels on its datasheet.
 
-Every GPU with a fit is asked how long it would take had it this datasheet: its own shares of the rates, its own
+Every GPU with a fit predicts how long it would take with this datasheet: its own shares of the rates, its own
 surfaces. Their geometric mean is the answer, marked as extrapolated throughout. Its error was measured by leaving each
 fitted GPU out in turn (benchmarks/kernel_surfaces.py).
 """

@@ -117,7 +117,8 @@ def fit_correction(
     from scipy.optimize import least_squares  # takes longer to import than a short run to simulate
 
     if len(measured_ns) < 20:
-        raise UserError("steps", len(measured_ns), "a correction needs at least 20 measured steps; record a longer run")
+        remedy = "measured steps are too few; a correction needs at least 20, so record a longer run"
+        raise UserError("steps", len(measured_ns), remedy)
     names, columns = _columns(parts, sizes)
     prior = _prior(names, start)
     spread = np.array([_TIGHT.get(name, _LOOSE) for name in names])

@@ -46,7 +46,7 @@ class StepCoverage(NamedTuple):
     beyond: Floats
 
     @property
-    def mark(self) -> NDArray[np.int64]:
+    def coverage(self) -> NDArray[np.int64]:
         """The `Coverage` of the step: validated where measured steps cover it, and nowhere else."""
         return np.where(self.covered, Coverage.VALIDATED, np.maximum(self.kernels, Coverage.INTERPOLATED))
 
@@ -55,7 +55,7 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
     """How well the steps of `sizes` (arrays of one shape) are known."""
     step_ns = np.sum(list(cost.parts(sizes).values()), axis=0)
     shape = step_ns.shape
-    mark, worst = np.full(shape, -1), np.full(shape, -1)
+    coverage, worst = np.full(shape, -1), np.full(shape, -1)
     worst_ns, kernels_ns, error_ns, beyond_ns = (np.zeros(shape) for _ in range(4))
     operations = cost.operations(sizes)
     for at, operation in enumerate(operations):
@@ -63,15 +63,15 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         ns = np.where(np.asarray(operation.size) > 0, operation.count * time.ns, 0.0)
         error = time.sigma * ns
         telling = (error >= NEGLIGIBLE * step_ns) & (ns > 0)
-        worse = telling & ((time.mark > mark) | (time.mark == mark) & (error > worst_ns))
-        mark, worst = np.where(worse, time.mark, mark), np.where(worse, at, worst)
+        worse = telling & ((time.coverage > coverage) | (time.coverage == coverage) & (error > worst_ns))
+        coverage, worst = np.where(worse, time.coverage, coverage), np.where(worse, at, worst)
         worst_ns = np.where(worse, error, worst_ns)
         kernels_ns += ns
         error_ns += error
-        beyond_ns += np.where(time.mark == Coverage.EXTRAPOLATED, error, 0.0)
+        beyond_ns += np.where(time.coverage == Coverage.EXTRAPOLATED, error, 0.0)
     whole_ns = np.maximum(kernels_ns, 1e-9)
     return StepCoverage(
-        kernels=np.maximum(mark, Coverage.VALIDATED),
+        kernels=np.maximum(coverage, Coverage.VALIDATED),
         worst=worst,
         names=[operation.name for operation in operations],
         covered=_covered(cost, sizes),
@@ -129,7 +129,8 @@ def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
     if not found.num_rows:
         return None
     out = [
-        step_coverage(cost, recorded_sizes(found.slice(at, _AT_ONCE))).mark for at in range(0, found.num_rows, _AT_ONCE)
+        step_coverage(cost, recorded_sizes(found.slice(at, _AT_ONCE))).coverage
+        for at in range(0, found.num_rows, _AT_ONCE)
     ]
     took = pc.subtract(found["end_ns"], found["start_ns"]).cast("float64").to_numpy()
     return Beyond.of(np.concatenate(out) >= Coverage.EXTRAPOLATED, took)

@@ -115,5 +115,5 @@ def _context(step: StepPlan | StepSizes) -> Any:
 def check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
     """Raise UserError unless the two models speak of the same tokens."""
     if draft.vocab_size != target.vocab_size:
-        remedy = f"has {draft.vocab_size} tokens and {target.name} {target.vocab_size}; take a model of its family"
+        remedy = f"has {draft.vocab_size} tokens, but {target.name} has {target.vocab_size}; choose one of its family"
         raise UserError("scheduler.speculative.model", draft.name, remedy)

@@ -32,12 +32,12 @@ class ExplainedOperation:
     utilisation: float
     bound: str
     sigma: float
-    mark: Coverage
+    coverage: Coverage
 
     @property
     def provenance(self) -> Provenance:
         """How far its time can be trusted."""
-        return Provenance(self.mark.name.lower(), f"{self.name} {self.mark.clause}")
+        return Provenance(self.coverage.name.lower(), f"{self.name} {self.coverage.clause}")
 
 
 class ExplainedStage(NamedTuple):
@@ -51,11 +51,11 @@ class ExplainedStage(NamedTuple):
 class Explanation:
     """A step, explained. `parts_ns` are corrected and sum to `step_ns`; operations are as kernels alone would take.
 
-    stages      of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
-    host_ns     CPU time before the step, hidden in an overlapped loop
-    beyond      reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
-    interval    factors of `step_ns` between which 9 of 10 runs lie
-    mark, why   how far to trust it, and the part that made it so
+    stages         of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
+    host_ns        CPU time before the step, hidden in an overlapped loop
+    beyond         reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
+    interval       factors of `step_ns` between which 9 of 10 runs lie
+    coverage, why  how far to trust it, and the part that made it so
     """
 
     operations: list[ExplainedOperation]
@@ -65,7 +65,7 @@ class Explanation:
     host_ns: float
     beyond: float
     interval: Factors
-    mark: Coverage
+    coverage: Coverage
     why: str
 
 
@@ -88,7 +88,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
                 utilisation=float(np.asarray(floor_ns(cost.kernels.gpu, operation)).reshape(-1)[0]) / ns,
                 bound="link" if isinstance(operation, Collective) else bound_by(cost.kernels.gpu, operation),
                 sigma=float(np.asarray(estimate.sigma).reshape(-1)[0]),
-                mark=Coverage(int(np.asarray(estimate.mark).reshape(-1)[0])),
+                coverage=Coverage(int(np.asarray(estimate.coverage).reshape(-1)[0])),
             )
         )
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
@@ -108,6 +108,6 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         host_ns=cost.host.step_ns + cost.host.row_ns * rows,
         beyond=beyond,
         interval=widened(cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), beyond),
-        mark=Coverage(int(known.kernels[0])),
+        coverage=Coverage(int(known.kernels[0])),
         why=known.names[worst] if worst >= 0 else "",
     )

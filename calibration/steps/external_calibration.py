@@ -55,8 +55,8 @@ class ExternalCalibration:
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits that change with everything a prediction depends on."""
-        told = repr((self.gpu, self.correction, self.host, self.step_interval))
-        return blake2b(told.encode(), digest_size=6).hexdigest()
+        contents = repr((self.gpu, self.correction, self.host, self.step_interval))
+        return blake2b(contents.encode(), digest_size=6).hexdigest()
 
     @property
     def step_interval(self) -> StepInterval:
@@ -87,7 +87,7 @@ class ExternalCalibration:
     def read(cls, data: Any, where: str) -> ExternalCalibration:
         """From what a file holds. Raises UserError when it is of another make or damaged."""
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise UserError("calibration", where, f"is no engine calibration of format {_FORMAT}; calibrate again")
+            raise UserError("calibration", where, f"is not an engine calibration of format {_FORMAT}; calibrate again")
         try:
             data = {**data, "correction": _correction(data["correction"])}
             data["host"] = HostTimes(**data["host"])

@@ -97,7 +97,7 @@ class MeasuredSteps:
     def __init__(self, tables: list[pa.Table], idle_ns: int = 5_000_000) -> None:
         parts = [_Measured(table, idle_ns) for table in tables if table.num_rows]
         if not parts:
-            raise UserError("steps", 0, "the recordings hold no step; were all requests rejected?")
+            raise UserError("steps", 0, "the recordings hold no step; check whether all requests were rejected")
         self.step: Floats = np.concatenate([p.step for p in parts])
         self.cpu: Floats = np.concatenate([p.cpu for p in parts])
         self.step_ns: Floats = np.concatenate([p.step_ns for p in parts])

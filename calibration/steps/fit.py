@@ -46,7 +46,8 @@ def fit(
 ) -> Calibration:
     """A calibration from `steps`. Raises UserError when there are too few of them."""
     if len(steps) < _LEAST_STEPS:
-        raise UserError("steps", len(steps), f"calibration needs at least {_LEAST_STEPS} measured steps; run longer")
+        remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
+        raise UserError("steps", len(steps), remedy)
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
     step_prices, weather = _model(steps, ~held_out)
     timed = ~np.isnan(steps.cpu_ns)

@@ -35,8 +35,8 @@ class StepInterval(NamedTuple):
     def __str__(self) -> str:
         """In words, in percent."""
         decode, prompts = (f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %" for low, high in self)
-        told = f"9 of 10 runs within {decode} of the predicted time"
-        return told if self.decode == self.prompts else f"{told} of decode rows and {prompts} of that of prompts"
+        text = f"9 of 10 runs within {decode} of the predicted time"
+        return text if self.decode == self.prompts else f"{text} of decode rows and {prompts} of that of prompts"
 
 
 SURE = StepInterval()

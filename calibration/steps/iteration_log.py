@@ -56,11 +56,11 @@ def read_iteration_log(path: str | Path) -> IterationLog:
     try:
         column = {name: table.column(name).to_numpy().astype(np.float64) for name in _COLUMNS}
     except (ValueError, pa.ArrowInvalid) as error:
-        raise UserError("iteration log", str(path), f"has a value that is no number: {error}") from None
+        raise UserError("iteration log", str(path), f"has a value that is not a number: {error}") from None
     timed = (column["latency_ms"] > 0) & (column["sum_prefill_tokens"] + column["num_decode_requests"] > 0)
     column = {name: values[timed] for name, values in column.items()}
     if not timed.any():
-        raise UserError("iteration log", str(path), "has no step with tokens and a latency")
+        raise UserError("iteration log", str(path), "holds no step with tokens and a latency")
     prompts = np.maximum(column["num_prefill_requests"], 1.0)
     tokens, past = column["sum_prefill_tokens"], column["sum_prefill_kv_tokens"]
     mean = tokens / prompts

@@ -1,4 +1,4 @@
-"""What was asked of a cost model, and so how far a result can be trusted.
+"""Which steps a cost model timed, and so how far a result can be trusted.
 
 An observed cost model prices exactly as the one behind it, and notes what each plan held. It is judged later, in
 blocks and as arrays, by the rules that recordings are judged by. It never changes a price.
@@ -65,16 +65,16 @@ class _Observed:
             self._leaps[len(self._noted) // len(AGGREGATES)] = steps
         self._noted.extend((0, 0, 0, 0, rows, context, rows, 0))
         if len(self._noted) >= _BLOCK:
-            self._settle()
+            self._count_noted()
         found: Iterable[int] = self.pure.decode_run_ns(rows, context, squares, steps)
         return found
 
     def _note(self, plan: StepPlan) -> None:
         self._noted.extend(aggregates_of(plan))
         if len(self._noted) >= _BLOCK:
-            self._settle()
+            self._count_noted()
 
-    def _settle(self) -> None:
+    def _count_noted(self) -> None:
         """Count what was noted."""
         if not self._noted:
             return
@@ -111,17 +111,17 @@ class ObservedOperations(_Observed):
     @property
     def interval(self) -> StepInterval:
         """Wider than the known one where kernels lie beyond the measured ones."""
-        self._settle()
+        self._count_noted()
         return interval_of(self.pure, self._corners())
 
     def provenance(self) -> tuple[Coverage, str]:
         """As far as the worst known step, and the part that made it so."""
-        self._settle()
+        self._count_noted()
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:
             return provenance_of(self.pure, [])
-        return provenance_of(self.pure, [steps[int(step_coverage(self.pure, stacked(steps)).mark.argmax())]])
+        return provenance_of(self.pure, [steps[int(step_coverage(self.pure, stacked(steps)).coverage.argmax())]])
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         last = sizes.decode_context + sizes.decode_rows * (steps - 1)
@@ -199,7 +199,7 @@ class ObservedPrices(_Observed):
     @property
     def extrapolated_share(self) -> float:
         """Of the steps priced, those outside the measured domain."""
-        self._settle()
+        self._count_noted()
         return int(self._outside.sum()) / max(self._steps, 1)
 
     def provenance(self) -> tuple[Coverage, str]:
@@ -248,11 +248,11 @@ class ObservedOwn(_Observed):
         return Coverage.UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}"
 
     def _note(self, plan: StepPlan) -> None:
-        """Whatever was asked, nothing else is known."""
+        """Steps are not counted: nothing is known of where this model was measured."""
 
 
 def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | ObservedPrices | ObservedOwn:
-    """`cost` with nothing asked of it yet."""
+    """`cost`, which has timed no step yet."""
     if isinstance(cost, PipelineCost):
         return ObservedPipeline(cost)
     if isinstance(cost, OperationCost):

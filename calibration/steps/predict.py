@@ -28,11 +28,11 @@ def predicted_cost(gpu: str, deployment: Deployment, calibration: ExternalCalibr
 
 def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
     """Twelve hexadecimal digits that change when the calibration does, or the kernel tables behind it."""
-    told = blake2b((calibration or blind()).id.encode(), digest_size=6)
+    digest = blake2b((calibration or blind()).id.encode(), digest_size=6)
     own = bundled(find_gpu(gpu).name)
     for path in [own] if own.exists() else map(bundled, bundled_names()):
-        told.update(path.read_bytes())
-    return told.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

@@ -125,7 +125,7 @@ class _Sum:
     ns: float = 0.0
     floor_ns: float = 0.0
     sigma_ns: float = 0.0
-    mark: int = 0
+    coverage: int = 0
 
     def explained(self) -> ExplainedOperation:
         compute = self.flops / self.gpu.flop_per_s(getattr(self.operation, "dtype", "bfloat16")) * 1e9
@@ -139,7 +139,7 @@ class _Sum:
             utilisation=self.floor_ns / self.ns,
             bound="link" if isinstance(self.operation, Collective) else bound,
             sigma=self.sigma_ns / self.ns,
-            mark=Coverage(self.mark),
+            coverage=Coverage(self.coverage),
         )
 
 
@@ -163,7 +163,7 @@ def _add_kernels(sums: dict[str, _Sum], cost: OperationCost, sizes: StepSizes, r
         entry.ns += total(estimate.ns)
         entry.floor_ns += total(floor_ns(gpu, operation))
         entry.sigma_ns += total(np.asarray(estimate.sigma) * estimate.ns)
-        entry.mark = max(entry.mark, int(np.max(np.where(there, estimate.mark, 0))))
+        entry.coverage = max(entry.coverage, int(np.max(np.where(there, estimate.coverage, 0))))
 
 
 def _regime(steps: pa.Table) -> NDArray[np.int64]:

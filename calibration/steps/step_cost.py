@@ -81,14 +81,14 @@ class Calibration:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError:
-            raise UserError("calibration", str(directory), "has no calibration.json; make one with calibrate") from None
+            remedy = "has no calibration.json; run tokentwin calibrate to make one"
+            raise UserError("calibration", str(directory), remedy) from None
         except ValueError as error:
             raise UserError("calibration", str(path), f"is not JSON: {error}") from None
         try:
             if data.get("format") != _FORMAT:
-                raise UserError(
-                    "calibration", str(path), f"has format {data.get('format')}, not {_FORMAT}; calibrate again"
-                )
+                remedy = f"has format {data.get('format')}, not {_FORMAT}; calibrate again"
+                raise UserError("calibration", str(path), remedy)
             data["residuals"] = {
                 name: Residuals(**{**r, "quantiles_pct": tuple(r["quantiles_pct"])})
                 for name, r in data["residuals"].items()
@@ -107,9 +107,8 @@ class Calibration:
         if wrong:
             raise UserError("calibration", str(path), f"has an impossible price for {wrong[0]}; calibrate again")
         if len(calibration.interval) != 2 or not 0 < calibration.interval[0] <= 1 <= calibration.interval[1] < 1e3:
-            raise UserError(
-                "calibration", str(path), f"has an impossible interval {calibration.interval}; calibrate again"
-            )
+            remedy = f"has an impossible interval {calibration.interval}; calibrate again"
+            raise UserError("calibration", str(path), remedy)
         if missing:
             raise UserError("calibration", str(path), f"has no price for {', '.join(missing)}; calibrate again")
         return calibration

@@ -55,10 +55,11 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     the recordings are not of one workload and deployment, or not of the calibrated deployment.
     """
     if not real:
-        raise UserError("real", "none", "give at least one recording of the real engine")
+        raise UserError("real", None, "give at least one recording of the real engine")
     out = Path(out)
     if len({Path(path).resolve() for path in real}) < len(real):
-        raise UserError("real", [str(path) for path in real], "names a recording twice; repeats are other runs")
+        remedy = "holds the same recording twice; give other runs as repeats"
+        raise UserError("real", [str(path) for path in real], remedy)
     if (out / "runs.parquet").exists():
         raise UserError("out", str(out), "is a recording; choose a directory for the report")
     runs = [Recording.load(path) for path in real]
@@ -90,7 +91,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         verdict=_verdict(rows, replay),
         created=created,
         disturbed=told.disturbed,
-        disturbance=told.told,
+        disturbance=told.evidence,
         hardware=json.loads(runs[0].run["hardware"] or "{}"),
         workload=runs[0].run["workload"],
         calibration=calibration.id,
@@ -123,12 +124,14 @@ def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
         if run.run["clock"] != "wall":
             raise UserError("real", run.run["run_id"], "was simulated; give recordings of the real engine")
         if run.run["status"] != "complete":
-            raise UserError("real", run.run["run_id"], f"is {run.run['status']}; record it to its end")
+            raise UserError("real", run.run["run_id"], f"is {run.run['status']}; give a recording that ran to its end")
         for name in ("workload", "deployment"):
             if run.run[name] != first[name]:
-                raise UserError("real", run.run["run_id"], f"has another {name} than {first['run_id']}")
+                remedy = f"has another {name} than {first['run_id']}; give recordings of the same one"
+                raise UserError("real", run.run["run_id"], remedy)
     if calibrated_deployment(calibration).timing() != recorded_deployment(runs[0]).timing():
-        raise UserError("calibration", calibration.id, "was made with another engine than the recordings; calibrate it")
+        remedy = "was measured on another engine than the recordings; calibrate that engine"
+        raise UserError("calibration", calibration.id, remedy)
 
 
 def _worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:

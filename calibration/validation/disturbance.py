@@ -35,7 +35,7 @@ class Disturbance(NamedTuple):
     """Whether runs were disturbed, and what speaks for it or against it; empty where nothing was looked at."""
 
     disturbed: bool
-    told: str
+    evidence: str
 
 
 def disturbance(sides: Sequence[Side]) -> Disturbance:

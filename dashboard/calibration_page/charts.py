@@ -44,7 +44,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     spread = np.exp(_BAND * found.sigma)
     figure.add_scatter(
         x=[*x, *x[::-1]], y=[*(found.ns * spread / 1e3), *(found.ns / spread / 1e3)[::-1]],
-        fill="toself", mode="none", fillcolor=tint(SIMULATED, 0.14), name="9 of 10", hoverinfo="skip",
+        fill="toself", mode="none", fillcolor=tint(SIMULATED, 0.14), name="90 % band", hoverinfo="skip",
     )  # fmt: skip
     lines = (
         (floor, "roofline", {"color": NEUTRAL, "dash": "dash", "width": 1.5}),
@@ -89,7 +89,7 @@ def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Co
     for name, (gpu, fit) in fits.items():
         last = np.exp2(fit.surface.knots[-1])
         sizes = (last,) if len(fit.surface.knots) == 1 else (np.full_like(last, _knot(fit, at)), last)
-        found[name] = Coverage(int(np.max(estimate_at(gpu, key, fit, shape, sizes).mark)))
+        found[name] = Coverage(int(np.max(estimate_at(gpu, key, fit, shape, sizes).coverage)))
     return found
 
 
@@ -100,7 +100,7 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
         x, sizes = _over(fit, at)
         found = estimate_at(gpu, key, fit, shape, sizes)
         share = 100 * np.broadcast_to(floor_ns(gpu, operation_at(key, shape, sizes)), x.shape) / found.ns
-        known = found.mark < Coverage.EXTRAPOLATED
+        known = found.coverage < Coverage.EXTRAPOLATED
         for inside, dash in ((known, "solid"), (~known, "dot")):
             figure.add_scatter(
                 x=x,
@@ -124,7 +124,7 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
 class Known(NamedTuple):
     """How well times are known over two dimensions: cells at every x and y, and where was measured.
 
-    sigma, mark     `[len(y), len(x)]`, as an `Estimate` has them
+    sigma, coverage `[len(y), len(x)]`, as an `Estimate` has them
     dots            x and y of what was measured
     """
 
@@ -132,7 +132,7 @@ class Known(NamedTuple):
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     sigma: NDArray[np.float64]
-    mark: NDArray[np.int64]
+    coverage: NDArray[np.int64]
     dots: Sequence[NDArray[np.float64]]
 
 
@@ -149,7 +149,7 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         x, y = np.meshgrid(*axes)
         found = estimate_at(gpu, key, fit, shape.tolist(), (x, y))
         dots = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
-        sigma, mark = found.sigma, found.mark
+        sigma, coverage = found.sigma, found.coverage
     else:
         size = _knot(fit, at)
         across = len(kind.shape) > 1
@@ -159,10 +159,10 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         each = [estimate_at(gpu, key, fit, at_shape.tolist(), (at_size,)) for at_shape, at_size in cells]
         form = (len(axes[1]), len(axes[0]))
         sigma = np.array([float(found.sigma) for found in each]).reshape(form)
-        mark = np.array([int(found.mark) for found in each]).reshape(form)
+        coverage = np.array([int(found.coverage) for found in each]).reshape(form)
         dots = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
     x, y = axes
-    return Known(names, x, y, sigma, mark, dots)
+    return Known(names, x, y, sigma, coverage, dots)
 
 
 def domain(found: Known) -> go.Figure:
@@ -170,7 +170,7 @@ def domain(found: Known) -> go.Figure:
     names, x_axis, y_axis, dots = found.names, found.x, found.y, found.dots
     figure = go.Figure()
     percent = 100 * (np.exp(_BAND * found.sigma) - 1)
-    outside = found.mark >= Coverage.EXTRAPOLATED
+    outside = found.coverage >= Coverage.EXTRAPOLATED
     where = f"{names[0]} %{{x:,.4~g}}, {names[1]} %{{y:,.4~g}}"
     figure.add_heatmap(
         x=x_axis,
@@ -193,12 +193,7 @@ def domain(found: Known) -> go.Figure:
         hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
     )
     figure.add_scatter(
-        x=dots[0],
-        y=dots[1],
-        mode="markers",
-        marker={"color": REAL, "size": 4},
-        name="measured",
-        hoverinfo="skip",
+        x=dots[0], y=dots[1], mode="markers", marker={"color": REAL, "size": 4}, name="measured", hoverinfo="skip"
     )
     figure.update_xaxes(type="log", title_text=names[0], dtick=1, showgrid=False)
     figure.update_yaxes(type="log", title_text=names[1], dtick=1, showgrid=False)

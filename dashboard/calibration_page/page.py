@@ -15,7 +15,7 @@ from calibration.kernels.surface_file import about_surfaces
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage
 from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
-from dashboard.badge import figure, heading
+from dashboard.badge import figure, heading, titled
 from dashboard.calibration_page import charts, step_calibration
 from dashboard.mistake import mistake
 from dashboard.sweeps_page.charts import SERIES
@@ -26,26 +26,23 @@ from serving.errors import UserError
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
 _SERIES = 4
-_HELD_OUT = "kernels that the fit did not see were predicted, and held against their measured times"
+_HELD_OUT = "kernels that the fit did not see were predicted and compared with their measured times"
 _FIT = (
-    "Orange is measured, brought to common sizes. The fit is the structure of the kernel (launch, waves of tiles, "
-    "bytes) times a smooth correction learnt from all shapes. Nothing is below the roofline, which is what the "
-    "datasheet allows."
+    "Orange dots are measured times, brought to common sizes. The fit is the structure of the kernel (launch, waves of "
+    "tiles, bytes) times a smooth correction learnt from all shapes. The roofline is the least time that the datasheet "
+    "allows."
 )
-_GPUS = "Each against its own datasheet; dotted is extrapolated."
+_GPUS = "Each GPU is compared with its own datasheet. Dotted lines are extrapolated."
 _KNOWN = (
-    "How far nine of ten kernels are off at most. Grey is extrapolated: beyond what was measured, or where too few "
-    "shapes were. Orange dots were measured."
+    "The error that nine of ten kernels stay within. Grey is extrapolated: it lies outside what was measured, or too "
+    "few shapes were measured there. Orange dots were measured."
 )
 
 
 @in_url
 def show(runs: Path) -> None:
     """The page: bundled kernel tables, and the calibrations under `runs`."""
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
-    with title:
-        st.title("What predictions rest on", anchor=False)
-    with chooser:
+    with titled("What predictions rest on"):
         what = pick("What was measured", [_KERNELS, _ENGINES], "of")
     if what == _ENGINES:
         step_calibration.show(runs)
@@ -70,7 +67,7 @@ def _kernels() -> None:
         fit = kernels.fits[key]
         number, at = _shape(key, fit)
         others = [other for other in names if other != name and key in _load(other).fits]
-        beside = choose_many("Beside", others, "beside", _beside(others))[: len(SERIES) - 1]
+        beside = choose_many("Compare with", others, "beside", _beside(others))[: len(SERIES) - 1]
     about = about_surfaces(bundled(name))
     shape = np.exp2(fit.surface.shapes[number]).tolist()
     with right:
@@ -82,11 +79,11 @@ def _kernels() -> None:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
         fits = {gpu: (found.gpu, found.fits[key]) for gpu, found in of_gpus.items()}
         marks = charts.marks(fits, key, shape, at)
-        provenance = weakest((_of_gpu(gpu, mark) for gpu, mark in marks.items()), "GPUs")
+        provenance = weakest((_of_gpu(gpu, coverage) for gpu, coverage in marks.items()), "GPUs")
         figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", provenance, _GPUS)
     with other:
         known = _known(name, key, number, at)
-        figure(charts.domain(known), "domain", "What is known, and holes in it", _of_map(known), _KNOWN)
+        figure(charts.domain(known), "domain", "How well each shape is known", _of_map(known), _KNOWN)
     _provenance(about)
 
 
@@ -111,14 +108,14 @@ def _of_dots(measured: NDArray[np.float64]) -> Provenance:
     return Provenance(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
 
 
-def _of_gpu(name: str, mark: Coverage) -> Provenance:
+def _of_gpu(name: str, coverage: Coverage) -> Provenance:
     """Of a GPU's curve at the sizes that were measured on it."""
     lies = {Coverage.VALIDATED: "was measured", Coverage.INTERPOLATED: "lies between those measured"}
-    return Provenance(mark.name.lower(), f"on {name} this shape {lies.get(mark, 'lies beyond those measured')}")
+    return Provenance(coverage.name.lower(), f"on {name} this shape {lies.get(coverage, 'lies beyond those measured')}")
 
 
 def _of_map(known: charts.Known) -> Provenance:
-    beyond = float((known.mark >= Coverage.EXTRAPOLATED).mean())
+    beyond = float((known.coverage >= Coverage.EXTRAPOLATED).mean())
     if beyond:
         return Provenance(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lies beyond what was measured")
     return Provenance(INTERPOLATED, "all of the map lies between measured kernels")
@@ -150,7 +147,7 @@ def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
 
 
 def _beside(others: list[str]) -> list[str]:
-    """The other GPUs that are shown unasked: one of each generation."""
+    """The other GPUs that are shown at first: one of each generation."""
     generations: tuple[str, ...] = ("A100-80G", "H200", "B200")
     return [name for name in generations if name in others][: _SERIES - 1]
 
@@ -167,9 +164,7 @@ def _held_out(errors: dict[str, float] | None) -> None:
     heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
     for place, (label, name) in zip(st.columns(4), cells, strict=True):
         place.metric(
-            label,
-            f"± {100 * errors[name]:.1f} %",
-            help="Error at shapes, or sizes, that were held out of the fit as a test.",
+            label, f"± {100 * errors[name]:.1f} %", help="The error at shapes, or sizes, that the fit did not see."
         )
 
 

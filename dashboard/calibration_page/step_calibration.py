@@ -27,16 +27,16 @@ from serving.errors import UserError
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_PRICES = "Fitted prices; a step is the sum of what it holds. *CPU* is what goes on between steps."
-_EVERY = "Of every measured step, those the fit saw among them."
+_PRICES = "Fitted prices. A step costs the sum of its parts. *CPU* is the work between steps."
+_EVERY = "Of every measured step, also of those that the fit saw."
 
 
 def show(runs: Path) -> None:
     """The calibrations under `runs`, of our own engine and of others."""
     found = calibrations(runs)
     if not found:
-        st.info(f"No calibration under `{runs}` yet.", icon=":material/tune:")
-        st.markdown("Our engine is measured and fitted in a minute or two, here or as part of the whole loop:")
+        st.info(f"There is no calibration in `{runs}` yet.", icon=":material/tune:")
+        st.markdown("These commands measure and fit our engine in a minute or two, alone or with the whole demo:")
         st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
         return
     name = choose("Calibration", list(found), "calibration", lasting=False)
@@ -53,7 +53,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     low, high = calibration.interval
     st.caption(
         f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
-        f"9 of 10 runs within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
+        f"9 of 10 runs lie within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
@@ -67,7 +67,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
             f"p95 {errors.p95_error_pct:.1f} %, bias {errors.bias_pct:+.1f} %, {errors.steps:,} steps",
             delta_color="off",
             delta_arrow="off",
-            help="Of steps that the fit did not see.",
+            help="The error on steps that the fit did not see.",
         )
     left, right = st.columns([2, 3], gap="large")
     with right:
@@ -95,10 +95,7 @@ def _prices(calibration: Calibration) -> None:
         for name, meaning in meanings.items()
     ]
     st.dataframe(
-        pd.DataFrame(prices),
-        hide_index=True,
-        height="content",
-        column_config=number_columns({"price (µs)": "%.4g"}),
+        pd.DataFrame(prices), hide_index=True, height="content", column_config=number_columns({"price (µs)": "%.4g"})
     )
 
 
@@ -112,7 +109,7 @@ def _steps(path: Path) -> tuple[NDArray[Any], ...]:
 
 
 def _domain(calibration: Calibration) -> None:
-    with st.expander("What was measured: beyond these, a step is extrapolated"):
+    with st.expander("What was measured: a step outside these ranges is extrapolated"):
         rows = [
             {"regime": regime, "of": name, "from": low, "to": high}
             for regime, ranges in calibration.domain.items()
@@ -146,4 +143,4 @@ def _other(calibration: ExternalCalibration) -> None:
                 hide_index=True,
             )
         else:
-            st.caption("None were held out.")
+            st.caption("No step was held out.")

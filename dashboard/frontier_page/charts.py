@@ -12,28 +12,20 @@ from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.metrics import metric
 
 Points = Sequence[Point]
-_USER = "output tokens/s of the median user"
 
 
 def frontier(points: Points, recommended: int | None) -> go.Figure:
     """Tokens a second of a GPU against those of a user; a line joins those that no other beats."""
-    figure = _scatter(points, "tok_s_gpu", recommended)
-    _join(figure, points, unbeaten(points, per_gpu), "tok_s_gpu")
-    figure.update_xaxes(title_text=_USER, rangemode="tozero")
-    figure.update_yaxes(title_text="output tokens/s of a GPU", rangemode="tozero")
-    return finish(figure, 440)
+    return _joined(points, "tok_s_gpu", "output tokens/s per GPU", unbeaten(points, per_gpu), recommended)
 
 
 def price(points: Points, recommended: int | None) -> go.Figure:
     """Dollars per million output tokens against tokens a second of a user; a line joins those that no other beats."""
-    figure = _scatter(points, "usd_per_mtok_out", recommended)
-    _join(figure, points, unbeaten(points, per_dollar), "usd_per_mtok_out")
-    figure.update_xaxes(title_text=_USER, rangemode="tozero")
-    figure.update_yaxes(title_text="$ per million output tokens", rangemode="tozero")
-    return finish(figure, 440)
+    return _joined(points, "usd_per_mtok_out", "$ per million output tokens", unbeaten(points, per_dollar), recommended)
 
 
-def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> None:
+def _joined(points: Points, y: str, title: str, best: Sequence[int], recommended: int | None) -> go.Figure:
+    figure = _scatter(points, y, recommended)
     figure.add_scatter(
         x=[points[at].tok_s_user for at in best],
         y=[getattr(points[at], y) for at in best],
@@ -42,6 +34,9 @@ def _join(figure: go.Figure, points: Points, best: Sequence[int], y: str) -> Non
         hoverinfo="skip",
         name="frontier",
     )
+    figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
+    figure.update_yaxes(title_text=title, rangemode="tozero")
+    return finish(figure, 440)
 
 
 def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
@@ -60,24 +55,14 @@ def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
             x=[points[at].tok_s_user for at in mine],
             y=[getattr(points[at], y) for at in mine],
             mode="markers",
-            marker={
-                "color": colour,
-                "symbol": symbols((points[at].mark for at in mine), symbol),
-                "size": size,
-            },
+            marker={"color": colour, "symbol": symbols((points[at].mark for at in mine), symbol), "size": size},
             customdata=[
-                (
-                    at,
-                    points[at].gpus,
-                    points[at].usd_per_hour,
-                    100 * points[at].attainment,
-                    points[at].mark or UNKNOWN,
-                )
+                (at, points[at].gpus, points[at].usd_per_hour, 100 * points[at].attainment, points[at].mark or UNKNOWN)
                 for at in mine
             ],
             text=[f"{points[at].replicas} × {points[at].engine}" for at in mine],
             hovertemplate="%{text}: %{customdata[1]} GPUs, $%{customdata[2]:,.2f}/h, "
-            f"%{{customdata[3]:.1f}} % attained<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<br>"
+            f"%{{customdata[3]:.1f}} % attainment<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<br>"
             "%{customdata[4]}<extra></extra>",
             name=name,
         )

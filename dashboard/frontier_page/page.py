@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import Provenance
-from dashboard.badge import badge, figure
+from dashboard.badge import badge, figure, titled
 from dashboard.downloads import downloads
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
@@ -43,40 +43,43 @@ class _Asked(NamedTuple):
 def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     """The page, over the plans under `runs` and the bundled one; `run_page` is where a recording is opened."""
     plans = _plans(runs)
-    title, chooser = st.columns([1, 1], vertical_alignment="bottom")
-    title.title("What can be bought", anchor=False)
-    with chooser:
+    with titled("Every fleet of a plan", (1, 1)):
         name = choose("Plan", list(plans), "plan", show=lambda name: plan_name(*plans[name]), lasting=False)
     asked = plans[name]
     answer, points = asked.answer, asked.answer.points
     best = answer.recommendation
     st.caption(
-        f"{len(points)} fleets simulated on the same {answer.requests:,} requests; "
-        f"{literal(', '.join(answer.objectives))}. Click one for what it is."
+        f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests. SLOs: "
+        f"{literal(', '.join(answer.objectives))}. Click a fleet to choose it."
     )
     if not points:
-        st.info("This plan simulated no fleet to its end: no candidate can serve at all.")
+        st.info("This plan has no fleet to show: no candidate can serve the traffic.")
         return
     recommended = answer.place(best) if best else None
     left, right = st.columns(2, gap="medium")
     rated = provenance_of(points, "fleets")
     with left:
         plot = frontier_charts.frontier(points, recommended)
-        _clickable(plot, "frontier", "Fast for users, or for GPUs", rated, asked, runs)
+        _clickable(plot, "frontier", "Speed per user and per GPU", rated, asked, runs)
     with right:
         plot = frontier_charts.price(points, recommended)
         _clickable(plot, "price", "What speed costs", rated, asked, runs)
     _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
-    st.dataframe(fleet_rows(answer, recommended), hide_index=True, column_config=number_columns(_FORMATS))
+    st.dataframe(fleet_rows(answer, recommended), hide_index=True, height="content", column_config=_COLUMNS)
     downloads(answer, "plan")
 
 
 def _plans(runs: Path) -> dict[str, _Asked]:
     """The answered plans by the name of their job: the one last looked at, then the newest, then the bundled one.
 
-    Plans without any fleet come last.
+    Plans without any fleet come last. Of a damaged one a line says so.
     """
-    found = {job.id: _Asked(job.settings, PlanDocument.read(job.result)) for job in finished(runs / "jobs", PLAN)}
+    found: dict[str, _Asked] = {}
+    for job in finished(runs / "jobs", PLAN):
+        try:
+            found[job.id] = _Asked(job.settings, PlanDocument.read(job.result))
+        except UserError:
+            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
     found[EXAMPLE] = _Asked(example()["settings"], PlanDocument.read(example()["answer"]))
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
@@ -120,8 +123,8 @@ def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | No
         price = "" if point.usd_per_mtok_out is None else f", \\${point.usd_per_mtok_out:,.2f} per Mtok of output"
         text.caption(
             f"{point.gpus} GPUs, \\${point.usd_per_hour:,.2f}/h{price}; "
-            f"{100 * point.attainment:.1f} % attained; "
-            f"{point.tok_s_user:,.3g} tokens/s for a user, {point.tok_s_gpu:,.4g} from a GPU"
+            f"{100 * point.attainment:.1f} % of the requests meet the SLOs; "
+            f"{point.tok_s_user:,.3g} tokens/s per user, {point.tok_s_gpu:,.4g} per GPU"
         )
         job = _job(runs, asked, point)
         try:
@@ -137,8 +140,9 @@ def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | No
             if button.button("Simulate it", key="simulate", help=_SIMULATE, width="stretch"):
                 st.session_state[_TO_OPEN] = job.id
                 start(job)
-        with st.expander("Its deployment"):
-            st.json(asked.answer.candidates[point.engine].deployment, expanded=1)
+        if candidate := asked.answer.candidates.get(point.engine):
+            with st.expander("Its deployment"):
+                st.json(candidate.deployment, expanded=1)
 
 
 def _open(job: Job, run_page: StreamlitPage | None, place: Any) -> None:
@@ -156,9 +160,9 @@ def _name(point: Point) -> str:
 
 
 _HELP = (
-    "The median user's output tokens per second against those of a GPU. More replicas move a fleet right and down. "
-    "Grey fleets break an SLO, hollow ones are extrapolated; the dotted line joins those that meet the SLOs and that "
-    "no other such fleet beats on both axes. A click opens the run of a fleet, if it is recorded."
+    "Each point is a fleet. Further right, the median user gets more output tokens per second. Grey fleets break an "
+    "SLO. Hollow points are extrapolated. The dotted line joins the fleets that meet the SLOs and that no other such "
+    "fleet beats on both axes. Click a fleet to choose it; if its run is recorded, the Run page opens."
 )
-_SIMULATE = "Simulates this fleet on the plan's traffic once more, keeps every step, and opens it on the Run page."
-_FORMATS = {**FORMATS, "attainment (%)": "%.1f"}
+_SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
+_COLUMNS = number_columns({**FORMATS, "attainment (%)": "%.1f"})

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import streamlit as st
 
+from dashboard.badge import titled
 from dashboard.prose import sentence, verbatim
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 
 _SCOPES = {
-    "request": ("Of a request", "one value for each request that finished"),
-    "token": ("Of a gap between tokens", "one value for each gap"),
-    "step": ("Of an engine step", "one value for each step"),
-    "run": ("Of a run", "one value"),
+    "request": ("Per request", "one value for each request that finished"),
+    "token": ("Per gap between tokens", "one value for each gap"),
+    "step": ("Per engine step", "one value for each step"),
+    "run": ("Per run", "one value"),
 }
 _BETTER = {
     "lower": ":green-badge[:material/south: lower is better]",
     "higher": ":green-badge[:material/north: higher is better]",
 }
 _SLO_NOTE = (
-    "A distribution is reported by these. Percentiles are order statistics by nearest rank: always a value that "
-    "occurred, never interpolated."
+    "These describe a distribution. A percentile is found by nearest rank: it is always a value that occurred, never "
+    "interpolated."
 )
 
 
 @in_url
 def show() -> None:
     """The page. `?q=` searches, `#METRIC` goes to one."""
-    title, search = st.columns([2, 1], vertical_alignment="bottom")
-    with title:
-        st.title("Glossary", anchor=False)
-    with search:
+    with titled("Glossary"):
         wanted = text("Search", "q", placeholder="a name, a word, or what vLLM calls it")
     found = [m for m in METRICS.values() if matches(m, wanted)]
     st.caption(
-        f"{len(found)} of {len(METRICS)} metrics. One definition each, the same for a real run and a simulated one: "
-        "every number, tooltip and column of tokentwin means what it says here."
+        f"{len(found)} of {len(METRICS)} metrics. Each has one definition, the same for real and simulated runs. "
+        "Every number, tooltip and column of tokentwin follows it."
     )
     if not found:
-        st.info(f"No metric has to do with {verbatim(repr(wanted))}.", icon=":material/search_off:")
+        st.info(f"No metric matches {verbatim(repr(wanted))}.", icon=":material/search_off:")
     for scope, (heading, values) in _SCOPES.items():
         of_scope = [m for m in found if m.scope == scope]
         if of_scope:
@@ -70,4 +68,4 @@ def _entry(known: Metric) -> None:
         with right:
             names = [(title, known.names_in(tool)) for tool, title in TOOLS.items() if known.names_in(tool)]
             lines = [f"**{title}** {', '.join(f'`{name}`' for name in called)}" for title, called in names]
-            st.markdown("  \n".join(lines) or ":gray[no other tool has it]")
+            st.markdown("  \n".join(lines) or ":gray[no other tool reports it]")

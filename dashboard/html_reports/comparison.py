@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboard.html_reports.document import (
-    badge,
-    beside,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
+from dashboard.html_reports.document import badge, beside, details, figure, heading, paragraph, table, warning
 from dashboard.html_reports.origin import origin
 from dashboard.policy_lab_page import charts as lab_charts
+from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, change, side_colours
 from dashboard.policy_lab_page.side_names import side_names
-from dashboard.policy_lab_page.words import (
-    CARRIED_OVER,
-    basis,
-    disturbance,
-    error_rows,
-    errors,
-    fairness,
-    number_rows,
-    provenance,
-    ranking,
-)
 from dashboard.prose import capitalised
 from planning.compare.document import ComparisonDocument
 
@@ -39,19 +20,19 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
     """Its title, and its blocks."""
     names, sides = Sides(*side_names(answer.a, answer.b)), (answer.a, answer.b)
     colours = side_colours(*(side.deployment.policy for side in sides))
-    rated, rows = provenance(answer), answer.rows
-    told = zip(rows, number_rows(rows), strict=True)
+    rated, rows = words.provenance(answer), answer.rows
+    told = zip(rows, words.number_rows(rows), strict=True)
     blocks = [
         paragraph(f"A: {names.a}. B: {names.b}."),
         badge(rated),
-        paragraph(basis(answer), soft=True),
-        warning(CARRIED_OVER) if answer.units.carry_over else "",
-        warning(disturbance(answer)) if answer.disturbed else "",
-        heading("Request by request"),
+        paragraph(words.basis(answer), soft=True),
+        warning(words.CARRIED_OVER) if answer.units.carry_over else "",
+        warning(words.disturbance(answer)) if answer.disturbed else "",
+        heading("Latency of all requests"),
         figure(lab_charts.cdfs(answer.cdfs, names, colours, log_x=False), rated),
         beside(
             [
-                heading("What can be claimed") + figure(lab_charts.differences(rows, colours), rated),
+                heading("Differences") + figure(lab_charts.differences(rows, colours), rated),
                 heading("Winners and losers") + figure(lab_charts.winners(answer.tallies, colours), rated),
             ]
         ),
@@ -59,29 +40,29 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
         *_ranking(answer),
         heading("The numbers"),
         table([shown | {_CHANGE: change(row.metric, row.percent)} for row, shown in told]),
-        paragraph("From and to are the ends of the 95 % interval of B - A, in the row's unit.", soft=True),
+        paragraph(words.ENDS, soft=True),
         heading("The two deployments"),
         *(details(f"{key}: {name}", side.as_json()) for key, name, side in zip("AB", names, sides, strict=True)),
-        origin(answer.version, answer.asked, "Policy lab"),
+        origin(answer.version, answer.inputs, "Policy lab"),
     ]
     return capitalised(answer.verdict), blocks
 
 
 def _tenants(answer: ComparisonDocument, names: Sides, colours: Sides) -> Iterator[str]:
     if answer.tenants:
-        yield heading("Who is served")
-        yield figure(lab_charts.shares(answer.tenants, names, colours), provenance(answer))
-        yield paragraph(fairness(answer))
+        yield heading("Share of each tenant")
+        yield figure(lab_charts.shares(answer.tenants, names, colours), words.provenance(answer))
+        yield paragraph(words.fairness(answer))
 
 
 def _ranking(answer: ComparisonDocument) -> Iterator[str]:
     if answer.ranking is None or answer.simulated is None:
         return
     yield heading("Did the simulator see it?")
-    yield paragraph(ranking(answer.ranking)[1])
+    yield paragraph(words.ranking(answer.ranking)[1])
     yield paragraph(f"Simulated: {answer.simulated.verdict}.", soft=True)
-    yield figure(lab_charts.ranking(answer.ranking), provenance(answer.simulated))
+    yield figure(lab_charts.ranking(answer.ranking), words.provenance(answer.simulated))
     yield heading("Simulated against real")
-    yield paragraph(errors(answer))
-    told = zip(error_rows(answer), answer.errors(), strict=True)
+    yield paragraph(words.errors(answer))
+    told = zip(words.error_rows(answer), answer.errors(), strict=True)
     yield table([row | {_ERROR: change(of.metric, of.error)} for row, of in told])

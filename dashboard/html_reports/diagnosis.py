@@ -14,7 +14,7 @@ from planning.diagnose.document import DiagnosisDocument
 
 def diagnosis_report(found: DiagnosisDocument) -> tuple[str, list[str]]:
     """Its title, and its blocks."""
-    return sentence(found.verdict), [*diagnosis_blocks(found), origin(found.version, found.asked, "Run")]
+    return sentence(found.verdict), [*diagnosis_blocks(found), origin(found.version, found.inputs, "Run")]
 
 
 def diagnosis_blocks(found: DiagnosisDocument) -> Iterator[str]:
@@ -29,4 +29,6 @@ def diagnosis_blocks(found: DiagnosisDocument) -> Iterator[str]:
     yield warning(sentence(found.warning)) if found.warning else ""
     yield figure(what_it_buys(found), provenance(found))
     yield table(lift_rows(found))
-    yield from (paragraph(f"{c.name}: not tried, {c.skipped}", soft=True) for c in found.counterfactuals if c.skipped)
+    yield from (
+        paragraph(f"{c.name} was not tried: {c.skipped}", soft=True) for c in found.counterfactuals if c.skipped
+    )

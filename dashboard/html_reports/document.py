@@ -21,7 +21,7 @@ from calibration.provenance import Provenance
 from dashboard.prose import sentence
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
-_NUMBER = re.compile(r"[-+]?[\d.,]+( %| to [-+]?[\d.,]+)?")
+_NUMBER = re.compile(r"[-+]?[\d.,]+( %| points| to [-+]?[\d.,]+)?")
 
 _STYLE, _DRAW = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
 _LINE = 24  # characters of a name that stays on a line

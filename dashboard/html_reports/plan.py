@@ -8,33 +8,12 @@ from calibration.provenance import ASSUMED, Provenance
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
-from dashboard.html_reports.document import (
-    badge,
-    beside,
-    code,
-    details,
-    facts,
-    figure,
-    heading,
-    paragraph,
-    table,
-)
+from dashboard.html_reports.document import badge, beside, code, details, facts, figure, heading, paragraph, table
 from dashboard.html_reports.origin import origin
 from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page import words
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.published_error import error_line
-from dashboard.plan_page.words import (
-    ROOM,
-    ROOM_HELP,
-    alternatives,
-    fleet_name,
-    headline,
-    other_draws,
-    plausible_gpus,
-    provenance,
-    provenance_of,
-    why_not_fewer,
-)
 from dashboard.prose import prose, sentence
 from dashboard.trust_page.external_results import load_external
 from planning.plan.document import PlanDocument, Recommendation
@@ -44,7 +23,7 @@ from serving.metrics import metric
 def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
     """Its title, and its blocks."""
     best = answer.recommendation
-    title = fleet_name(best, answer.spares) if best else "No fleet"
+    title = words.fleet_name(best, answer.spares) if best else "No fleet"
     blocks = [
         paragraph(prose(answer.answer)),
         paragraph(f"For {prose(', '.join(answer.objectives))}.", soft=True),
@@ -54,44 +33,50 @@ def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
         heading("The traffic"),
         paragraph(_traffic(answer), soft=True),
         figure(plan_charts.lengths(answer.lengths), Provenance(ASSUMED, "it is what the plan was asked for")),
-        origin(answer.version, answer.asked, "Plan", *plan_command(answer.asked)),
+        origin(answer.version, answer.inputs, "Plan", *plan_command(answer.inputs)),
     ]
     return title, blocks
 
 
 def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
-    yield badge(provenance(best.standing))
+    yield badge(words.provenance(best.standing))
     if error := error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)):
         yield paragraph(error, soft=True)
-    own = {"plausible": plausible_gpus(best), "SLOs met on other draws of the traffic": other_draws(best) or "–"}
-    yield facts(headline(best) | own)
+    own = {
+        "GPUs within the 90 % interval": words.plausible_gpus(best),
+        "SLOs met on other draws of the traffic": words.other_draws(best) or "–",
+    }
+    yield facts(words.headline(best) | own)
     reasons = [f"{prose(answer.why_not_fewer or '')}."]
     if answer.too_short:
         reasons.insert(0, sentence(answer.too_short))
     if best.breaks_first:
-        more = f"beyond {best.headroom_percent} % more"
-        reasons.append(f"With more traffic, {prose(best.breaks_first)} breaks first, {more}.")
+        grown = f"When traffic grows by more than {best.headroom_percent} %"
+        reasons.append(f"{grown}, {prose(best.breaks_first)} breaks first.")
     offers = [best, *answer.runners_up]
     yield beside(
         [
             heading("How many replicas")
             + figure(
                 plan_charts.attainment(answer.by_replicas, best.replicas),
-                provenance_of(answer.by_replicas, "simulated fleets"),
+                words.provenance_of(answer.by_replicas, "simulated fleets"),
             ),
-            heading(why_not_fewer(best, answer.spares))
+            heading(words.why_not_fewer(best, answer.spares))
             + "".join(map(paragraph, reasons))
-            + figure(plan_charts.prices(offers, answer.spares), provenance_of(offers, "fleets")),
+            + figure(plan_charts.prices(offers, answer.spares), words.provenance_of(offers, "fleets")),
         ]
     )
     drawn = plan_charts.latencies(answer)
     if drawn:
         yield heading("Latency against traffic")
         yield beside(
-            [figure(curve, provenance_of(answer.by_rate, "rates"), metric(name).label) for name, curve in drawn.items()]
+            [
+                figure(curve, words.provenance_of(answer.by_rate, "rates"), metric(name).label)
+                for name, curve in drawn.items()
+            ]
         )
     if best.vllm_serve:
-        yield heading("To serve it") + code(best.vllm_serve)
+        yield heading("Serve it with vLLM") + code(best.vllm_serve)
     yield details("the whole deployment of one replica", best.deployment)
 
 
@@ -101,12 +86,12 @@ def _frontiers(answer: PlanDocument) -> Iterator[str]:
         return
     best = answer.recommendation
     recommended = answer.place(best) if best else None
-    rated = provenance_of(points, "fleets")
-    yield heading("What can be bought")
-    yield paragraph(f"{len(points)} fleets, simulated on the same {answer.requests:,} requests.", soft=True)
+    rated = words.provenance_of(points, "fleets")
+    yield heading("Every fleet of the plan")
+    yield paragraph(f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests.", soft=True)
     yield beside(
         [
-            figure(frontier_charts.frontier(points, recommended), rated, "Fast for users, or for GPUs"),
+            figure(frontier_charts.frontier(points, recommended), rated, "Speed per user and per GPU"),
             figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
         ]
     )
@@ -115,8 +100,8 @@ def _frontiers(answer: PlanDocument) -> Iterator[str]:
 
 def _others(answer: PlanDocument) -> Iterator[str]:
     """Every engine that was a candidate, and why it is not the answer."""
-    if rows := alternatives(answer):
-        yield heading("What else there is") + table(rows, dict.fromkeys(ROOM, ROOM_HELP))
+    if rows := words.alternatives(answer):
+        yield heading("Other candidates") + table(rows, dict.fromkeys(words.ROOM, words.ROOM_HELP))
 
 
 def _traffic(answer: PlanDocument) -> str:

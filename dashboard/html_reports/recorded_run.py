@@ -12,18 +12,10 @@ import plotly.graph_objects as go
 from calibration.provenance import of_run
 from dashboard.bundled import DEMO
 from dashboard.html_reports.diagnosis import diagnosis_blocks
-from dashboard.html_reports.document import (
-    beside,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
+from dashboard.html_reports.document import beside, details, figure, heading, paragraph, table, warning
 from dashboard.library import calibrations, stamp
-from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.prose import sentence
+from dashboard.palette import CLOCK_NAME, run_colour
+from dashboard.prose import capitalised, sentence
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.example import example_diagnosis, example_settings
 from dashboard.run_page.explained_steps import explained_steps
@@ -80,14 +72,14 @@ def _verdict(metrics: RunMetrics) -> list[str]:
     if found is None:
         return []
     return [
-        f"{found.verdict.lower()}: the backlog changes by {found.slope:+.3g} requests/s "
+        f"{capitalised(found.verdict.lower())}: the backlog changes by {found.slope:+.3g} requests/s "
         f"(95 %: {found.low:+.3g} to {found.high:+.3g}) while {found.arrival_rate:.3g} requests/s arrive"
     ]
 
 
 def _timeline(recording: Recording, metrics: RunMetrics) -> go.Figure:
     fleet = FleetOverTime.of(recording.run, metrics)
-    return run_charts.timeline(HeldSteps.recorded(recording), fleet, _colour(recording))
+    return run_charts.timeline(HeldSteps.recorded(recording), fleet, run_colour(recording.run))
 
 
 def _step_time(source: RecordedRun) -> Iterator[str]:
@@ -101,7 +93,7 @@ def _step_time(source: RecordedRun) -> Iterator[str]:
         yield paragraph(found, soft=True)
         return
     yield paragraph(found.how, soft=True)
-    bars = part_times(found.parts_ns, _colour(recording), recording.run["duration_ns"])
+    bars = part_times(found.parts_ns, run_colour(recording.run), recording.run["duration_ns"])
     if found.gpu is None:
         yield figure(bars, found.provenance, "By part")
         return
@@ -113,7 +105,7 @@ def _diagnosis(source: RecordedRun) -> Iterator[str]:
     """The one that lies beside the run, or that was asked for on the Run page; nothing without either."""
     found = _found(source)
     if found is not None:
-        yield heading("Why it is as slow as it is")
+        yield heading("Why it is slow")
         yield paragraph(sentence(found.verdict))
         yield from diagnosis_blocks(found)
 
@@ -132,11 +124,7 @@ def _found(source: RecordedRun) -> DiagnosisDocument | None:
 def _cards(recording: Recording, metrics: RunMetrics) -> dict[str, go.Figure]:
     gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"
     prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
-    return run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, _colour(recording))
-
-
-def _colour(recording: Recording) -> str:
-    return CLOCK.get(recording.run["clock"], NEUTRAL)
+    return run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, run_colour(recording.run))
 
 
 def _provenance(run: dict[str, Any]) -> str:

@@ -6,16 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from dashboard.html_reports.document import (
-    beside,
-    code,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
+from dashboard.html_reports.document import beside, code, details, figure, heading, paragraph, table, warning
 from dashboard.sweeps_page.view import FIRST, drawn, opening_view, provenance
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.results import SweepResults
@@ -79,8 +70,10 @@ def _origin(found: SweepResults) -> Iterator[str]:
     versions = [] if "version" not in found.runs.column_names else found.runs["version"].unique().to_pylist()
     varied = {found.paths[name]: found.values(name)[:_VALUES] for name in found.parameters}
     yield heading("How to get it again")
-    yield paragraph(f"Made by tokentwin {', '.join(filter(None, versions)) or 'of an unknown version'} with")
+    yield paragraph(
+        f"Made by tokentwin {', '.join(filter(None, versions)) or 'of an unknown version'} with this command:"
+    )
     yield code("tokentwin sweep FILE -o OUT")
     yield details(
-        "what all runs began from, and the values of what was varied", {"base": dict(found.base), "varied": varied}
+        "the base of all runs, and the values of what was varied", {"base": dict(found.base), "varied": varied}
     )

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from calibration.provenance import UNKNOWN, Provenance, noted, weakest
 from calibration.validation.report import ValidationReport, load_residuals, resolve
-from dashboard.html_reports.document import (
-    badge,
-    code,
-    details,
-    figure,
-    heading,
-    paragraph,
-    table,
-    warning,
-)
-from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
+from dashboard.html_reports.document import badge, code, details, figure, heading, paragraph, table, warning
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
-from dashboard.trust_page.domain import domain
+from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
-from dashboard.trust_page.domain_source import timed_by
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.external_results import External, newest_external
+from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
+from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
-from dashboard.trust_page.rungs import rungs
-from dashboard.trust_page.words import bias, disturbance, figure_rows
+from dashboard.trust_page.rungs import LADDER, rungs
+from dashboard.trust_page.words import FLOOR, bias, disturbance, figure_rows
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
-
-_COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 def validation_report(source: Validation) -> tuple[str, list[str]]:
@@ -49,12 +33,14 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
     )
     blocks = [
         badge(of_report(report)),
+        paragraph(FLOOR, soft=True),
         paragraph(" · ".join(fact for fact in (*facts, when(report.created)) if fact), soft=True),
         warning(disturbance(report)) if report.disturbed else "",
         heading("The ladder"),
+        paragraph(LADDER, soft=True),
         table(
             [
-                {"rung": rung.title, "stands at": rung.headline.replace("**", ""), "that is": rung.detail}
+                {"rung": rung.title, "result": rung.headline.replace("**", ""), "detail": rung.detail}
                 for rung in rungs(report, external)
             ]
         ),
@@ -69,25 +55,11 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
 
 
 def _distributions(source: Validation) -> Iterator[str]:
-    recordings, report = source.report.recordings, source.report
-    problems: list[str] = []
-    real = [values for name in recordings.real if (values := _values(source.path, name, problems)) is not None]
-    simulated = _values(source.path, recordings.simulated, problems) if recordings.simulated else None
-    yield heading("Real and simulated, request by request")
-    yield from map(warning, problems)
-    if real or simulated:
-        rated = of_report(report) if real else Provenance(UNKNOWN, "there is no real run beside the simulated one")
-        yield figure(trust_charts.cdfs(real, simulated, _COMPARED), rated)
-
-
-def _values(directory: Path, name: str, problems: list[str]) -> Mapping[str, NDArray[Any]] | None:
-    """The latencies of a recording; None, and why in `problems`, if it is damaged."""
-    try:
-        metrics = RunMetrics.of(Recording.load(resolve(directory, name)))
-        return {metric: metrics.values(metric) for metric in _COMPARED}
-    except UserError as error:
-        problems.append(str(error))
-        return None
+    found = compared_latencies(source.path, source.report, lambda path: RunMetrics.of(Recording.load(path)))
+    yield heading("Real and simulated latency of all requests")
+    yield from map(warning, found.problems)
+    if found.real or found.simulated:
+        yield figure(trust_charts.cdfs(found.real, found.simulated, COMPARED), found.provenance)
 
 
 def _errors(report: ValidationReport) -> Iterator[str]:
@@ -114,56 +86,36 @@ def _domain(source: Validation) -> Iterator[str]:
     name = source.report.recordings.simulated
     if not name:
         return
-    yield heading("What was measured, and where this run goes")
+    yield heading("What was measured, and the steps of this run")
     try:
         recording = Recording.load(resolve(source.path, name))
         timing = timed_by(recording, source.runs, source.report.calibration)
         if timing is None:
-            yield paragraph("What timed the simulated run does not lie beside the report: no domain.", soft=True)
+            yield paragraph("There is no map: the calibration of the simulated run is not here.", soft=True)
             return
         found = domain(recording, timing)
     except UserError as error:
         yield warning(str(error))
         return
-    clock = recording.run["clock"]
-    maps = domain_maps(found, f"{CLOCK_NAME.get(clock, 'recorded')} step", CLOCK.get(clock, NEUTRAL))
-    yield figure(maps, found.provenance)
-    yield paragraph(f"Behind it: {found.about}.", soft=True)
+    yield figure(domain_maps(found, recording.run), found.provenance)
+    yield paragraph(f"Step times come from {found.about}.", soft=True)
 
 
 def _external(external: External) -> Iterator[str]:
-    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in external.cases)
-    rated = weakest((noted(mark, "the source does not say") for mark in marks), "sources")
     yield heading("Published engines, predicted")
-    yield figure(errors_by_source(external.cases, "blind"), rated)
-    yield table(
-        [
-            {
-                "run": case.name,
-                "TTFT": _percent(case.median_error_pct("ttft_ms", "blind")),
-                "TPOT": _percent(case.median_error_pct("tpot_ms", "blind")),
-                "E2E": _percent(case.median_error_pct("e2e_ms", "blind")),
-                "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
-                "standing": case.standing,
-                "what was run": f"{case.title} ({case.source})",
-            }
-            for case in external.cases
-        ]
-    )
-    yield paragraph("TTFT, TPOT and E2E are medians of the absolute error, blind.", soft=True)
+    yield figure(errors_by_source(external.cases, "blind"), provenance(external.cases))
+    rows = [source_row(case, "blind") for case in external.cases]
+    yield table([{name: value for name, value in row.items() if name not in ("engine", "GPU")} for row in rows])
+    yield paragraph("TTFT, TPOT and E2E are median absolute errors in percent, of blind predictions.", soft=True)
 
 
 def _signed(value: float | None) -> str | None:
     return None if value is None else f"{value:+.1f}"
 
 
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1f} %"
-
-
 def _origin(report: ValidationReport) -> Iterator[str]:
     yield heading("How to get it again")
-    yield paragraph("The whole loop, real runs, calibration, simulation and the comparison:")
+    yield paragraph("This command does all of it: real runs, calibration, simulation and the comparison.")
     yield code("tokentwin demo")
     if report.hardware:
         yield details("where this was measured", {name: str(value) for name, value in report.hardware.items()})

@@ -36,7 +36,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
         fillcolor=tint(SIMULATED, 0.18),
         line={"width": 0},
         hoverinfo="skip",
-        name="plausible (90 %)",
+        name="90 % interval",
     )
     figure.add_scatter(
         x=x,
@@ -49,7 +49,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
             "symbol": symbols(p.mark for p in points),
         },
         customdata=[(100 * p.if_slow, 100 * p.if_fast) for p in points],
-        hovertemplate="%{x} replicas: %{y:.1f} %, plausible %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
+        hovertemplate="%{x} replicas: %{y:.1f} %, 90 % interval %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
         "<extra></extra>",
         name="simulated",
     )
@@ -155,15 +155,9 @@ def lengths(told: Lengths) -> go.Figure:
             col=at,
         )
         ticks = log_ticks(edges[0], edges[-1])
-        figure.update_xaxes(
-            type="log",
-            range=[math.log10(edges[0]), math.log10(edges[-1])],
-            tickvals=ticks,
-            ticktext=[f"{tick:,.0f}" for tick in ticks],
-            title_text=f"{name} (tokens)",
-            row=1,
-            col=at,
-        )
+        axis = {"type": "log", "range": np.log10(edges[[0, -1]]).tolist(), "title_text": f"{name} (tokens)"}
+        axis |= {"tickvals": ticks, "ticktext": [f"{tick:,.0f}" for tick in ticks]}
+        figure.update_xaxes(**axis, row=1, col=at)
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, 230, legend=False)
 

@@ -30,10 +30,10 @@ _OPTIONS = {
 }
 
 
-def plan_command(asked: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """The `tokentwin plan` of a page's inputs, and the files that it reads; empty where no command line asks that."""
     try:
-        request = parse(PlanRequest, dict(asked), where="asked")
+        request = parse(PlanRequest, dict(inputs), where="inputs")
     except UserError:
         return "", {}
     said, files, traffic = request.as_json(), {}, _SPEC

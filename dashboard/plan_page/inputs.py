@@ -51,25 +51,25 @@ _FORMATS = {  # of weights and of KV: where they are in the URL, and each value 
     "quantization": (
         "quantization",
         {"none": "as published", "fp8": "FP8"},
-        "Each is a candidate. Most models are published in 16 bits. To make FP8 of them, vLLM loads them in 16 bits "
-        "first; a checkpoint in FP8 needs no such room.",
+        "The plan tries each one. Most models are published in 16 bits. To make FP8 of them, vLLM first loads them in "
+        "16 bits; a checkpoint in FP8 needs no such room.",
     ),
     "kv_cache_dtype": (
         "kv",
         {"auto": "as activations", "fp8": "FP8"},
-        "Each is a candidate. FP8 takes half the room of 16 bits.",
+        "The plan tries each one. FP8 takes half the room of 16 bits.",
     ),
 }
 _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
-_ASYNC = "Plans step N + 1 while step N runs."
+_ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _TABLES = "kernel tables"
-_TIMED = "Kernel tables of each GPU, or a calibration under the runs directory. One of our own engine fixes the model."
+_TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
 _REST_HELP = "The model, tensor parallel size and policy that the deployment states are not asked for here."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
 _SPLITS = ["none", "1:1", "1:2", "1:3", "2:1", "3:1"]
-_SPLIT = "Each is a candidate. 1:2 is one engine that prefills to two that decode, for every replica."
+_SPLIT = "The plan tries each one. With 1:2 a replica has one engine for prefill and two for decode."
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -90,7 +90,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     slos = slo_rows(SLOS)
     with above:
         traffic = _traffic(runs, _slowest_tpot_ms(slos))
-    spares = number("Spare replicas", "spares", 0, 100, 0, help="Paid for, and carry nothing.")
+    spares = number("Spare replicas", "spares", 0, 100, 0, help="Replicas that you pay for and that carry no traffic.")
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     if isinstance(model := served.get("model"), Incomplete):
         return model
@@ -121,10 +121,12 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
     served: dict[str, Any] = {} if "model" in stated else {"model": _model(runs)}
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
     served["gpus"] = choose_many(
-        "GPUs", names, "gpus", GPUS, help="Each is a candidate. Rates and prices: `tokentwin gpus`."
+        "GPUs", names, "gpus", GPUS, help="The plan tries each one. `tokentwin gpus` lists prices."
     )
     if "tensor_parallel_size" not in stated:
-        sizes = choose_many("Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="GPUs that share a layer.")
+        sizes = choose_many(
+            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="How many GPUs share each layer."
+        )
         served["tensor_parallel_sizes"] = sizes
     return served
 
@@ -140,7 +142,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
     if "policy" not in stated:
-        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="Each is a candidate.")
+        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each one.")
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
     splits = choose_many("Prefill to decode engines", _SPLITS, "splits", _SPLITS[:1], _split_shown, _SPLIT)
@@ -148,7 +150,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
         fleet["splits"] = splits
     usual = PlanRequest.model_fields
     router = choose("Router", _usual_first(ROUTERS, usual["router"].default), "router")
-    most = number("Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="More are not tried.")
+    most = number("Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="The plan tries no more.")
     for name, value in (("router", router), ("max_replicas", most)):
         if value != usual[name].default:
             fleet[name] = value
@@ -174,7 +176,7 @@ def _model(runs: Path) -> str | Incomplete:
             height=140,
             max_chars=100_000,
             key=fresh_key("config_text", "config"),
-            help="As on the model's page at its hub.",
+            help="Copy it from the model's page.",
         )
         if text.strip():
             said = keep_model(runs, text)
@@ -198,7 +200,7 @@ def _engine() -> dict[str, list[bool | int | str]]:
         vary["async_scheduling"] = [overlapped == "on"]
     for name, (parameter, most, step) in _LIMITS.items():
         about = SchedulerConfig.model_fields[name].description
-        if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0: as vLLM does."):
+        if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0 means as vLLM does."):
             vary[name] = [limit]
     return vary
 
@@ -231,11 +233,11 @@ def _shape() -> Shape:
         mean_in = amount("Prompt (tokens)", "prompt", 1, 1e6, 1000, 100, help="Mean length.")
         mean_out = amount("Output (tokens)", "output", 1, 1e5, 250, 50, help="Mean length.")
     with spread:
-        help = "Standard deviation of the logarithm of the length: 0 is all alike, 1 a long tail."
+        help = "Standard deviation of the logarithm of the length. 0: all are equal; 1: a long tail."
         sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
         sigma_out = amount("Spread ", "output_sigma", 0, 3, 0.8, 0.1, help=help)
-    shared = number("Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="A system prompt before all.")
-    minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: as many as it takes to fill a fleet.")
+    shared = number("Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="All requests begin with it.")
+    minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: long enough to fill a fleet.")
     return Shape(
         title="Shape",
         about="",
@@ -252,7 +254,7 @@ def _arrivals() -> tuple[float, float]:
     with rate:
         at = amount("Peak req/s", "rate", 0.01, 10_000, RATE, 1, help="Requests a second in the busiest minutes.")
     with cv:
-        help = "Coefficient of variation of the gaps between arrivals: 1 is Poisson, more comes in bursts."
+        help = "Coefficient of variation of the gaps between arrivals. 1 is Poisson; more means bursts."
         burst = amount("Burstiness", "cv", 0.1, 10, 1, 0.5, help=help)
     return at, burst
 
@@ -262,10 +264,10 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     if isinstance(path, Incomplete):
         return path
     limit = _limit()
-    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The stretch with the most tokens.")
+    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The part with the most tokens.")
     own, whole_s = _own_rate(str(path), window, limit)
     stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
-    st.caption(f"Planned for: {stretch}, at {own:,.3g} requests/s of its own. Its bursts are kept at any rate.")
+    st.caption(f"The plan uses {stretch}, at {own:,.3g} requests/s. Its bursts stay at any rate.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
     return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None, "limit": limit}
 
@@ -305,5 +307,5 @@ def _prices(chosen: list[str]) -> dict[str, float]:
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
     for name, price in prices.items():
         if not price:
-            raise UserError("price", f"{name}: 0", "should be what a GPU costs an hour, more than nothing")
+            raise UserError("price", f"{name}: 0", "must be the dollars that a GPU costs an hour, above 0")
     return prices

@@ -36,7 +36,7 @@ def model_name(model: str) -> str:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
         spec = spec_from_hf_config(config, "pasted")
     except (OSError, ValueError, UserError):
-        return "a model that is gone"
+        return "a model that is no longer here"
     size = spec.parameters / 1e9
     return f"{config['architectures'][0]}, {f'{size:.3g} B' if size >= 1 else f'{1000 * size:.3g} M'}"
 

@@ -18,29 +18,17 @@ from calibration.provenance import ASSUMED, Provenance
 from dashboard.badge import BARE, badge, figure, heading
 from dashboard.downloads import downloads
 from dashboard.incomplete import Incomplete
-from dashboard.job_view import follow, start
+from dashboard.job_view import offer
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page import words
 from dashboard.plan_page.example import example_plan
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.names import EXAMPLE, LOOKED_AT
 from dashboard.plan_page.published_error import published_error
 from dashboard.plan_page.tasks import COARSE, PLAN
 from dashboard.plan_page.traffic import glance
-from dashboard.plan_page.words import (
-    FORMATS,
-    ROOM,
-    ROOM_HELP,
-    alternatives,
-    fleet_name,
-    headline,
-    other_draws,
-    plausible_gpus,
-    provenance,
-    provenance_of,
-    why_not_fewer,
-)
 from dashboard.prose import literal, sentence, verbatim
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import NOTHING
@@ -76,7 +64,7 @@ def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
             mistake(error, runs)
         return
     st.title("Which fleet?", anchor=False)
-    st.info(request.what if isinstance(request, Incomplete) else "The inputs have a mistake; see there.")
+    st.info(request.what if isinstance(request, Incomplete) else "An input has a mistake. The sidebar says which.")
 
 
 def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | None) -> None:
@@ -96,14 +84,9 @@ def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | No
 
 def _unanswered(job: Job) -> None:
     st.title("Which fleet?", anchor=False)
-    status = follow(job, watched=COARSE)
-    if status.active:
+    why = "These inputs have no answer yet. A first answer takes seconds, the whole answer about a minute."
+    if offer(job, why, "Find the fleet", "find", watched=COARSE):
         _first_answer(job.document(COARSE), job.settings["spares"])
-        return
-    if status.state == "absent":
-        st.markdown("These inputs have no answer yet. A first one comes within seconds, the whole in a minute or so.")
-    if st.button("Find the fleet", type="primary", key="find", icon=":material/search:"):
-        start(job)
 
 
 def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
@@ -111,11 +94,11 @@ def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
         return
     point = coarse["point"] and parse(Fleet, coarse["point"], where="first answer")
     if point is None:
-        st.subheader("Perhaps none: any fleet seems to break the SLOs", anchor=False)
+        st.subheader("Probably none: every fleet so far breaks the SLOs", anchor=False)
     else:
-        about = f"About {fleet_name(point, spares)}, ${point.usd_per_hour:,.2f}/h"
+        about = f"About {words.fleet_name(point, spares)}, ${point.usd_per_hour:,.2f}/h"
         st.subheader(_escaped(about), anchor=False)
-    st.caption("A first answer, by a part of each fleet on its part of the traffic; whole fleets are being simulated.")
+    st.caption("This first answer is of a part of each fleet with its part of the traffic. Whole fleets come next.")
 
 
 def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | None) -> None:
@@ -127,10 +110,10 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
         downloads(answer, "plan")
         return
     spares = answer.spares
-    st.title(fleet_name(best, spares), anchor=False)
+    st.title(words.fleet_name(best, spares), anchor=False)
     st.markdown(literal(answer.answer))
     with st.container(horizontal=True, vertical_alignment="center"):
-        badge(provenance(best.standing))
+        badge(words.provenance(best.standing))
         if frontier_page is not None:
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
@@ -140,27 +123,27 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
     left, right = st.columns(2, gap="medium")
     with left:
         curve = plan_charts.attainment(answer.by_replicas, best.replicas)
-        rated = provenance_of(answer.by_replicas, "simulated fleets")
+        rated = words.provenance_of(answer.by_replicas, "simulated fleets")
         figure(curve, "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
-        heading(why_not_fewer(best, spares), None)
+        heading(words.why_not_fewer(best, spares), None)
         st.markdown(sentence(literal(answer.why_not_fewer or "")))
         if best.breaks_first:
             st.markdown(
-                f"With more traffic, **{literal(best.breaks_first)}** breaks first, beyond "
-                f"**{best.headroom_percent} %** more."
+                f"When traffic grows by more than **{best.headroom_percent} %**, "
+                f"**{literal(best.breaks_first)}** breaks first."
             )
         offers = [best, *answer.runners_up]
         figure(
             plan_charts.prices(offers, spares),
             "prices",
             "What each fleet costs",
-            provenance_of(offers, "fleets"),
+            words.provenance_of(offers, "fleets"),
             small=True,
         )
     _latencies(answer)
     if best.vllm_serve:
-        st.subheader("To serve it", anchor=False, help=_HELP["serve"])
+        st.subheader("Serve it with vLLM", anchor=False, help=_HELP["serve"])
         st.code(best.vllm_serve, language="bash", wrap_lines=True)
     _rest(answer)
     downloads(answer, "plan")
@@ -183,22 +166,26 @@ def _headline(best: Recommendation) -> None:
         "tok/s per user": metric("tok_s_user").help,
     }
     with st.container(horizontal=True, gap="medium"):
-        for name, value in headline(best).items():
+        for name, value in words.headline(best).items():
             st.metric(_escaped(name), _escaped(value), help=helps.get(name), width="content")
 
 
 def _plausible(best: Recommendation) -> str:
-    draws = other_draws(best)
-    elsewhere = f"On other draws of it the SLOs hold in {draws}." if draws else "It says nothing of other traffic."
-    at_the_ends = "at the ends of the 90 % interval of step times, on this traffic"
-    return f"Plausible {plausible_gpus(best)}: {at_the_ends}. {elsewhere}"
+    draws = words.other_draws(best)
+    elsewhere = (
+        f"With other random draws of the traffic, the SLOs hold in {draws}."
+        if draws
+        else "Other traffic was not tried."
+    )
+    count = words.plausible_gpus(best)
+    return f"It takes {count} GPUs when step times lie at an end of their 90 % interval. {elsewhere}"
 
 
 def _latencies(answer: PlanDocument) -> None:
     figures = plan_charts.latencies(answer)
     if not figures:
         return
-    rated = provenance_of(answer.by_rate, "rates")
+    rated = words.provenance_of(answer.by_rate, "rates")
     for place, (name, curve) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
         with place:
             figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
@@ -206,21 +193,21 @@ def _latencies(answer: PlanDocument) -> None:
 
 def _rest(answer: PlanDocument) -> None:
     """What else was looked at, and why it is not the answer."""
-    rows = alternatives(answer)
+    rows = words.alternatives(answer)
     if len(rows) > bool(answer.recommendation):
-        st.subheader("What else there is", anchor=False)
-        numbers = number_columns(FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        st.subheader("Other candidates", anchor=False)
+        numbers = number_columns(words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
         priced = [row for row in rows if "$/h" in row]
         if priced:
             st.dataframe(priced, hide_index=True, column_config=numbers, placeholder=NOTHING)
         for row in rows:
             if row not in priced:  # its reason is too long for a cell
-                st.caption(f"**{verbatim(row['fleet'])}** {verbatim(row['verdict'])}{_room(row)}")
+                st.caption(f"**{verbatim(row['fleet'])}** is {verbatim(row['verdict'])}{_room(row)}")
 
 
 def _room(row: Mapping[str, Any]) -> str:
     """What an engine's KV memory holds, as the end of a sentence; nothing for a model that does not fit."""
-    tokens, requests = (row.get(column) for column in ROOM)
+    tokens, requests = (row.get(column) for column in words.ROOM)
     return "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
 
 
@@ -235,14 +222,14 @@ def _traffic(key: str, request: PlanRequest) -> None:
 
 def _of_traffic(request: PlanRequest) -> Provenance:
     if request.recorded:
-        return Provenance(ASSUMED, "these are the requests of the trace that was uploaded")
-    return Provenance(ASSUMED, "these requests were drawn from the lengths and the rate that were chosen")
+        return Provenance(ASSUMED, "the requests are those of the uploaded trace")
+    return Provenance(ASSUMED, "the requests were drawn from the chosen lengths and rate")
 
 
 def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[int]) -> str:
     return (
-        f"{count:,} requests in {seconds:,.0f} s, {(count - 1) / max(seconds, 1e-9):,.3g} a second; prompts of "
-        f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs of {sum(outputs) / len(outputs):,.0f}."
+        f"{count:,} requests in {seconds:,.0f} s, {(count - 1) / max(seconds, 1e-9):,.3g} a second. Prompts have "
+        f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs {sum(outputs) / len(outputs):,.0f}."
     )
 
 
@@ -261,12 +248,12 @@ def _escaped(text: str) -> str:
 
 
 _HELP = {
-    "replicas": "The share of the requests within every bound. The band is the 90 % interval of the step times.",
-    "attainment": "Share of all requests that keep every bound. A request that does not finish keeps none.",
-    "headroom": "How much more of the same traffic the fleet takes and still meets every SLO.",
-    "price": "All dollars over the output tokens that the fleet serves in steady operation. The Run page divides by "
-    "the whole run, in which the fleet also fills and empties: there a token costs more.",
-    "serve": "For one replica. What it does not say is as vLLM has it by default on this GPU.",
-    "latency": "The recommended fleet on the same requests, arriving slower or faster. The knee is the highest rate at "
-    "which every SLO is met.",
+    "replicas": "The share of the requests that meet every SLO. The band is its 90 % interval.",
+    "attainment": "The share of all requests that meet every SLO. A request that does not finish meets none.",
+    "headroom": "How much the same traffic can grow until the fleet breaks an SLO.",
+    "price": "Dollars per million output tokens in steady operation. The Run page counts the whole run, in which "
+    "the fleet also fills and empties, so a token costs more there.",
+    "serve": "The command for one replica. Settings that it leaves out are vLLM's defaults on this GPU.",
+    "latency": "The recommended fleet with the same requests at lower and higher rates. The knee is the highest rate "
+    "that meets every SLO.",
 }

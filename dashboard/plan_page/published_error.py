@@ -30,11 +30,11 @@ def error_line(external: External, gpu: str) -> str:
     Of the published runs on `gpu`, or of all where there are none on it. Empty when none has such a figure.
     """
     nearest = external.on(gpu)
-    where = f"on {gpu}" if nearest else f"on other GPUs (none on {gpu})"
+    where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
     kept = nearest or external
     medians = {name: kept.median_error_pct(name) for name in _FAMILIES}
     told = [
-        f"{metric(name).label} within {error:.1f}\N{NO-BREAK SPACE}%"
+        f"{error:.1f}\N{NO-BREAK SPACE}% for {metric(name).label}"
         for name, error in medians.items()
         if error is not None
     ]
@@ -42,6 +42,7 @@ def error_line(external: External, gpu: str) -> str:
         return ""
     runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
     return (
-        f"Simulated against real: {runs:,} published runs {where}, {', '.join(told)} (median of blind predictions); "
-        f"the 90 % band holds {100 * kept.covered / kept.figures:.0f}\N{NO-BREAK SPACE}% of their figures."
+        f"The simulator was compared with {runs:,} published runs {where} that it had not seen. Its median error is "
+        f"{' and '.join(told)}. Its 90 % band holds "
+        f"{100 * kept.covered / kept.figures:.0f}\N{NO-BREAK SPACE}% of the measured values."
     )

@@ -29,7 +29,7 @@ def slo_rows(otherwise: Sequence[str]) -> list[str]:
         texts = named_all("slo") or otherwise
         st.session_state["slo_rows"] = [row for text in texts[:MOST] if (row := _row(text))]
     rows: list[Row] = st.session_state["slo_rows"]
-    st.markdown("SLOs (ms)", help="At least that share of the requests, each within its bound.")
+    st.markdown("SLOs (ms)", help="p99 means that 99 % of the requests must stay within the bound.")
     rows = [_draw(row) for row in rows]
     st.session_state["slo_rows"] = rows
     if len(rows) < MOST and st.button("Add an SLO", icon=":material/add:", key="slo_add", width="stretch"):
@@ -43,7 +43,7 @@ def slo_rows(otherwise: Sequence[str]) -> list[str]:
 def _row(text: str) -> Row | None:
     said = _ROW.fullmatch(text)
     if said is None or said["bounded"] not in _BOUNDED:
-        st.info(f"{verbatim(repr(text[:60]))} in the link is no SLO that this page knows.")
+        st.info(f"This page does not know the SLO {verbatim(repr(text[:60]))} of the link.")
         return None
     return next(_ids), said["bounded"], min(max(float(said["bound"]), _LEAST), _LARGEST)
 
@@ -52,17 +52,12 @@ def _draw(row: Row) -> Row:
     id, bounded, bound = row
     percentile, limit, drop = st.columns([7, 6, 1.5], gap="xxsmall", vertical_alignment="center")
     bounded = percentile.selectbox(
-        "Percentile",
-        _BOUNDED,
-        _BOUNDED.index(bounded),
-        _shown,
-        key=f"slo_of_{id}",
-        label_visibility="collapsed",
+        "Percentile", _BOUNDED, _BOUNDED.index(bounded), _shown, key=f"slo_of_{id}", label_visibility="collapsed"
     )
     bound = limit.number_input(
         "Bound (ms)", _LEAST, _LARGEST, bound, 10.0, "%.6g", key=f"slo_bound_{id}", label_visibility="collapsed"
     )
-    if drop.button("", icon=":material/close:", key=f"slo_drop_{id}", type="tertiary", help="Take it away"):
+    if drop.button("", icon=":material/close:", key=f"slo_drop_{id}", type="tertiary", help="Remove it"):
         st.session_state["slo_rows"] = [kept for kept in st.session_state["slo_rows"] if kept[0] != id]
         st.rerun()
     return id, bounded, bound

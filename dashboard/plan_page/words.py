@@ -19,7 +19,7 @@ FORMATS = {  # of `costs` and `alternatives`
     "$/Mtok output": "$%.2f",
     **dict.fromkeys(ROOM, "localized"),
 }
-ROOM_HELP = "What one engine's KV memory holds: tokens, and requests of mean length that are answered to their end."
+ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean length with their whole answers."
 
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
@@ -76,31 +76,16 @@ def costs(point: Point) -> dict[str, Any]:
 def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     """A row for every engine that was a candidate: what it costs, why it is not the answer, and its room for KV."""
     best, spares = answer.recommendation, answer.spares
-    found = [(point, "met") for point in answer.runners_up]
-    if best:
-        found.insert(0, (best, "recommended"))
-    rows: list[dict[str, Any]] = [
-        {"fleet": carriers(point, spares), "verdict": verdict, **_room(answer, point.engine), **costs(point)}
-        for point, verdict in found
+    found = [*([(best, "recommended")] if best else ()), *((point, "met") for point in answer.runners_up)]
+
+    def row(fleet: str, verdict: str, engine: str, **more: Any) -> dict[str, Any]:
+        return {"fleet": fleet, "verdict": verdict, **_room(answer, engine), **more}
+
+    return [
+        *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in found),
+        *(row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least}) for e in answer.dearer),
+        *(row(e.engine, prose(f"ruled out: {e.reason}"), e.engine) for e in answer.infeasible),
     ]
-    rows += [
-        {
-            "fleet": entry.engine,
-            "verdict": "dearer: at least this much",
-            "$/h": entry.usd_per_hour_at_least,
-            **_room(answer, entry.engine),
-        }
-        for entry in answer.dearer
-    ]
-    rows += [
-        {
-            "fleet": entry.engine,
-            "verdict": prose(f"will not do: {entry.reason}"),
-            **_room(answer, entry.engine),
-        }
-        for entry in answer.infeasible
-    ]
-    return rows
 
 
 def _room(answer: PlanDocument, engine: str) -> dict[str, int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dashboard.cdf_panels import Line, cdf_panels
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
-from planning.compare.document import SHARES, Cdfs, Curve, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
+from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
 from serving.metrics import METRICS, label_of
 
 HEIGHT = 320
@@ -19,7 +20,6 @@ _ROW = 27  # pixels of a row
 _LETTERS = 16  # of a line beside a plot
 _CHANGE = "B - A (%)"  # of A; a row that is in points says so
 _CLAIM = 36  # of a claim, beside two plots above one another
-_FEW = 10  # values of which a line alone would show little
 
 
 class Sides(NamedTuple):
@@ -36,38 +36,12 @@ def side_colours(a: str, b: str) -> Sides:
 
 
 def cdfs(curves: Cdfs, names: Sides, colours: Sides, log_x: bool) -> go.Figure:
-    """How TTFT, TPOT and E2E are distributed on both sides; linear axes end at 1.3 times the larger p99."""
-    drawn = [name for name in LATENCIES if any(getattr(of, name).x for _, of in curves)]
-    if not drawn:
-        return empty("No request finished", HEIGHT)
-    figure = make_subplots(cols=len(drawn), shared_yaxes=True, horizontal_spacing=0.035)
-    for (side, of), name, colour in zip(curves, names, colours, strict=True):
-        for at, latency in enumerate(drawn, start=1):
-            curve = getattr(of, latency)
-            figure.add_scatter(
-                x=curve.x,
-                y=curve.y,
-                mode="lines" if len(curve.x) >= _FEW else "lines+markers",
-                line={"color": colour, "width": 2.2, "shape": "hv"},
-                name=f"{side.upper()}: {name}",
-                legendgroup=side,
-                showlegend=at == 1,
-                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
-                row=1,
-                col=at,
-            )
-    for at, latency in enumerate(drawn, start=1):
-        axis: dict[str, Any] = {"title_text": METRICS[latency].axis, "row": 1, "col": at}
-        reach = 1.3 * max(_within(getattr(of, latency), 99) for _, of in curves)
-        figure.update_xaxes(**axis, **({"type": "log"} if log_x else {"range": [0, reach]}))
-    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
-    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
-    return finish(figure, HEIGHT)
-
-
-def _within(curve: Curve, percent: float) -> float:
-    """The value that so many percent do not exceed; 0 without values."""
-    return next((x for x, y in zip(curve.x, curve.y, strict=True) if y >= percent), 0.0)
+    """How TTFT, TPOT and E2E are distributed on both sides."""
+    lines = [
+        Line({of: (curve.x, curve.y) for of, curve in curves_of}, f"{side.upper()}: {name}", colour)
+        for (side, curves_of), name, colour in zip(curves, names, colours, strict=True)
+    ]
+    return cdf_panels(lines, LATENCIES, HEIGHT, log_x)
 
 
 def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
@@ -77,7 +51,7 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
         return empty("Nothing to compare", HEIGHT)
     by = {"A": colours.a, "B": colours.b, "": tint(NEUTRAL, 0.6)}
     figure = go.Figure()
-    for better, title in (("B", "B is better"), ("A", "A is better"), ("", "cannot be told")):
+    for better, title in (("B", "B is better"), ("A", "A is better"), ("", "no clear difference")):
         mine = [row for row in shown if row.better == better]
         if not mine:
             continue
@@ -152,8 +126,8 @@ def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
     for at, name in enumerate(judged, start=1):
         mine = [tally for tally in reversed(tallies) if tally.metric == name]
         counts = [max(tally.gain + tally.same + tally.lose, 1) for tally in mine]
-        kinds = (("gain", "B serves better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
-        for kind, title, colour in (*kinds, ("lose", "A serves better", colours.a)):
+        kinds = (("gain", "B better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
+        for kind, title, colour in (*kinds, ("lose", "A better", colours.a)):
             figure.add_bar(
                 x=[100 * getattr(tally, kind) / count for tally, count in zip(mine, counts, strict=True)],
                 y=[_group(tally) for tally in mine],
@@ -204,7 +178,7 @@ def ranking(rows: Sequence[Ranked]) -> go.Figure:
     """What was simulated against what the engine did, for every row that either claims: blue and orange."""
     shown = [row for row in rows if row.simulated_percent is not None and row.real_percent is not None]
     if not shown:
-        return empty("Neither the simulation nor the engine claims a difference", 160)
+        return empty("Neither the simulator nor the engine shows a difference", 160)
     y = [f"{_of_change(row)}: {row.outcome}" for row in shown]
     figure = go.Figure()
     for row, name in zip(shown, y, strict=True):

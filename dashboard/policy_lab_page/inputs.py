@@ -33,6 +33,8 @@ BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
+_SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
+_WIN = "A request gains or loses when its latency changes by this much."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -52,7 +54,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
         traffic = _traffic(runs)
         seeds = 1
         if not isinstance(traffic, Incomplete) and "window_s" not in traffic:
-            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help="Runs of other arrivals. From five on, each is a unit.")
+            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help=_SEEDS)
         timing = _timing(runs)
         bounds = _bounds()
         threshold = _threshold()
@@ -82,7 +84,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRequest:
     """Draw the choice among the recordings, and groups of them, in `own`; and what times their twins, if anything.
 
-    The bundled pair can be chosen, too; unasked it is, where `own` are fewer than two.
+    The bundled pair can be chosen, too, and is what the page opens on where `own` are fewer than two.
     """
     found = {**own, **bundled_pair()}
     first, second = _likely(own if len(own) > 1 else bundled_pair())
@@ -135,9 +137,9 @@ def _traffic(runs: Path) -> dict[str, Any] | Incomplete:
     st.caption(known[name].about)
     rate, length = st.columns(2)
     with rate:
-        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Of all parts together, on average.")
+        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="All parts together, on average.")
     with length:
-        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals before this time.")
+        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals stop after this time.")
     return {"traffic": known[name].traffic(at, seconds)}
 
 
@@ -145,8 +147,8 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     path = trace_input(runs, "lab_trace")
     if isinstance(path, Incomplete):
         return path
-    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The stretch with the most tokens.")
-    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="By which arrivals come faster.")
+    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The part with the most tokens.")
+    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Arrivals come this many times faster.")
     return {"traffic": str(path), "window_s": window, "rate_scale": scale}
 
 
@@ -157,12 +159,12 @@ def _timing(runs: Path) -> Timing:
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
     model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
-    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="GPUs that share a layer.")
+    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="How many GPUs share each layer.")
     return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
 
 
 def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
-    """What times recordings simulated once more, or nothing; of the `bundled` pair unasked what is bundled with it."""
+    """What times recordings simulated once more, or nothing; of the `bundled` pair at first what is bundled with it."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     usual = _BUNDLED if bundled else _ALONE
     options = [usual, *(name for name in (_ALONE, *measured, *_cards()) if name != usual)]
@@ -185,7 +187,7 @@ def _bounds() -> dict[str, float]:
         short = name.removesuffix("_ms")
         with place:
             bound = amount(
-                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="For attainment; 0: any."
+                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="The SLO; 0: none."
             )
         if bound:
             said[name] = bound
@@ -195,7 +197,7 @@ def _bounds() -> dict[str, float]:
 def _threshold() -> float:
     """A share, entered in percent."""
     usual = 100 * CompareRequest.model_fields["threshold"].default
-    return amount("A win is (%)", "win", 0, 100, usual, 1, help="A request gains or loses from this change on.") / 100
+    return amount("Counts as a win from (%)", "win", 0, 100, usual, 1, help=_WIN) / 100
 
 
 def _side(runs: Path, side: str) -> Side | Incomplete:
@@ -235,12 +237,12 @@ def _deadlines(side: str) -> dict[str, Any]:
     for pair in filter(str.strip, said.split(",")):
         match = _DEADLINE.fullmatch(pair)
         if match is None:
-            raise UserError("edf_ttft_ms", pair.strip(), f"should be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
+            raise UserError("edf_ttft_ms", pair.strip(), f"must be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
         bounds[match[1]] = float(match[2])
     return {"edf_ttft_ms": bounds} if bounds else {}
 
 
 _TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
-_POLICY = "Which request is served when: `docs/policies.md` says what each promises."
-_TIMING = "A GPU of the catalogue, by its kernel tables; or a calibration under the runs directory."
+_POLICY = "The policy decides which request is served when. `docs/policies.md` describes each one."
+_TIMING = "What predicts step times: the kernel tables of a GPU, or a calibration in the runs directory."

@@ -12,30 +12,20 @@ from pathlib import Path
 import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.badge import badge, figure
+from dashboard.badge import badge, figure, titled
 from dashboard.downloads import downloads
 from dashboard.incomplete import Incomplete
-from dashboard.job_view import follow, start, start_unasked
+from dashboard.job_view import offer, start_once
 from dashboard.library import find
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.policy_lab_page import charts as lab_charts
+from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
 from dashboard.policy_lab_page.example import example_answer
 from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.side_names import side_names
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
-from dashboard.policy_lab_page.words import (
-    CARRIED_OVER,
-    basis,
-    disturbance,
-    error_rows,
-    errors,
-    fairness,
-    number_rows,
-    provenance,
-    ranking,
-)
 from dashboard.prose import capitalised, verbatim
 from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
@@ -46,15 +36,14 @@ from serving.errors import UserError
 from serving.metrics import metric
 
 _RUN = "runs.parquet"
+_COMPARE = ("Compare", "compare", "compare_arrows")  # the button
 _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 
 @in_url
 def show(runs: Path) -> None:
     """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
-    title, chooser = st.columns([3, 2], vertical_alignment="bottom")
-    title.title("Is it better?", anchor=False)
-    with chooser:
+    with titled("Is B better than A?", (3, 2)):
         what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
     try:
         if what == "recordings":
@@ -74,7 +63,7 @@ def _simulated(runs: Path) -> None:
     job = Job(runs / "jobs", SIMULATED, settings)
     answer = _found(job)
     if answer is None:
-        _unanswered(job, "These inputs have no answer yet. Simulating them takes a few seconds to a minute.")
+        offer(job, "These inputs have no answer yet. It takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
     _on_engine(runs, answer, request.timing)
@@ -91,8 +80,8 @@ def _recorded(runs: Path) -> None:
     answer = _found(job)
     if answer is None:
         if request.timing is None:  # to compare takes seconds; to simulate the same runs may not
-            start_unasked(job)
-        _unanswered(job, "These recordings have not been compared yet.")
+            start_once(job)
+        offer(job, "These recordings have not been compared yet.", *_COMPARE)
         return
     _answer(answer)
     _ranking(answer)
@@ -106,8 +95,8 @@ def _found(job: Job) -> ComparisonDocument | None:
 
 
 def _how_to_record(runs: Path) -> None:
-    with st.expander("This pair is bundled. How to record one of your own"):
-        st.markdown("The engine runs both sides in turns, three times each, and the simulator is held against it:")
+    with st.expander("This pair is bundled. Record your own"):
+        st.markdown("This command runs both sides on the engine, three times each in turns, and simulates them:")
         sides = "compare a.yaml b.yaml --trace TRACE -c CALIBRATION"
         st.code(f"tokentwin {sides} --engine --repeats 3 --out {runs}/compared", language="bash", wrap_lines=True)
 
@@ -123,38 +112,28 @@ def _recordings(runs: Path) -> dict[str, Path]:
     return groups | single
 
 
-def _unanswered(job: Job, why: str) -> None:
-    status = follow(job)
-    if status.active:
-        return
-    if status.state == "absent":
-        st.markdown(why)
-    if st.button("Compare", type="primary", key="compare", icon=":material/compare_arrows:"):
-        start(job)
-
-
 def _answer(answer: ComparisonDocument) -> None:
     colours = side_colours(*(side.deployment.policy for side in (answer.a, answer.b)))
     names = Sides(*side_names(answer.a, answer.b))
     icon = ":material/check_circle:" if answer.difference else ":material/drag_handle:"
     st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
-    rated = provenance(answer)
+    rated = words.provenance(answer)
     badge(rated)
-    st.caption(basis(answer))
+    st.caption(words.basis(answer))
     if answer.units.carry_over:
-        st.warning(CARRIED_OVER, icon=":material/warning:")
-    if disturbance(answer):
-        st.warning(verbatim(disturbance(answer)), icon=":material/warning:")
+        st.warning(words.CARRIED_OVER, icon=":material/warning:")
+    if words.disturbance(answer):
+        st.warning(verbatim(words.disturbance(answer)), icon=":material/warning:")
     with st.container():
         above, toggle = st.columns([3, 1], vertical_alignment="bottom")
         with toggle, st.container(horizontal_alignment="right"):
             log_x = switch("Log time", "log")
         curves = lab_charts.cdfs(answer.cdfs, names, colours, log_x)
-        figure(curves, "cdfs", "Request by request", rated, _HELP["cdfs"], place=above)
+        figure(curves, "cdfs", "Latency of all requests", rated, _HELP["cdfs"], place=above)
     left, right = st.columns(2, gap="medium")
     with left:
         claims = lab_charts.differences(answer.rows, colours)
-        figure(claims, "differences", "What can be claimed", rated, _HELP["differences"])
+        figure(claims, "differences", "Differences", rated, _HELP["differences"])
     with right:
         tallies = lab_charts.winners(answer.tallies, colours)
         figure(tallies, "winners", "Winners and losers", rated, _HELP["winners"])
@@ -166,8 +145,8 @@ def _fairness(answer: ComparisonDocument, names: Sides, colours: Sides) -> None:
     if not tenants:
         return
     served = lab_charts.shares(tenants, names, colours)
-    figure(served, "shares", "Who is served", provenance(answer), metric("jain_fairness").help)
-    st.markdown(fairness(answer))
+    figure(served, "shares", "Share of each tenant", words.provenance(answer), metric("jain_fairness").help)
+    st.markdown(words.fairness(answer))
 
 
 def _ranking(answer: ComparisonDocument) -> None:
@@ -175,8 +154,10 @@ def _ranking(answer: ComparisonDocument) -> None:
     simulated, rows = answer.simulated, answer.ranking
     if simulated is None or rows is None:
         return
-    figure(lab_charts.ranking(rows), "ranking", "Did the simulator see it?", provenance(simulated), _HELP["ranking"])
-    outcome, told = ranking(rows)
+    figure(
+        lab_charts.ranking(rows), "ranking", "Did the simulator see it?", words.provenance(simulated), _HELP["ranking"]
+    )
+    outcome, told = words.ranking(rows)
     if outcome == "reversed":
         st.error(told, icon=":material/swap_vert:")
     elif outcome == "holds":
@@ -184,10 +165,13 @@ def _ranking(answer: ComparisonDocument) -> None:
     else:
         st.info(told)
     st.markdown(f"Simulated: {verbatim(simulated.verdict)}.")
-    st.markdown(errors(answer))
+    st.markdown(words.errors(answer))
     with st.expander("Simulated against real"):
         st.dataframe(
-            error_rows(answer), hide_index=True, height="content", column_config=number_columns(_ERROR_FORMATS, _ERROR)
+            words.error_rows(answer),
+            hide_index=True,
+            height="content",
+            column_config=number_columns(_ERROR_FORMATS, _ERROR),
         )
 
 
@@ -219,8 +203,8 @@ def _go_to(name: str, beside: str) -> None:
 def _rest(answer: ComparisonDocument) -> None:
     """The numbers, the two deployments, and downloads."""
     with st.expander("The numbers"):
-        st.dataframe(number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
-        st.caption("`from` and `to` hold B - A, in the row's unit.")
+        st.dataframe(words.number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
+        st.caption(words.ENDS)
     with st.expander("The two deployments"):
         for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):
             place.markdown(f"**{key}**" + (f": {side.replicas} × " if (side.replicas or 1) > 1 else ""))
@@ -230,12 +214,12 @@ def _rest(answer: ComparisonDocument) -> None:
 
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
-    "differences": "B against A, a request compared with itself. Coloured where the interval leaves no difference out; "
-    "grey differences may be chance. A diamond has no interval.",
-    "winners": "A request gains or loses when its latency changes by the threshold or more. One that does not finish "
-    "has waited for ever.",
-    "ranking": "The recorded workload, simulated on the recorded deployments: every row of which one of them claims a "
-    "difference.",
+    "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "
+    "A grey one may be chance. A diamond has no interval.",
+    "winners": "A request gains or loses when its latency changes by the threshold or more. A request that does not "
+    "finish counts as infinitely slow.",
+    "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
+    "the engine or the simulator shows a difference.",
 }
 _FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
 _ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}

@@ -8,15 +8,17 @@ from typing import Any
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.policy_lab_page.charts import label
 from dashboard.shown import shown
+from dashboard.trust_page.words import CANARY
 from planning.compare.document import Compared, ComparisonDocument, Ranked, Row, furthest_off, unit_of
 
 OUTCOMES = {
     "holds": "held",
     "reversed": "reversed",
-    "open": "open (the engine claims nothing)",
-    "missed": "missed (only the engine claims it)",
+    "open": "open (the engine shows no difference)",
+    "missed": "missed (only the engine shows it)",
 }
-CARRIED_OVER = "Queues outlast the blocks: intervals may be too narrow. Compare longer runs, or more seeds."
+ENDS = "The columns from and to are the ends of the 95 % interval of B - A, in the unit of the row."
+CARRIED_OVER = "Queues outlast the blocks, so the intervals may be too narrow. Compare longer runs, or more seeds."
 
 
 def basis(answer: ComparisonDocument) -> str:
@@ -24,8 +26,8 @@ def basis(answer: ComparisonDocument) -> str:
     units, runs = answer.units, answer.runs
     of, arrivals = ("run", "other") if units.of == "runs" else ("block", "consecutive")
     return (
-        f"{_counted(answer.requests, 'request')} in {_counted(runs, 'run')} of each side, resampled by "
-        f"{_counted(units.count, of)} of {arrivals} arrivals. The 95 % intervals hold for all rows together."
+        f"Each side has {_counted(answer.requests, 'request')} in {_counted(runs, 'run')}. The 95 % intervals come "
+        f"from resampling {_counted(units.count, of)} of {arrivals} arrivals, and hold for all rows together."
         f"{_lost(answer)}"
     )
 
@@ -35,11 +37,11 @@ def fairness(answer: ComparisonDocument) -> str:
     jain = next((row for row in answer.rows if row.metric == "jain_fairness"), None)
     if jain is None or jain.a is None or jain.b is None:
         return ""
-    told = f"Jain's index of A is {jain.a:.3f}, of B {jain.b:.3f}"
+    told = f"Jain's fairness index is {jain.a:.3f} for A and {jain.b:.3f} for B"
     if jain.low is None:
-        return f"{told}; the difference has no interval."
-    fairer = f"{jain.better} is fairer" if jain.better else "no difference can be claimed"
-    return f"{told}; B - A lies within {jain.low:+.3f} to {jain.high:+.3f}: {fairer}."
+        return f"{told}. The difference has no interval."
+    fairer = f"{jain.better} is fairer" if jain.better else "the difference may be chance"
+    return f"{told}. B - A lies between {jain.low:+.3f} and {jain.high:+.3f}, so {fairer}."
 
 
 def ranking(rows: Sequence[Ranked]) -> tuple[str, str]:
@@ -51,7 +53,7 @@ def ranking(rows: Sequence[Ranked]) -> tuple[str, str]:
     if counts["holds"]:
         return "holds", f"The ranking holds on the engine: {told}."
     if not told:
-        return "open", "Neither the simulator nor the engine claims a difference."
+        return "open", "Neither the simulator nor the engine shows a difference."
     return "open", f"The engine does not contradict the simulator: {told}."
 
 
@@ -61,7 +63,7 @@ def errors(answer: ComparisonDocument) -> str:
     if worst is None:
         return ""
     return (
-        f"Simulated against real, the furthest off is {label(worst)} of {worst.side}: {shown(worst.simulated)} "
+        f"The largest error of the simulation is {label(worst)} of {worst.side}: {shown(worst.simulated)} "
         f"{unit_of(worst)} simulated, {shown(worst.real)} real ({worst.error:+.1f} %)."
     )
 
@@ -71,7 +73,7 @@ def disturbance(answer: ComparisonDocument) -> str:
     if not answer.disturbed:
         return ""
     told = answer.disturbance.rstrip(".")
-    return f"The real runs were disturbed: {told}. Part of what differs is the machine's."
+    return f"The real runs were disturbed: {told}. {CANARY}Part of the difference comes from the machine."
 
 
 def provenance(sides: Compared) -> Provenance:
@@ -121,4 +123,4 @@ def _lost(answer: ComparisonDocument) -> str:
     row = next((row for row in answer.rows if row.metric == "finished"), None)
     if row is None or row.a is None or row.b is None:
         return ""
-    return f" {100 * row.a:.1f} % of them finish on A, {100 * row.b:.1f} % on B."
+    return f" On A {100 * row.a:.1f} % of the requests finish, on B {100 * row.b:.1f} %."

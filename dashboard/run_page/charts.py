@@ -16,6 +16,7 @@ from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.held_steps import HELD, HeldSteps
 from dashboard.series import bucket_means, envelope, held_at, held_between, thin
+from dashboard.shown import shown
 from serving.metrics import metric
 from traces.run_metrics import RunMetrics, known
 
@@ -29,11 +30,7 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    held: HeldSteps,
-    fleet: FleetOverTime,
-    colour: str,
-    window_s: tuple[float, float] | None = None,
-    buckets: int = 600,
+    held: HeldSteps, fleet: FleetOverTime, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
 ) -> go.Figure:
     """Queue, running, KV use and batch tokens on one time axis; of a fleet, requests outstanding and live replicas too.
 
@@ -194,9 +191,9 @@ def _phase_bars(stamps: Sequence[int | None], last: int, unit: str, scale: float
                 orientation="h",
                 marker_color=phase_colours(colour)[phase],
                 name=phase,
-                text=f"{_short(length)} {unit} · {share:.0f} %",
+                text=f"{shown(length)} {unit} · {share:.0f} %",
                 textposition="auto",
-                hovertemplate=f"<b>{phase}</b>: {_short(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
+                hovertemplate=f"<b>{phase}</b>: {shown(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
             )
         )
     return bars
@@ -248,10 +245,7 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
     if not len(step_ms):
         return empty("no steps", 230)
     figure = go.Figure()
-    for label, mask, shade in (
-        ("decode only", prefill == 0, colour),
-        ("with prefill", prefill > 0, pale(colour)),
-    ):
+    for label, mask, shade in (("decode only", prefill == 0, colour), ("with prefill", prefill > 0, pale(colour))):
         chosen = _thin_where(mask, 700)
         figure.add_scatter(
             x=batch_tokens[chosen],
@@ -347,7 +341,3 @@ def _card(figure: go.Figure, legend: bool = True) -> go.Figure:
     """A figure narrow enough for four abreast."""
     finish(figure, 230, legend)
     return figure.update_layout(legend={"x": 0.0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"})
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -84,7 +84,7 @@ def _judged(name: str) -> str:
 
 def _axis(name: str, before: float | None) -> str:
     if name == FINISHED:
-        was = f"; {shown_share(before)} finish as it was" if before is not None else ""
+        was = f"; {shown_share(before)} finished in the run" if before is not None else ""
         return f"share of the lost requests that would finish (%){was}"
-    was = f", {shown(before)} ms as it was" if before is not None else ""
-    return f"share of {metric(name).label} p99 that would be gone (%){was}"
+    was = f"; it was {shown(before)} ms" if before is not None else ""
+    return f"share of {metric(name).label} p99 that goes away (%){was}"

@@ -14,7 +14,7 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import BARE, figure
-from dashboard.job_view import follow, start
+from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.prose import literal, sentence
 from dashboard.run_page.diagnosis_charts import what_it_buys
@@ -33,7 +33,9 @@ from traces.recording import Recording
 
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _WORST = "worst"
-_BUYS = "The run simulated again, each time without one constraint."
+_ONLY = "The page shows the symptoms only."
+_BUYS = "The run is simulated again, each time without one constraint. A bar shows how much of the p99 that removes."
+_ASK = "To find what would help, the run is simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
 
 
@@ -57,7 +59,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     if not isinstance(source, Source):
         st.caption(source)
     elif job is not None and not (found and found.counterfactuals):
-        _ask(job)
+        offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
         _counterfactuals(found)
 
@@ -68,7 +70,7 @@ def _label(name: str) -> str:
 
 def _verdict(found: DiagnosisDocument | None) -> None:
     if found is None:
-        st.markdown("A run of so many requests is diagnosed in the background.")
+        st.markdown("This run has many requests, so it is diagnosed in the background.")
     elif found.counterfactuals:
         st.markdown(f"**{sentence(found.verdict)}**")
     elif found.symptoms:
@@ -85,15 +87,6 @@ def _symptom_table(found: DiagnosisDocument) -> None:
         st.caption(NO_STEPS)
 
 
-def _ask(job: Job) -> None:
-    status = follow(job)
-    if status.active:
-        return
-    st.markdown("What lifting one constraint at a time would buy is found by simulating the run again without each.")
-    if st.button("Find what would help", type="primary", key="diagnose", icon=":material/search:"):
-        start(job)
-
-
 def _counterfactuals(found: DiagnosisDocument) -> None:
     figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
     if found.warning:
@@ -102,7 +95,7 @@ def _counterfactuals(found: DiagnosisDocument) -> None:
         st.dataframe(lift_rows(found), hide_index=True, height="content")
         for c in found.counterfactuals:
             if c.skipped:
-                st.caption(f"{c.name}: not tried, {c.skipped}")
+                st.caption(f"{c.name} was not tried: {c.skipped}")
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:
@@ -120,17 +113,16 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
     """What times the run's steps again, or in a line why nothing does."""
     run = recording.run
     if run["status"] != "complete":
-        return "An interrupted run cannot be simulated again: evidence only."
+        return f"An interrupted run cannot be simulated again. {_ONLY}"
     if not (recording.path / _WORKLOAD).is_file():
-        return "The recording does not hold what was offered, and cannot be simulated again: evidence only."
+        return f"The recording does not hold its workload, so it cannot be simulated again. {_ONLY}"
     if run["clock"] == "virtual":
         return source_of(run, calibrations.values()) or (
-            "The calibration that timed it is not among the bundled ones and does not lie under the directory of runs: "
-            "evidence only."
+            f"The calibration of this run is neither bundled nor in the directory of runs. {_ONLY}"
         )
     fitting = fitting_sources(recorded_deployment(recording), calibrations.values())
     if not fitting:
-        return "No calibration of this engine lies under the directory of runs (`tokentwin calibrate`): evidence only."
+        return f"The directory of runs has no calibration of this engine; `tokentwin calibrate` makes one. {_ONLY}"
     names = {str(path): name for name, path in calibrations.items()}
     chosen = choose("Calibration", [names[str(source.calibration)] for source in fitting], "calibration")
     return Source(str(calibrations[chosen]), None)

@@ -10,7 +10,7 @@ from dashboard.shown import shown
 from planning.diagnose.document import DiagnosisDocument
 from serving.metrics import metric
 
-NO_STEPS = "The recording holds no steps, so that compute and memory were not looked at."
+NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
 
 
 def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
@@ -20,7 +20,7 @@ def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
             "symptom": symptom.name,
             "lifecycle": symptom.lifecycle,
             "evidence": symptom.evidence,
-            "what would prove it": symptom.proof,
+            "how to test it": symptom.proof,
         }
         for symptom in found.symptoms
     ]

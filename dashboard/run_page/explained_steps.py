@@ -57,12 +57,12 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
     deployment = recorded_deployment(recording)
     fleet = deployment.fleet
     if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
-        return "The pools of this fleet differ, and steps do not say which pool they are of."
+        return "The pools of this fleet differ, and the recording does not say which pool a step ran in."
     cost = pure(repriced(source, deployment).cost)
     if not isinstance(cost, OperationCost):
         return (
-            "The calibration of our own engine that timed it has prices for steps, not for operations. A run timed by "
-            "the kernel tables of a GPU, or a real one, tells them."
+            "This run was timed by a calibration of our engine, which has prices for steps, not for operations. A real "
+            "run, or one timed by the kernel tables of a GPU, shows its operations."
         )
     found = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
     gpu = cost.kernels.gpu
@@ -71,7 +71,7 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
         found.operations,
         gpu,
         weights_dtype(cost.model, cost.deployment),
-        f"By the kernel tables of {gpu.name}, from {found.steps:,} steps spread over the run.",
+        f"Predicted by the kernel tables of {gpu.name} for {found.steps:,} steps spread over the run.",
         weakest((o.provenance for o in found.telling), "kinds of kernel that tell in its steps"),
     )
 
@@ -80,6 +80,6 @@ def _unknown(recording: Recording) -> str:
     if recording.run["clock"] != "virtual":
         return "The engine did not time what is inside its steps."
     return (
-        f"The calibration that timed it ({recording.run['calibration'] or 'it names none'}) is not among the bundled "
-        "ones and does not lie under the directory of runs."
+        f"The calibration of this run ({recording.run['calibration'] or 'it names none'}) is neither bundled nor in "
+        "the directory of runs."
     )

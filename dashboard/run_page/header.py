@@ -30,7 +30,7 @@ _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
 _OF_A_FLEET = re.compile(r"jobs/[0-9a-f]+/run")
 _CELL_PX = 138  # all abreast on a wide page, five on a narrow one
-_BAND = "In grey: the 90 % band, from how far off the step times of a whole run may be."
+_BAND = "The grey numbers are 90 % bands. They come from the uncertainty of the step times."
 
 
 def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> None:

@@ -75,7 +75,7 @@ class HeldSteps:
     @classmethod
     def recorded(cls, recording: Recording) -> HeldSteps:
         """The same of a recording."""
-        return cls.of(recording.table("steps", [*_COLUMNS, *recording.told("steps", BATCH[2:])]))
+        return cls.of(recording.table("steps", [*_COLUMNS, *recording.filled("steps", BATCH[2:])]))
 
     def __len__(self) -> int:
         """How many steps there are."""

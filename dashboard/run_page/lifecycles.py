@@ -12,7 +12,8 @@ import streamlit as st
 from calibration.provenance import of_run
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
-from dashboard.loading import open_run, run_colour, token_gaps
+from dashboard.loading import open_run, token_gaps
+from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.shown import percent, shown
 from serving.metrics import metric
@@ -20,7 +21,7 @@ from traces.recording import Recording
 from traces.run_metrics import Distribution, RunMetrics
 
 _CELL_PX = 110  # four abreast on a wide page, two on a narrow one
-_HELP = "The same run as its tokens, its steps, its memory and its requests saw it."
+_HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."
 
 Cell = tuple[str, Any, str]
 
@@ -88,18 +89,18 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
 def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:
     """What some runs have besides, a sentence each, by card: samples, drafts, several replicas, KV tiers."""
     s = metrics.scalars()
-    token, memory = [f"ITL is that {gaps.note}."] if gaps.note else [], []
+    token, memory = [f"The ITL is {gaps.note}."] if gaps.note else [], []
     if s["acceptance_length"] is not None:
         token.append(
-            f"A step that verifies a draft gives {shown(s['acceptance_length'])} tokens to a request, "
-            f"{shown(percent(s['draft_acceptance_rate']))} % of the draft tokens are accepted. What comes together has "
-            "gaps of 0 in between."
+            f"A step that verifies a draft gives a request {shown(s['acceptance_length'])} tokens on average. "
+            f"{shown(percent(s['draft_acceptance_rate']))} % of the draft tokens are accepted. Tokens of one step have "
+            "gaps of 0 between them."
         )
     if (run["replicas"] or 1) > 1:
-        memory.append("Of single replicas, each at its own steps; over time, above, of all that live together.")
+        memory.append("These are values of single replicas at their steps. The plot over time adds up all live ones.")
     if s["tier_hit_rate"] is not None:
         found = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
-        memory.append(f"Of the prompt tokens, {', '.join(found) or 'none'} came out of KV tiers.")
+        memory.append(f"Prompt tokens that came from KV tiers: {', '.join(found) or 'none'}.")
     return {"Token": token, "Memory": memory}
 
 
@@ -119,4 +120,4 @@ def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")
     prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()
-    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording))
+    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording.run))

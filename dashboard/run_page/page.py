@@ -18,26 +18,23 @@ from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
 from dashboard.loading import open_run
 from dashboard.mistake import mistake
+from dashboard.number_columns import number_columns
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
-from dashboard.run_page.metric_table import metric_table
+from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.prefetch import prefetch
 from dashboard.run_page.request_table import request_table
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
+from serving.metrics import STATISTICS
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 _LONG = 250_000  # steps: of fewer, everything is there in a moment
-_VIEWS = {
-    "requests": "Requests",
-    "steps": "Where step time goes",
-    "diagnosis": "Diagnosis",
-    "metrics": "Every metric",
-}
+_VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": "Diagnosis", "metrics": "Every metric"}
 
 
 @in_url
@@ -64,7 +61,7 @@ def show(runs: Path) -> None:
 def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
     run = recording.run
     if run["status"] == "interrupted":
-        st.warning("This run was interrupted; the page shows what there was.", icon=":material/warning:")
+        st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
     headline(run, metrics)
     window = time_window(recording)
     _view(recording, metrics, runs, window)
@@ -85,9 +82,17 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
         elif view == "diagnosis":
             diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs))
         else:
-            metric_table(recording, metrics)
+            _metrics(recording, metrics)
     except UserError as error:
         mistake(error, runs)
+
+
+def _metrics(recording: Recording, metrics: RunMetrics) -> None:
+    """Every metric that the recording tells."""
+    right = dict.fromkeys(STATISTICS, st.column_config.TextColumn(alignment="right"))
+    right |= number_columns({"values": "localized"})
+    st.dataframe(distribution_rows(metrics), hide_index=True, height="content", column_config=right)
+    st.table(scalar_rows(recording.run, metrics), hide_index=True)  # where definitions are not cut off
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:
@@ -96,15 +101,15 @@ def _calibrations(runs: Path) -> dict[str, Path]:
 
 def _bundled(runs: Path) -> None:
     st.info(
-        f"No recording under `{runs}` yet. What is shown is **bundled**; choose among several above.",
+        f"There is no recording in `{runs}` yet. This one is **bundled**; you can choose another above.",
         icon=":material/inventory_2:",
     )
     with st.expander("Record one of your own"):
         # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
         st.markdown(
-            "A recording is a directory that the real engine or the simulator writes. The quickest to several is "
-            "`tokentwin demo`. `tokentwin bench --help` says how to record a trace of your own on the real engine, "
-            "`tokentwin simulate --help` how to run it through the simulator."
+            "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
+            "`tokentwin bench --help` says how to record your own trace on the real engine, and "
+            "`tokentwin simulate --help` how to simulate it."
         )
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from calibration.provenance import of_run
 from dashboard.badge import BARE, figure
-from dashboard.loading import run_colour
 from dashboard.number_columns import number_columns
+from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
@@ -27,15 +27,7 @@ ROWS = 1000
 
 _MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
-_REQUEST_COLUMNS = [
-    "request_id",
-    "status",
-    "arrival_ns",
-    "finish_ns",
-    "prompt_tokens",
-    "output_tokens",
-    "preemptions",
-]
+_REQUEST_COLUMNS = ["request_id", "status", "arrival_ns", "finish_ns", "prompt_tokens", "output_tokens", "preemptions"]
 _WATERFALL_COLUMNS = [
     *_REQUEST_COLUMNS,
     "replica",
@@ -60,13 +52,12 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
         inside = (arrival <= window[1]) & ~(finish < window[0])
     rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
     with heading:
-        st.subheader("Requests", anchor=False, help="Select a row to see where its time went.")
-        count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"{len(rows):,}"
-        st.caption(
-            f"Showing {count}{'' if window is None else ' in the time window'}. Select one to see where its time went."
-        )
+        st.subheader("Requests", anchor=False)
+        count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"all {len(rows):,}"
+        within = "" if window is None else " in the time window"
+        st.caption(f"Showing {count} requests{within}. Select one to see where its time went.")
     if not len(rows):
-        st.info("No request was there in this time window.", icon=":material/filter_alt_off:")
+        st.info("No request ran in this time window.", icon=":material/filter_alt_off:")
         return
     chosen = table.take(pa.array(rows))
     columns: dict[str, Any] = {
@@ -146,7 +137,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
     with st.container():
         above = st.container()
         st.caption(" · ".join(facts))
-        drawn = run_charts.waterfall(request, run_colour(recording), intervals)
+        drawn = run_charts.waterfall(request, run_colour(recording.run), intervals)
         name, provenance = f"Request {request['request_id']}", of_run(recording.run)
         figure(drawn, "waterfall", name, provenance, place=above, small=True, menu=BARE)
 

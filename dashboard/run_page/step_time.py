@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 import streamlit as st
 
-from calibration.steps.explanation import ExplainedOperation
 from dashboard.badge import BARE, figure
 from dashboard.library import stamp
-from dashboard.loading import open_run, run_colour
-from dashboard.number_columns import number_columns
+from dashboard.loading import open_run
+from dashboard.palette import run_colour
 from dashboard.run_page.explained_steps import ExplainedSteps, explained_steps
 from dashboard.run_page.step_time_charts import part_times
 from dashboard.step_page.charts import roofline
+from dashboard.step_page.operation_table import operation_table
 from traces.recording import Recording
 
 _ROOFLINE = (
-    "Every kind of kernel in every kind of step, by its FLOPs for each byte and by what it reaches of them a second; "
-    "the larger, the more time it takes. Left of the knee memory is the bound, right of it the tensor cores. "
-    "FLOPs and bytes are the least that the operation takes."
+    "Each point is a kind of kernel in a kind of step: its FLOPs per byte, and the FLOP/s that it reaches. Larger "
+    "points take more time. Left of the knee memory bandwidth is the limit, right of it the tensor cores. FLOPs and "
+    "bytes are the least that the operation needs."
 )
 
 
@@ -32,10 +31,10 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
         st.info(found, icon=":material/info:")
         return
     st.caption(found.how)
-    bars = part_times(found.parts_ns, run_colour(recording), recording.run["duration_ns"])
+    bars = part_times(found.parts_ns, run_colour(recording.run), recording.run["duration_ns"])
     if found.gpu is None:
         figure(bars, "part_times", "By part", found.provenance, menu=BARE)
-        st.caption("A recording does not hold the FLOPs and bytes of what was timed, so that there is no roofline.")
+        st.caption("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.")
         return
     left, right = st.columns(2, gap="medium")
     with left:
@@ -44,32 +43,13 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
         roofs = roofline(found.operations, found.gpu, found.weights)
         figure(roofs, "run_roofline", "What bounds it", found.provenance, _ROOFLINE)
     with st.expander("Every operation"):
-        _table(found.operations)
+        total = sum(o.ns for o in found.operations)
+        rows = sorted(found.operations, key=lambda o: -o.ns)
+        shares = {"of kernel time (%)": [100 * o.ns / total for o in rows]}
+        operation_table(rows, **shares, **{"FLOP/byte": [o.flops / o.bytes for o in rows]})
 
 
 @st.cache_resource(max_entries=16, show_spinner="Explaining its steps")
 def _found(directory: str, stamp: int, calibrations: Sequence[str]) -> ExplainedSteps | str:
     recording, _ = open_run(Path(directory))
     return explained_steps(recording, map(Path, calibrations))
-
-
-def _table(operations: Sequence[ExplainedOperation]) -> None:
-    total = sum(o.ns for o in operations)
-    rows = sorted(operations, key=lambda o: -o.ns)
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "operation": [o.name for o in rows],
-                "standing": [o.mark.name.lower() for o in rows],
-                "of kernel time (%)": [100 * o.ns / total for o in rows],
-                "FLOP/byte": [o.flops / o.bytes for o in rows],
-                "of roofline (%)": [100 * o.utilisation for o in rows],
-                "bound by": [o.bound for o in rows],
-                "known to (± %)": [100 * o.sigma for o in rows],
-            }
-        ),
-        hide_index=True,
-        column_config=number_columns(
-            dict.fromkeys(("of kernel time (%)", "FLOP/byte", "of roofline (%)", "known to (± %)"), "%.1f")
-        ),
-    )

@@ -10,7 +10,8 @@ import streamlit as st
 from calibration.provenance import of_run
 from dashboard.badge import figure
 from dashboard.library import stamp
-from dashboard.loading import open_run, run_colour
+from dashboard.loading import open_run
+from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
@@ -24,11 +25,11 @@ _PARAMETER = "window"
 _PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
 _SUMMED = (
-    "Of several replicas: all together, KV usage of the blocks of those that live, batch tokens the mean of a step. "
-    "The grey line has all requests that came and did not leave: also those at no replica, as none lives or they are "
-    "on their way to one."
+    "With several replicas, the panels add them up. KV use is the share of the blocks of live replicas; batch tokens "
+    "are the mean of a step. The grey line counts all requests that have arrived and not left, even those that are at "
+    "no replica: none may be live, or they may be on their way to one."
 )
-_HELP = "Narrows the plot and the requests; so does a box drawn on the plot."
+_HELP = "Limits the plot and the requests to this time. You can also draw a box on the plot."
 
 
 def time_window(recording: Recording) -> Window | None:
@@ -88,5 +89,5 @@ def _over_time(directory: str, stamp: int) -> tuple[HeldSteps, FleetOverTime]:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
     recording, _ = open_run(Path(directory))
-    plot = run_charts.timeline(*over_time(recording), run_colour(recording), window)
+    plot = run_charts.timeline(*over_time(recording), run_colour(recording.run), window)
     return plot.update_layout(dragmode="select", selectdirection="h")

@@ -61,7 +61,7 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: st
                     "color": colour,
                     "size": [8 + 26 * (o.ns / longest) ** 0.5 for o in mine],
                     "opacity": 0.85,
-                    "symbol": symbols(o.mark.name.lower() for o in mine),
+                    "symbol": symbols(o.coverage.name.lower() for o in mine),
                 },
                 name=f"bound by {bound}",
                 text=[f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine],

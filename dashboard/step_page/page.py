@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import streamlit as st
 
 from calibration.operations import uniform_step
@@ -12,8 +11,8 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from dashboard.badge import figure, heading
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
 from dashboard.step_page.charts import parts_bar, roofline
+from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
@@ -26,7 +25,7 @@ from serving.errors import UserError
 def show() -> None:
     """The page. Inputs live in the URL."""
     st.title("What a step costs", anchor=False)
-    st.caption("Where the time of one engine step goes, from kernel tables and what measured engines taught.")
+    st.caption("Where the time of one engine step goes, predicted from kernel tables and measured engines.")
     left, right = st.columns([1, 3], gap="large")
     with left:
         model = choose("Model", list(models()), "model")
@@ -34,14 +33,14 @@ def show() -> None:
             "GPU", sorted(gpus(), key=lambda name: name != "H100"), "gpu", help="Rates and prices: `tokentwin gpus`."
         )
         devices = int(choose("Tensor parallel", ["1", "2", "4", "8"], "tp"))
-        rows = number("Decode rows", "rows", 0, 4096, 64)
-        context = number("Tokens before each", "context", 0, 131_072, 1024)
-        prompts = number("Prompt chunks", "prompts", 0, 64, 0)
+        rows = number("Decode rows", "rows", 0, 4096, 64, help="Requests that get one more token in this step.")
+        context = number("Tokens before each row", "context", 0, 131_072, 1024)
+        prompts = number("Prompt chunks", "prompts", 0, 64, 0, help="Prompts of which this step computes a part.")
         chunk = number("Tokens of each chunk", "chunk", 2, 32_768, 512)
         past = number("Tokens before each chunk", "past", 0, 131_072, 0)
     with right:
         if not rows and not prompts:
-            st.info("An empty step: give it decode rows or prompt chunks.")
+            st.info("This step is empty. Set decode rows or prompt chunks.")
             return
         sizes = uniform_step(rows, context, prompts, chunk, past)
         try:
@@ -55,40 +54,28 @@ def show() -> None:
 
 def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = found.interval
-    why = f"{found.why} is what is known least" if found.why else "none of its parts is uncertain enough to tell"
-    provenance = Provenance(found.mark.name.lower(), why)
+    why = f"{found.why} is the least certain part" if found.why else "no part is uncertain enough to matter"
+    provenance = Provenance(found.coverage.name.lower(), why)
     heading(f"{found.step_ns / 1e6:,.2f} ms", provenance)
     tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
-        f"plausible {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
-        f"{found.host_ns / 1e6:,.2f} ms of CPU time before it, which async scheduling hides"
+        f"90 % interval {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
+        f"the CPU needs {found.host_ns / 1e6:,.2f} ms before it, which async scheduling hides"
     )
     figure(parts_bar(found.parts_ns), "parts", "By part", provenance)
     roofs = roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
     kernels = weakest((o.provenance for o in found.operations), "kinds of kernel")
     figure(roofs, "roofline", "What bounds it", kernels, _ROOF)
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "operation": [o.name for o in found.operations],
-                "standing": [o.mark.name.lower() for o in found.operations],
-                "times": [o.count for o in found.operations],
-                "GFLOP": [o.flops / 1e9 for o in found.operations],
-                "MB": [o.bytes / 1e6 for o in found.operations],
-                "time (µs)": [o.ns / 1e3 for o in found.operations],
-                "of roofline (%)": [100 * o.utilisation for o in found.operations],
-                "bound by": [o.bound for o in found.operations],
-                "known to (± %)": [100 * o.sigma for o in found.operations],
-            }
-        ),
-        hide_index=True,
-        column_config=number_columns(
-            dict.fromkeys(("GFLOP", "MB", "time (µs)", "of roofline (%)", "known to (± %)"), "%.1f")
-        ),
-    )
+    amounts: dict[str, list[float]] = {
+        "times": [o.count for o in found.operations],
+        "GFLOP": [o.flops / 1e9 for o in found.operations],
+        "MB": [o.bytes / 1e6 for o in found.operations],
+        "time (µs)": [o.ns / 1e3 for o in found.operations],
+    }
+    operation_table(found.operations, **amounts)
 
 
 _ROOF = (
-    "Every kind of kernel at its FLOPs per byte and its rate; the larger, the more of the step's time. None can be "
-    "above the line, which is the datasheet's. What computes nothing worth mentioning is in the table only."
+    "Each point is a kind of kernel: its FLOPs per byte, and the FLOP/s that it reaches. Larger points take more of "
+    "the step's time. The line is the limit of the datasheet. Kernels that compute little are in the table only."
 )

@@ -112,11 +112,7 @@ def _points(
         y=list(y),
         mode=mode,
         line={"color": colour, "width": 2},
-        marker={
-            "color": colour,
-            "size": 7,
-            "symbol": symbols(provenance),
-        },
+        marker={"color": colour, "size": 7, "symbol": symbols(provenance)},
         name=label,
         legendgroup=label,
         customdata=more,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
 
-from dashboard.badge import figure
+from dashboard.badge import figure, titled
 from dashboard.downloads import downloads
 from dashboard.library import find, stamp
 from dashboard.mistake import mistake
@@ -49,11 +49,8 @@ _NONE = "nothing"
 def show(runs: Path) -> None:
     """The page, over the sweeps under `runs` and one that is bundled."""
     sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
-    with chooser:
+    with titled("How metrics change"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
-    with title:
-        st.title("What changes with what", anchor=False)
     try:
         found = _load(str(sweeps[name]), stamp(sweeps[name]))
     except UserError as error:
@@ -61,7 +58,7 @@ def show(runs: Path) -> None:
         return
     _summary(found)
     if not found.complete.num_rows or not found.metrics:
-        st.warning("No run of this sweep came to an end; their errors are below.", icon=":material/warning:")
+        st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
         st.dataframe(found.runs.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
         return
     left, right = st.columns([2, 5], gap="medium")
@@ -89,7 +86,7 @@ def _summary(found: SweepResults) -> None:
 def _axes(found: SweepResults) -> SweepView:
     y = choose("Metric", metrics_in_order(found), "y", show=found.metrics.__getitem__)
     likely = parameters_in_order(found)
-    x = choose("Against", likely, "x", help="Other parameters and seeds that are not filtered: median and whole range.")
+    x = choose("Against", likely, "x", help="The line is the median over all other parameters, the band their range.")
     by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
@@ -127,7 +124,7 @@ def _filtered(found: SweepResults, by: str | None, values: Sequence[Any]) -> pa.
 
 def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     if not chosen.num_rows:
-        st.info("No run is left by this filter.", icon=":material/filter_alt_off:")
+        st.info("No run passes this filter.", icon=":material/filter_alt_off:")
         return
     figure(
         drawn(found, chosen, view),
@@ -177,8 +174,8 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     st.subheader(
         "Ask in SQL",
         anchor=False,
-        help=f"DuckDB reads the table `runs`, and nothing else: no files, no network, {SECONDS} s, {ROWS:,} rows. "
-        "Columns: parameters as above, metrics as in the glossary, with `_p99` and so on.",
+        help=f"The query reads the table `runs` and nothing else. It may take {SECONDS} s and return {ROWS:,} rows. "
+        "Columns are the parameters above, and metrics as in the glossary with `_p99` and so on. The SQL is DuckDB's.",
     )
     group = ", ".join(found.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"

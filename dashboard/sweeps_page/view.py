@@ -13,7 +13,7 @@ from planning.exports.sweep import SweepView
 from planning.sweep.results import SweepResults
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
-SERIES = 4  # shown unasked
+SERIES = 4  # shown at first
 
 
 def opening_view(found: SweepResults) -> SweepView:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from calibration.validation.report import RunRow
+from dashboard.cdf_panels import Line, cdf_panels
 from dashboard.log_axis import log_axis
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
 from dashboard.series import thin
-from serving.metrics import axis_of, label_of
+from serving.metrics import label_of
 from traces.ecdf import Floats, ecdf
 
 REGIMES = ("prefill", "decode", "mixed")
@@ -32,40 +33,15 @@ def cdfs(
 
     `real` and `simulated` map metric names to values, one a request, NaN where there is none.
     """
-    figure = make_subplots(cols=len(metrics), shared_yaxes=True, horizontal_spacing=0.035)
+
+    def line(values: Mapping[str, NDArray[Any]], *how: Any) -> Line:
+        return Line({metric: ecdf(values.get(metric, np.empty(0))) for metric in metrics}, *how)
+
     repeats = f"real, {len(real)} repeats" if len(real) > 1 else "real"
-    lines = [(run, repeats, REAL, 1.6, 0.75) for run in real]
+    lines = [line(run, repeats, REAL, 1.6, 0.75) for run in real]
     if simulated is not None:
-        lines.append((simulated, "simulated", SIMULATED, 2.4, 1.0))
-    named: set[str] = set()
-    for values, name, colour, width, opacity in lines:
-        for at, metric in enumerate(metrics, start=1):
-            x, y = ecdf(np.asarray(values.get(metric, np.empty(0)), dtype=np.float64))
-            if not len(x):
-                continue
-            figure.add_scatter(
-                x=x,
-                y=y,
-                mode="lines",
-                line={"color": colour, "width": width, "shape": "hv"},
-                opacity=opacity,
-                name=name,
-                legendgroup=name,
-                showlegend=name not in named,
-                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
-                row=1,
-                col=at,
-            )
-            named.add(name)
-    if not named:
-        return empty("No finished requests to compare", 380)
-    for at, metric in enumerate(metrics, start=1):
-        figure.update_xaxes(title_text=axis_of(metric), type="log" if log_x else "linear", row=1, col=at)
-        if not log_x:
-            figure.update_xaxes(range=[0, _reach([values.get(metric) for values, *_ in lines])], row=1, col=at)
-    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
-    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
-    return finish(figure, 380)
+        lines.append(line(simulated, "simulated", SIMULATED, 2.4))
+    return cdf_panels(lines, metrics, 380, log_x)
 
 
 def errors(rows: Sequence[RunRow]) -> go.Figure:
@@ -182,9 +158,9 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
         for trace in _residual_panel(times_ms, error[mine], first=at == 1):
             figure.add_trace(trace, row=1, col=at)
         low, high = float(times_ms.min()), float(times_ms.max())
-        axis = log_axis(low, high) if high > 30 * low else {"range": [0, _reach([times_ms])]}
+        axis = log_axis(low, high) if high > 30 * low else {"range": [0, 1.03 * min(high, 1.3 * _p99(times_ms))]}
         figure.update_xaxes(**axis, title_text=f"{name}: measured step time (ms)", row=1, col=at)
-    bound = float(np.percentile(np.abs(error), 99, method="inverted_cdf")) * 1.3 + 1
+    bound = _p99(np.abs(error)) * 1.3 + 1
     figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)
     return finish(figure, 340)
@@ -227,12 +203,8 @@ def _residual_panel(times_ms: Floats, error_pct: Floats, first: bool) -> list[go
     ]
 
 
-def _reach(distributions: Sequence[NDArray[Any] | None]) -> float:
-    """Where a linear axis ends: past every p99, but not so far that one straggler flattens the rest."""
-    known = [values[np.isfinite(values)] for values in distributions if values is not None]
-    known = [values for values in known if len(values)]
-    tails = [float(np.percentile(values, 99, method="inverted_cdf")) for values in known]
-    return min(max(float(values.max()) for values in known), 1.3 * max(tails)) * 1.03 if known else 1.0
+def _p99(values: Floats) -> float:
+    return float(np.percentile(values, 99, method="inverted_cdf"))
 
 
 def _ends_pct(row: RunRow) -> tuple[float, ...]:

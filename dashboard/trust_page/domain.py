@@ -25,8 +25,10 @@ from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
+from dashboard.bundled import DEMO
+from dashboard.library import calibrations
 from dashboard.series import column, thin
-from planning.repricing import Source, repriced
+from planning.repricing import Source, fitting_sources, repriced, source_of
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
@@ -92,6 +94,19 @@ class Domain(NamedTuple):
         if not self.beyond.steps:
             return Provenance(self.mark, f"none of {self.counted_steps} lies beyond what was measured")
         return Provenance(self.mark, f"{self.beyond} lie outside what was measured, most by {self.reason}")
+
+
+def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
+    """What timed a simulated run; for a real one the calibration of this id, or any of its engine.
+
+    Looked for under `runs` and among what is bundled; None if it is not there.
+    """
+    known = [*calibrations(runs).values(), DEMO / "calibration"]
+    if recording.run["clock"] == "virtual":
+        return source_of(recording.run, known)
+    fitting = fitting_sources(recorded_deployment(recording), known)
+    named = source_of({**recording.run, "calibration": calibration}, known)
+    return named if named in fitting else next(iter(fitting), None)
 
 
 def domain(recording: Recording, source: Source) -> Domain:
@@ -197,10 +212,7 @@ def _boxed(
 ) -> Map:
     count = np.histogram2d(measured[:, 1], measured[:, 0], bins=(edges[1], edges[0]))[0]
     inside = (factor <= 1) | (count > 0)  # a cell that the box cuts through was measured where it was
-    kept = thin(len(points), _MOST_STEPS)
-    return Map(
-        *titles, *edges, np.where(inside, count, np.nan), np.where(inside, np.nan, factor), points[kept], out[kept]
-    )
+    return _map(titles, edges, inside, count, factor, points, out)
 
 
 # An engine of which kernels are known
@@ -212,7 +224,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
     sizes = recorded_sizes(table)
     rows, tokens, context = sizes.decode_rows, sizes.prefill_tokens, column(table, "decode_context")
     marks = step_coverage(cost, sizes)
-    out = marks.mark >= Coverage.EXTRAPOLATED
+    out = marks.coverage >= Coverage.EXTRAPOLATED
     took = column(table, "end_ns") - column(table, "start_ns")
     prompts = tokens > 0
 
@@ -246,7 +258,7 @@ def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment)
         steps=len(out),
         of=of,
         beyond=Beyond.of(out, took),
-        mark=Coverage(int(marks.mark.max())).name.lower(),
+        mark=Coverage(int(marks.coverage.max())).name.lower(),
         reason=f"{_weakest(cost, sizes, out, took)}, beyond measured shapes" if out.any() else "",
     )  # fmt: skip
 
@@ -267,14 +279,25 @@ def _marked(
     out: NDArray[np.bool_],
 ) -> Map:
     marks = step_coverage(cost, sizes)
-    percent, known = 100 * (np.exp(REACH * marks.sigma) - 1), marks.mark < Coverage.EXTRAPOLATED
-    kept = thin(len(points), _MOST_STEPS)
-    return Map(
-        *titles, *edges, np.where(known, percent, np.nan), np.where(known, np.nan, percent), points[kept], out[kept]
-    )
+    percent = 100 * (np.exp(REACH * marks.sigma) - 1)
+    return _map(titles, edges, marks.coverage < Coverage.EXTRAPOLATED, percent, percent, points, out)
 
 
 # Cells
+
+
+def _map(
+    titles: tuple[str, str],
+    edges: tuple[Floats, Floats],
+    inside: NDArray[np.bool_],
+    known: Floats,
+    outside: Floats,
+    points: Floats,
+    out: NDArray[np.bool_],
+) -> Map:
+    kept = thin(len(points), _MOST_STEPS)
+    cells = np.where(inside, known, np.nan), np.where(inside, np.nan, outside)
+    return Map(*titles, *edges, *cells, points[kept], out[kept])
 
 
 def _bucket_edges(most: int) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, REAL, finish, tint
+from dashboard.palette import ALARM, CLOCK_NAME, NEUTRAL, REAL, finish, run_colour, tint
 from dashboard.series import thin
 from dashboard.trust_page.domain import NO_ROWS, Domain, Map
 
@@ -20,8 +21,9 @@ _OUTLINE = {"width": 0.7, "color": "rgba(20, 26, 38, 0.7)"}  # so that a real st
 _DECADES = (1, 10, 100, 1_000, 10_000)
 
 
-def domain_maps(domain: Domain, name: str, colour: str) -> go.Figure:
-    """Decode steps and steps with prompts, side by side; `name` and `colour` are those of the run marked on them."""
+def domain_maps(domain: Domain, run: Mapping[str, Any]) -> go.Figure:
+    """Decode steps and steps with prompts, side by side; the marks on them are of `run`, a row of `runs`."""
+    name, colour = f"{CLOCK_NAME.get(run['clock'], 'recorded')} step", run_colour(run)
     figure = make_subplots(cols=2, horizontal_spacing=0.15, subplot_titles=("Decode steps", "Steps with prompts"))
     for at, panel in enumerate((domain.decode, domain.prompts), start=1):
         for trace in (*_ground(panel, domain.counted), *_marks(panel, name, colour, at == 1)):

@@ -11,19 +11,17 @@ from calibration.steps.coverage import shown_share
 from dashboard.badge import figure
 from dashboard.library import stamp
 from dashboard.mistake import mistake
-from dashboard.palette import CLOCK, CLOCK_NAME, NEUTRAL
-from dashboard.trust_page.domain import Domain, domain
+from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
-from dashboard.trust_page.domain_source import timed_by
 from dashboard.url import choose, forget, moved
 from planning.repricing import Source
 from serving.errors import UserError
 from traces.recording import Recording
 
-_TITLE = "What was measured, and where this run goes"
+_TITLE = "What was measured, and the steps of this run"
 _HELP = (
-    "Orange was measured. In grey, times are extrapolated: nothing alike was. A cross is a step of the run that lies "
-    "outside, be it in a dimension that is not drawn."
+    "Orange cells were measured. In grey cells times are extrapolated: no similar step was measured. A cross is a step "
+    "of the run that lies outside what was measured, perhaps in a dimension that is not drawn."
 )
 
 
@@ -37,12 +35,12 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
     above, chooser = st.columns([3, 2], vertical_alignment="bottom")
     if not recordings:
         above.subheader(_TITLE, anchor=False)
-        st.caption("No recording to mark.")
+        st.caption("There is no recording to show.")
         return
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
     with chooser:
         _forget_another_reports(report)
-        name = choose("Run in question", names, "scenario", lasting=False)
+        name = choose("Run", names, "scenario", lasting=False)
     try:
         recording = Recording.load(recordings[name])
         source = timed_by(recording, runs, calibration)
@@ -57,10 +55,8 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
         mistake(error, runs)
         return
     provenance = _in_words(found, name)
-    clock = recording.run["clock"]
-    label = f"{CLOCK_NAME.get(clock, 'recorded')} step"
-    figure(domain_maps(found, label, CLOCK.get(clock, NEUTRAL)), "domain", _TITLE, provenance, _HELP, place=above)
-    st.caption(f"Behind it: {found.about}.")
+    figure(domain_maps(found, recording.run), "domain", _TITLE, provenance, _HELP, place=above)
+    st.caption(f"Step times come from {found.about}.")
 
 
 def _forget_another_reports(report: str) -> None:
@@ -73,19 +69,19 @@ def _forget_another_reports(report: str) -> None:
 def _unknown(recording: Recording, name: str, runs: Path) -> str:
     if recording.run["clock"] == "virtual":
         behind = recording.run["calibration"] or "without an id"
-        return f"The steps of *{name}* were timed by a calibration ({behind}) that is not under `{runs}`: no domain."
-    return f"No calibration of the engine that ran *{name}* lies under `{runs}`: no domain."
+        return f"There is no map: the calibration that timed *{name}* ({behind}) is not in `{runs}`."
+    return f"There is no map: `{runs}` has no calibration of the engine that ran *{name}*."
 
 
 def _in_words(found: Domain, name: str) -> Provenance:
     """Said on the page; how the run stands."""
     if found.beyond.steps:
         st.markdown(
-            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of *{name}* lie outside, "
-            f"{shown_share(found.beyond.time)} of their time; most by {found.reason}."
+            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of *{name}* lie outside what was "
+            f"measured, with {shown_share(found.beyond.time)} of their time. Most do because of {found.reason}."
         )
     else:
-        st.markdown(f"**All {found.counted_steps}** of *{name}* lie inside.")
+        st.markdown(f"**All {found.counted_steps}** of *{name}* lie inside what was measured.")
     return found.provenance
 
 

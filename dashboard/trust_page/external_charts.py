@@ -76,10 +76,11 @@ def _dots(
 ) -> None:
     if not mine:
         return
+    mine = sorted(mine, key=lambda row: abs(row.error_pct(column) or 0) > _EDGE)  # the first is in the legend
     errors = np.array([row.error_pct(column) for row in mine], dtype=np.float64)
     beyond = np.abs(errors) > _EDGE
     edge = np.where(errors > 0, "triangle-right", "triangle-left")
-    name = "anchored" if column == "anchored" else "in its 90 % interval" if covered else "outside it"
+    name = "anchored" if column == "anchored" else "in the 90 % band" if covered else "outside the band"
     figure.add_scatter(
         x=np.clip(errors, -_EDGE, _EDGE),
         y=place + _SPREAD * _spread(len(mine), covered),
@@ -104,13 +105,7 @@ def _dots(
 
 
 def _targets(
-    figure: go.Figure,
-    at: int,
-    place: int,
-    case: Source,
-    names: Sequence[str],
-    column: Column,
-    labelled: set[str],
+    figure: go.Figure, at: int, place: int, case: Source, names: Sequence[str], column: Column, labelled: set[str]
 ) -> None:
     bounds = {t.within_pct for t in case.targets if t.column == column and t.figure.split(".")[0] in names}
     ends: list[Any] = [end for bound in sorted(bounds) if 0 < bound <= _EDGE for end in (-bound, bound)]

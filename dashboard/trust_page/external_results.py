@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from calibration.provenance import Provenance, noted, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find
 from serving.deployments.config import parse
@@ -111,6 +112,29 @@ def _median_error_pct(rows: Sequence[Figure], family: str, column: Column) -> fl
     errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
     known = [abs(error) for error in errors if error is not None]
     return median(known) if known else None
+
+
+def provenance(cases: Iterable[Source]) -> Provenance:
+    """Of a figure of the predictions of several sources."""
+    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in cases)
+    return weakest((noted(mark, "the source does not say") for mark in marks), "sources")
+
+
+def source_row(case: Source, column: Column) -> dict[str, object]:
+    """What was run, and how far its predictions are off."""
+    return {
+        "run": case.name,
+        "TTFT": case.median_error_pct("ttft_ms", column),
+        "TPOT": case.median_error_pct("tpot_ms", column),
+        "E2E": case.median_error_pct("e2e_ms", column),
+        "in 90 % band": 100 * case.covered / len(case.rows) if case.rows else None,
+        "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
+        "standing": case.standing,
+        "engine": case.engine,
+        "GPU": case.gpu,
+        "what was run": case.title,
+        "source": case.source,
+    }
 
 
 def newest_external(runs: Path) -> External:

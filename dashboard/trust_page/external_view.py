@@ -6,11 +6,10 @@ from typing import get_args
 
 import streamlit as st
 
-from calibration.provenance import noted, weakest
 from dashboard.badge import figure
 from dashboard.shown import when
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.external_results import Column, External, Source
+from dashboard.trust_page.external_results import Column, External, Source, provenance, source_row
 from dashboard.url import pick
 from serving.metrics import METRICS
 
@@ -18,10 +17,9 @@ _COLUMN = {"blind": "Blind", "anchored": "Anchored"}
 
 
 _HELP = (
-    "Public measurements of vLLM, simulated with the engine's own settings. *Blind*: kernel tables and runs of other "
-    "sources alone; no run is predicted with what it taught itself. *Anchored*: a factor or two fitted on one run of "
-    "the source, which is then left out of the score. Errors are predicted against measured; a triangle at the edge is "
-    "farther off."
+    "Public measurements of vLLM, simulated with the engine's own settings. *Blind* predictions use kernel tables and "
+    "runs of other sources only. *Anchored* predictions fit a factor or two on one run of the source, which the score "
+    "leaves out. A dot is the error of one figure; a triangle at the edge is farther off."
 )
 
 
@@ -39,15 +37,14 @@ def _errors(external: External) -> Column:
         chosen = pick("Prediction", list(get_args(Column)), "prediction", show=_COLUMN.__getitem__)
     column: Column = "anchored" if chosen == "anchored" else "blind"
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
-    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in shown)
-    provenance = weakest((noted(mark, "the source does not say") for mark in marks), "sources")
-    figure(errors_by_source(shown, column), "external", "Published engines, predicted", provenance, _HELP, place=above)
+    plot = errors_by_source(shown, column)
+    figure(plot, "external", "Published engines, predicted", provenance(shown), _HELP, place=above)
     return column
 
 
 def _tables(external: External, column: Column) -> None:
     st.dataframe(
-        [_source(case, column) for case in external.cases],
+        [source_row(case, column) for case in external.cases],
         hide_index=True,
         column_config={
             name: st.column_config.NumberColumn(format="%.1f %%") for name in ("TTFT", "TPOT", "E2E", "in 90 % band")
@@ -56,30 +53,14 @@ def _tables(external: External, column: Column) -> None:
         placeholder="–",
     )
     st.caption(
-        f"TTFT, TPOT and E2E are medians of the absolute error, {column}. Made by `tokentwin validate external`, "
-        f"{when(external.created) or 'undated'}."
+        f"TTFT, TPOT and E2E are median absolute errors of {column} predictions. Made by `tokentwin validate "
+        f"external`, {when(external.created) or 'undated'}."
     )
     targets, figures = st.columns(2)
     with targets.expander("Targets"):
         st.dataframe([row for case in external.cases for row in _targets(case)], hide_index=True)
     with figures.expander("Every figure"):
         st.dataframe([row for case in external.cases for row in _figures(case)], hide_index=True)
-
-
-def _source(case: Source, column: Column) -> dict[str, object]:
-    return {
-        "run": case.name,
-        "TTFT": case.median_error_pct("ttft_ms", column),
-        "TPOT": case.median_error_pct("tpot_ms", column),
-        "E2E": case.median_error_pct("e2e_ms", column),
-        "in 90 % band": 100 * case.covered / len(case.rows) if case.rows else None,
-        "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
-        "standing": case.standing,
-        "engine": case.engine,
-        "GPU": case.gpu,
-        "what was run": case.title,
-        "source": case.source,
-    }
 
 
 def _targets(case: Source) -> list[dict[str, object]]:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from calibration.provenance import UNKNOWN, VALIDATED, Provenance
 from calibration.validation.report import REPORT, ValidationReport, load_report, load_residuals, resolve
-from dashboard.badge import badge, figure
+from dashboard.badge import badge, figure, titled
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
-from dashboard.loading import COMPARED, compared_values
+from dashboard.loading import open_run
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.prose import literal
@@ -24,23 +23,24 @@ from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
-from dashboard.trust_page.ladder import show_ladder
+from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
-from dashboard.trust_page.words import bias, disturbance, figure_rows
+from dashboard.trust_page.rungs import LADDER, rungs
+from dashboard.trust_page.words import FLOOR, bias, disturbance, figure_rows
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from serving.metrics import metric
 
 BUNDLED = "bundled: tokentwin demo"
-_REQUESTS = "Real and simulated, request by request"
+_REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"
 _ERRORS = (
-    "A bar is how far the simulated statistic lies from the real one. The orange band is how far repeats of the same "
-    "real run lie from each other: nothing can be predicted better than it repeats."
+    "A bar is the error of the simulation. The orange band is the noise floor: how far repeats of the same real run "
+    "lie from each other. No prediction can be better than that."
 )
 _HELP_STEPS = (
-    "Held-out steps, which the calibration did not see. A decode step advances running requests by one token each, a "
+    "The calibration did not see these held-out steps. A decode step advances running requests by one token each, a "
     "prefill step computes prompts, a mixed step does both."
 )
 
@@ -50,10 +50,7 @@ def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
     own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation"}
-    title, chooser = st.columns([2, 1], vertical_alignment="bottom")
-    with title:
-        st.title("Can you trust the numbers?", anchor=False)
-    with chooser:
+    with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
     if not own:
         _bundled(runs)
@@ -64,7 +61,7 @@ def show(runs: Path) -> None:
         mistake(error, runs)
         return
     _verdict(report)
-    show_ladder(report, external)
+    _ladder(report, external)
     _distributions(reports[name], report)
     _errors(report)
     _steps(reports[name], report, runs)
@@ -82,14 +79,14 @@ def show(runs: Path) -> None:
 
 def _bundled(runs: Path) -> None:
     st.info(
-        f"No validation report under `{runs}` yet. What is shown is **bundled**: `tokentwin demo` on another machine.",
+        f"There is no validation report in `{runs}` yet. This one is **bundled**: `tokentwin demo` on another machine.",
         icon=":material/inventory_2:",
     )
     with st.expander("Make a report of your own, in a few minutes on a laptop"):
         # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
         st.markdown(
-            "`tokentwin demo` goes the whole loop: real runs, calibration, simulation and the comparison. "
-            "`tokentwin validate --help` says how to validate a trace of your own."
+            "`tokentwin demo` does all of it: real runs, calibration, simulation and the comparison. "
+            "`tokentwin validate --help` says how to validate your own trace."
         )
 
 
@@ -111,8 +108,22 @@ def _verdict(report: ValidationReport) -> None:
     ]
     badge(of_report(report))
     st.caption(" · ".join(fact for fact in facts if fact))
+    st.caption(FLOOR)
     if told := disturbance(report):
         st.warning(literal(told), icon=":material/warning:")
+
+
+def _ladder(report: ValidationReport, external: External | None) -> None:
+    """Rungs 1 to 5, three and two in a row, so that they stay readable at 800 pixels."""
+    st.caption(LADDER)
+    found = rungs(report, external)
+    for row in (found[:3], found[3:]):
+        for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
+            with place.container(border=True, height="stretch"):
+                st.markdown(f"**{rung.title}**")
+                if rung.headline:
+                    st.markdown(f":{rung.colour}[:material/{rung.symbol}:] {rung.headline}")
+                st.caption(literal(rung.detail))
 
 
 def _distributions(directory: Path, report: ValidationReport) -> None:
@@ -128,36 +139,17 @@ def _compared(directory: Path, report: ValidationReport) -> None:
             "log",
             help="A logarithmic axis shows the whole tail. A linear one ends at 1.3 times the largest p99.",
         )
-    problems: list[str] = []
-    real = []
-    for recording in report.recordings.real:
-        try:
-            real.append(compared_values(resolve(directory, recording)))
-        except UserError as error:
-            problems.append(str(error))
-    simulated = None
-    if report.recordings.simulated:
-        try:
-            simulated = compared_values(resolve(directory, report.recordings.simulated))
-        except UserError as error:
-            problems.append(str(error))
-    for problem in problems:
+    found = compared_latencies(directory, report, lambda path: open_run(path)[1])
+    for problem in found.problems:
         st.warning(problem, icon=":material/error:")
-    if real or simulated:
-        plot = trust_charts.cdfs(real, simulated, COMPARED, log_x)
+    if found.real or found.simulated:
+        plot = trust_charts.cdfs(found.real, found.simulated, COMPARED, log_x)
         help = "\n\n".join(metric(name).help for name in COMPARED)
-        figure(plot, "cdfs", _REQUESTS, _of_both(report, bool(real), simulated is not None), help, place=above)
+        figure(plot, "cdfs", _REQUESTS, found.provenance, help, place=above)
         return
     above.subheader(_REQUESTS, anchor=False)
-    if not problems:
-        st.caption("The report names no recordings.")
-
-
-def _of_both(report: ValidationReport, real: bool, simulated: bool) -> Provenance:
-    """Of a figure of what could be read of both."""
-    if not simulated:
-        return Provenance(VALIDATED, "measured on the real engine; there is no simulated run beside it")
-    return of_report(report) if real else Provenance(UNKNOWN, "there is no real run beside the simulated one")
+    if not found.problems:
+        st.caption("The report names no recording.")
 
 
 def _errors(report: ValidationReport) -> None:

@@ -9,7 +9,11 @@ from calibration.validation.report import RunRow, ValidationReport
 from dashboard.trust_page.external_results import External, Source
 from serving.metrics import label_of
 
-_NOT_CLIMBED = "Not climbed in this report."
+LADDER = (
+    "Each card is a check of the simulator, called a rung. 1: does it decide as the engine does? 2: are its step times "
+    "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %?"
+)
+_NOT_CLIMBED = "This report does not hold this check."
 _LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
 
@@ -38,7 +42,7 @@ def _decisions(report: ValidationReport | None) -> Rung:
         return Rung(title)
     told = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
     if replay.identical == replay.steps:
-        why = f"Fed the measured step times, the simulator decides as the engine did, {replay.requests:,} requests."
+        why = f"Given the measured step times, the simulator decides as the engine did on {replay.requests:,} requests."
         return Rung(title, told, why, "green", "check_circle")
     return Rung(title, told, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
 
@@ -70,21 +74,21 @@ def _runs(report: ValidationReport | None) -> Rung:
     inside = sum(bool(row.within_floor) for row in known)
     told = f"**{inside} of {len(known)}** figures within the real noise" if known else "the real run was not repeated"
     furthest = max(held, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
-    edge = "Closest to its edge" if furthest.within_floor else "Furthest out"
+    edge = "Closest to the noise" if furthest.within_floor else "Furthest from the noise"
     return _marked(report, Rung(title, told, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
 
 
 def _others(external: External | None) -> Rung:
     title = "Rung 4 · Engines of others"
     if external is None:
-        return Rung(title, detail="No results of tokentwin validate external.")
+        return Rung(title, detail="There are no results of tokentwin validate external.")
     targets = external.targets
     met = sum(target.met for target in targets)
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
     furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
     why = (
-        f"Published runs of vLLM, predicted without having seen them: median error {_together(_medians(external))}. "
-        f"Furthest out, {furthest.title}: {_together(_medians(furthest))}."
+        f"Published runs of vLLM that the simulator had not seen. Median errors are {_together(_medians(external))}. "
+        f"The largest are of {furthest.title}: {_together(_medians(furthest))}."
     )
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
@@ -112,7 +116,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
     covered, count, _ = shares[0]
     parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
-    why = f"Meant to be 90 %: {parts}. Figures of one run are not independent of each other.{_noisy(rows)}"
+    why = f"The bands should hold 90 %. They hold {parts}. Figures of one run depend on each other.{_noisy(rows)}"
     told = Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, told) if banded else told
 
@@ -122,7 +126,7 @@ def _noisy(rows: Sequence[RunRow]) -> str:
     apart = [abs(row.floor_pct) for row in rows if row.noisy and row.floor_pct is not None]
     if not apart:
         return ""
-    return f" Nothing can be told of {len(apart)} of {len(rows)} figures: real runs differ by up to {max(apart):.0f} %."
+    return f" {len(apart)} of {len(rows)} figures tell nothing: their real runs differ by up to {max(apart):.0f} %."
 
 
 def _tells_nothing(title: str, noisy: str) -> Rung:

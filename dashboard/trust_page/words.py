@@ -7,6 +7,9 @@ from typing import Any
 from calibration.validation.report import ValidationReport
 from serving.metrics import axis_of
 
+CANARY = "A canary step is a fixed step that is timed now and then and should always take as long. "
+FLOOR = "The floor is how far repeats of the same real run lie from each other."
+
 
 def disturbance(report: ValidationReport) -> str:
     """What to say of real runs that were disturbed; empty where they were not."""
@@ -14,8 +17,8 @@ def disturbance(report: ValidationReport) -> str:
         return ""
     told = (report.disturbance or "its canary steps drifted").rstrip(".")
     return (
-        f"This run was disturbed: {told}. Something else used the machine while the real engine ran, so part of the "
-        "error below is the machine's. Run it again on a quiet one."
+        f"This run was disturbed: {told}. {CANARY}Something else used the machine while the real engine ran, so part "
+        "of the error below comes from the machine. Run it again on a quiet one."
     )
 
 

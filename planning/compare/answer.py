@@ -35,13 +35,13 @@ _POINTS = 240  # of a distribution that is drawn
 
 def comparison_document(
     of: Compared,
-    asked: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     disturbance: Disturbance | None = None,
     simulated: Compared | None = None,
     ranked: Sequence[found.Ranked] = (),
     same_weather: Compared | None = None,
 ) -> ComparisonDocument:
-    """`asked` tells how to get it again: `{"command": ...}`, or the inputs of the page.
+    """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page.
 
     Of real runs there is a `disturbance` and, where they were `simulated`, too, whether its claims hold, row by row,
     and what came out in the `same_weather`, if that is known.
@@ -49,12 +49,12 @@ def comparison_document(
     return ComparisonDocument(
         **dict(of),
         disturbed=disturbance is not None and disturbance.disturbed,
-        disturbance=disturbance.told if disturbance is not None else "",
+        disturbance=disturbance.evidence if disturbance is not None else "",
         simulated=simulated,
         same_weather=same_weather,
         ranking=None if simulated is None else tuple(Ranked.model_validate(r, from_attributes=True) for r in ranked),
         version=__version__,
-        asked=dict(asked),
+        inputs=dict(inputs),
     )
 
 
@@ -85,7 +85,7 @@ def compared(pairs: PairedRuns, comparison: found.Comparison, sides: Sequence[Si
 def simulated_side(scenario: PricedScenario, calibration: str) -> Side:
     """How far to trust its step times (as far as those of its least certain pool), what timed them, and what ran.
 
-    To be asked once it has run: how far to trust them depends on which steps there were.
+    Read it after the run: how far to trust the times depends on which steps there were.
     """
     mark, reason = scenario.provenance()
     return Side(

@@ -16,7 +16,7 @@ from planning.compare.recordings import recordings
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.runs import calm, in_weather, recorded_pairs, side_scenarios, simulated_pairs
 from planning.plan.candidates import long_enough
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
@@ -43,37 +43,35 @@ class _Found:
 def compare(
     request: CompareRequest,
     *,
-    asked: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> ComparisonDocument:
     """Both sides simulated on the same requests. Raises UserError for what cannot be simulated.
 
-    asked   what the document says it was asked; by default the request
+    inputs  what the document states as its inputs; by default the request
     names   what it calls the sides
     """
-    return _document(request, asked, names, _simulated(request, _scenarios(request), tell))
+    return _document(request, inputs, names, _simulated(request, _scenarios(request), tell))
 
 
 def compare_recordings(
     request: CompareRecordingsRequest,
     *,
-    asked: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> ComparisonDocument:
-    """Recordings of both sides; with a timing also the same runs simulated. `asked` and `names` as for `compare`."""
+    """Recordings of both sides; with a timing also the same simulated. `inputs` and `names` are as for `compare`."""
     sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
     tell("reading the recordings", 0.1)
     if request.timing is None:
-        return _document(request, asked, names, _recorded(request, sides))
+        return _document(request, inputs, names, _recorded(request, sides))
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
-    simulated = _simulated(request, scenarios, untold)
+    simulated = _simulated(request, scenarios, quiet)
     firsts = [made[0] for made in scenarios]
-    same = in_weather(sides, firsts)
-    found = _recorded(request, sides, firsts)
-    return _document(request, asked, names, found, simulated, _simulated(request, same, untold) if same else None)
+    return _held_against(request, inputs, names, sides, firsts, simulated)
 
 
 def compare_on_engine(
@@ -82,17 +80,16 @@ def compare_on_engine(
     *,
     repeats: int = 1,
     overwrite: bool = False,
-    asked: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
     minutes: float | None = None,
     say: Callable[[str], None] = lambda line: None,
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> ComparisonDocument:
     """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
 
-    With `minutes` only the first requests that fit into so long, all runs together. `say` is told how long it will
-    take and which run is made; `asked` and `names` are as for `compare`. Raises UserError for a fleet, which is more
-    than one engine.
+    With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run;
+    `inputs` and `names` are as for `compare`. Raises UserError for a fleet.
     """
     from planning.measure.load_engine import load_engine
     from planning.measure.run_estimate import fitting
@@ -101,7 +98,8 @@ def compare_on_engine(
     scenarios = _scenarios(request)
     for scenario, *_ in scenarios:
         if scenario.engines != 1 or scenario.deployment.fleet is not None:
-            raise UserError("engine", scenario.engines, "is one engine; compare fleets without --engine")
+            remedy = "must be 1, because the real engine is not a fleet; leave --engine out"
+            raise UserError("engine", scenario.engines, remedy)
     with closing(load_engine(scenarios[0][0].deployment, say)) as engine:
         each = None if minutes is None else minutes / (2 * repeats)
         say(f"{2 * repeats} real runs, each of them:")
@@ -115,14 +113,26 @@ def compare_on_engine(
             with closing(load_engine(scenario.deployment, say)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
     sides = [recordings(name.upper(), out / name) for name in "ab"]
-    same = in_weather(sides, firsts)
-    found = _recorded(request, sides, firsts)
-    return _document(request, asked, names, found, simulated, _simulated(request, same, untold) if same else None)
+    return _held_against(request, inputs, names, sides, firsts, simulated)
+
+
+def _held_against(
+    request: CompareRequest | CompareRecordingsRequest,
+    inputs: Mapping[str, Any] | None,
+    names: Sequence[str],
+    sides: Sequence[Sequence[Recording]],
+    scenarios: Sequence[PricedScenario],
+    simulated: _Found,
+) -> ComparisonDocument:
+    """The recorded `sides` with what was `simulated` beside them, blind and in the weather of each, if it is known."""
+    same = in_weather(sides, scenarios)
+    in_it = _simulated(request, same, quiet) if same else None
+    return _document(request, inputs, names, _recorded(request, sides, scenarios), simulated, in_it)
 
 
 def _document(
     request: CompareRequest | CompareRecordingsRequest,
-    asked: Mapping[str, Any] | None,
+    inputs: Mapping[str, Any] | None,
     names: Sequence[str],
     found: _Found,
     simulated: _Found | None = None,
@@ -134,13 +144,15 @@ def _document(
     """
     sides = [side.model_copy(update={"name": name}) for side, name in zip(found.sides, names, strict=False)]
     of = compared(found.pairs, found.comparison, sides or found.sides)
-    asked = request.as_json() if asked is None else asked
+    inputs = request.as_json() if inputs is None else inputs
     if simulated is None:
-        return comparison_document(of, asked, found.disturbance)
+        return comparison_document(of, inputs, found.disturbance)
     beside = compared(simulated.pairs, simulated.comparison, simulated.sides)
     ranked = ranking(simulated.comparison, found.comparison)
-    same = same_weather and compared(same_weather.pairs, same_weather.comparison, same_weather.sides)
-    return comparison_document(of, asked, found.disturbance, beside, ranked, same)
+    same = None
+    if same_weather is not None:
+        same = compared(same_weather.pairs, same_weather.comparison, same_weather.sides)
+    return comparison_document(of, inputs, found.disturbance, beside, ranked, same)
 
 
 def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
@@ -154,7 +166,7 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
         def deployed(base: Deployment, side: Any = side) -> Deployment:
             if timing.model is not None:
                 if timing.model not in models():
-                    raise UserError("model", timing.model, "is not in the catalogue")
+                    raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
                 named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
                 base = long_enough(base.model_copy(update=named), everything)
             return side.deployed(base)
@@ -170,7 +182,8 @@ def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[Pr
 
     for side in sides:
         if side[0].run["clock"] != "wall":
-            raise UserError("recording", str(side[0].path), "is simulated itself; only a real one is held against it")
+            remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"
+            raise UserError("recording", str(side[0].path), remedy)
     workload = sides[0][0].workload()
 
     def again(side: Sequence[Recording]) -> list[PricedScenario]:

@@ -1,4 +1,4 @@
-"""A comparison as one document: what can be claimed, what is drawn of it, what ran, and what was asked.
+"""A comparison as one document: what can be claimed, what is drawn of it, what ran, and its inputs.
 
 It is what `tokentwin compare` prints and saves, what a job of the Policy lab keeps, and what `tokentwin export` reads.
 """
@@ -163,7 +163,7 @@ class ComparisonDocument(Compared, Document):
     same_weather: Compared | None = fact("the real runs, simulated in the weather of each", default=None)
     ranking: tuple[Ranked, ...] | None = fact("whether what is claimed of those holds in these", default=None)
     version: str = fact("of tokentwin", default="")
-    asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+    inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -299,14 +299,14 @@ def compared_report(found: Compared) -> Iterator[RenderableType]:
     units = found.units
     unit = _counted(units.count, units.of) + (" of arrivals" if units.of == "blocks" else "")
     lost = any(row.metric == "finished" for row in found.rows)
-    means = " Means A and B are of the requests that finish on both sides." if lost else ""
-    told = (
+    means = " Mean A and mean B cover the requests that finish on both sides." if lost else ""
+    summary = (
         f"\n{_counted(found.requests, 'requests')}, resampled by {unit}; the intervals hold for all rows together. "
-        f"A request gains or loses from {100 * found.threshold:g} % on.{means}"
+        f"A request gains or loses if its latency changes by {100 * found.threshold:g} % or more.{means}"
     )
-    yield Text(told, style="dim")
+    yield Text(summary, style="dim")
     if units.carry_over:
-        warning = "queues outlast blocks: intervals may be too narrow; compare longer runs, or several seeds"
+        warning = "queues last longer than blocks: intervals may be too narrow; compare longer runs, or several seeds"
         yield Text(warning, style="yellow")
     yield Text(found.verdict, style="bold")
 
@@ -330,7 +330,7 @@ def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
     if worst is not None:
         stat = "" if worst.stat == "value" else f" {worst.stat}"
         of = f": {label_of(worst.metric)}{stat} of {worst.side}, {worst.error:+.1f} %"
-        yield Text.assemble(("furthest off", "bold"), of)
+        yield Text.assemble(("largest error", "bold"), of)
 
 
 def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
@@ -339,7 +339,7 @@ def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
     from rich.text import Text
 
     if not ranked:
-        yield Text("neither the simulator nor the engine claims a difference", style="bold")
+        yield Text("neither the simulator nor the real engine shows a difference", style="bold")
         return
     table = Table("metric", "stat", "simulated", "real", "outcome")
     for row in ranked:
@@ -347,9 +347,9 @@ def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
         table.add_row(row.metric, row.stat, *changes, row.outcome)
     yield table
     counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     verdict = "the ranking DOES NOT HOLD on the engine" if counts["reversed"] else "the engine does not contradict it"
-    yield Text.assemble((verdict, "bold"), f": {told}")
+    yield Text.assemble((verdict, "bold"), f": {counted}")
 
 
 def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Table:

@@ -71,7 +71,7 @@ class PairedRuns:
         closed: bool = False,
     ) -> None:
         if len(a) != len(b) or not a:
-            raise UserError("runs", [len(a), len(b)], "must be as many of A as of B, and at least one")
+            raise UserError("runs", [len(a), len(b)], "must be the same number for A and B, and at least 1")
         self.a, self.b = Side(a, slo or {}), Side(b, slo or {})
         for number, (left, right) in enumerate(zip(self.a.tables, self.b.tables, strict=True)):
             _check_alike(number, left, right, closed)
@@ -98,10 +98,10 @@ class PairedRuns:
 def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
     where = f"run {number + 1} of A and B"
     if not a.num_rows:
-        raise UserError(where, "no request", "there is nothing to compare")
+        raise UserError(where, None, "neither holds a request; compare runs with requests")
     for column in ("request_id", "prompt_tokens", *(() if closed else ("arrival_ns",))):
         if not _equal(a, b, column):
-            raise UserError(where, column, "differs: compare runs of the same workload, with the same arrivals")
+            raise UserError(where, column, "differs; compare runs of the same workload with the same arrivals")
 
 
 def _same(a: pa.Table, b: pa.Table) -> bool:

@@ -13,9 +13,10 @@ def recordings(side: str, path: str | Path) -> list[Recording]:
     folder = Path(path)
     found = [folder] if (folder / "runs.parquet").exists() else sorted(p.parent for p in folder.glob("*/runs.parquet"))
     if not found:
-        raise UserError(side, str(path), "holds no recording (a directory with runs.parquet)")
+        raise UserError(side, str(path), "is not a recording: it has no runs.parquet")
     loaded = [Recording.load(place) for place in found]
     for recording in loaded:
         if recording.run["status"] != "complete":
-            raise UserError(side, str(recording.path), f"is {recording.run['status']}; record it to its end")
+            remedy = f"is {recording.run['status']}; give a recording that ran to its end"
+            raise UserError(side, str(recording.path), remedy)
     return loaded

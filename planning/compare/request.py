@@ -1,4 +1,4 @@
-"""What `compare` is asked: two sides on the same traffic, or two that were recorded."""
+"""The request of `compare`: two sides on the same traffic, or two that were recorded."""
 
 from __future__ import annotations
 
@@ -38,12 +38,8 @@ class Side(Request):
 class _Judged(Request):
     """By which bounds requests attain what, and from which change of a latency they gain or lose."""
 
-    bounds: dict[str, float] = Field(
-        {}, description="bounds in ms by metric; the share of requests within them is compared"
-    )
-    threshold: float = Field(
-        0.05, ge=0, le=10, description="change of a request's latency from which it counts as a gain or a loss"
-    )
+    bounds: dict[str, float] = Field({}, description="latency bounds in ms; also compare the share that meets them")
+    threshold: float = Field(0.05, ge=0, le=10, description="change of a latency that counts as a gain or a loss")
 
 
 class CompareRequest(Offered, _Judged):
@@ -51,13 +47,14 @@ class CompareRequest(Offered, _Judged):
 
     a: Side
     b: Side
-    seeds: int = Field(1, ge=1, description="simulate a YAML specification with this many seeds")
+    seeds: int = Field(1, ge=1, description="number of seeds to simulate a YAML specification with")
     timing: Timing
 
     def workloads(self) -> list[Workload]:
         """What both sides are offered, run by run. Raises UserError when that is nothing."""
         if self.seeds > 1 and self.recorded:
-            raise UserError("seeds", self.seeds, "need a specification as --trace; a recorded trace has happened once")
+            remedy = "must be 1 for a recorded trace; give a YAML specification to draw more"
+            raise UserError("seeds", self.seeds, remedy)
         made = [self.workload(number) for number in range(self.seeds)]
         if not all(workload.requests for workload in made):
             raise UserError("traffic", made[0].name, "holds no requests")

@@ -41,9 +41,9 @@ def side_scenarios(
 
 
 def simulated_pairs(
-    sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], told: Callable[[int], None]
+    sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], report: Callable[[int], None]
 ) -> PairedRuns:
-    """Simulate both sides; `told` is called with the number of runs that are done."""
+    """Simulate both sides; `report` is called with the number of runs that are done."""
     from planning.compare.paired_runs import PairedRuns
 
     a: list[pa.Table] = []
@@ -51,7 +51,7 @@ def simulated_pairs(
     for scenarios, tables in zip(sides, (a, b), strict=True):
         for scenario in scenarios:
             tables.append(scenario.requests())
-            told(len(a) + len(b))
+            report(len(a) + len(b))
     return PairedRuns(a, b, bounds, sides[0][0].closed)
 
 
@@ -61,7 +61,8 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
 
     if len(a) != len(b):
         held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
-        raise UserError("recordings", [len(a), len(b)], f"are paired one by one; give as many of B as of A: {held}")
+        remedy = f"must be as many for A as for B, because they are compared in pairs: {held}"
+        raise UserError("recordings", [len(a), len(b)], remedy)
     try:
         closed = any(waits_for_answers(recording.workload()) for recording in a)
     except UserError:

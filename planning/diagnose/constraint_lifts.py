@@ -87,7 +87,7 @@ def no_cpu_time(scenario: PricedScenario) -> PricedScenario:
 def double_bandwidth(scenario: PricedScenario) -> PricedScenario | str:
     """Memory is read twice as fast."""
     if any(twice_the_bandwidth(cost) is None for cost in _costs(scenario)):
-        return "the cost model does not tell what memory has to do with it"
+        return "the cost model does not say how step times depend on memory bandwidth"
     return _recosted(scenario, lambda cost: twice_the_bandwidth(cost) or cost)
 
 
@@ -105,7 +105,7 @@ def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
     if fleet is None:
         return replace(scenario, replicas=scenario.replicas + 1)
     if fleet.autoscaler is not None:
-        return "the autoscaler decides how many there are"
+        return "the autoscaler sets the number of replicas"
     first = {pool.role: at for at, pool in reversed([*enumerate(fleet.pools)])}
     larger = tuple(
         pool.model_copy(update={"replicas": pool.replicas + 1}) if first[pool.role] == at else pool
@@ -130,7 +130,7 @@ def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
     """Prompts are not cut."""
     scheduler = scenario.deployment.scheduler
     if not scheduler.enable_chunked_prefill:
-        return "prompts are not cut as it is"
+        return "no prompt is cut in this run"
     budget = max(scheduler.max_num_batched_tokens, scheduler.max_model_len)
     return _rescheduled(scenario, enable_chunked_prefill=False, max_num_batched_tokens=budget)
 
@@ -145,7 +145,7 @@ def better_routing(scenario: PricedScenario) -> PricedScenario | str:
     if scenario.engines == 1:
         return "there is one replica"
     if scenario.routes_by not in _BLIND_ROUTERS:
-        return f"{scenario.routes_by} looks at loads already"
+        return f"{scenario.routes_by} already balances loads"
     return replace(scenario, router="least-tokens")
 
 
@@ -177,7 +177,7 @@ _CIRCUMSTANCES = (
     Lift("no failures", "replicas or links fail", "request", _capacity, no_failures),
     Lift(PREFIXES, "prefixes are computed again", "memory", _of_prefixes, perfect_prefix_reuse),
     Lift("more running requests", "max_num_seqs is too small", "request", _policy, more_places),
-    Lift("smaller chunks", "long chunks of prompts hold decodes up", "token", _policy, smaller_chunks),
+    Lift("smaller chunks", "long prompt chunks delay decodes", "token", _policy, smaller_chunks),
     Lift("prompts in one piece", "prompts are cut too small", "token", _policy, whole_prompts),
     Lift("routing by load", "the router loads replicas unevenly", "request", _policy, better_routing),
 )

@@ -62,7 +62,7 @@ class Diagnosis:
 
     metric      the latency whose p99 is explained; `finished` where that requests come to nothing is
     requests    how many were recorded
-    recorded    the p99 of TTFT, TPOT, E2E and the latency asked for, of those there are, in the recording, and
+    recorded    the p99 of TTFT, TPOT, E2E and the chosen latency, of those there are, in the recording, and
     simulated   in the simulation of the run as it was; empty without a cost model
     finished    the share of the requests that finish, in both; NaN without a cost model
     standing    how far to trust the cost model's step times, and why; None without one
@@ -135,11 +135,11 @@ class Diagnosis:
     def _no_cause(self) -> str:
         if self.metric == FINISHED:
             return (
-                "unexplained: no constraint lets a tenth of the requests that come to nothing finish; their column "
-                "`reason` says what ended them"
+                "unexplained: lifting one constraint lets less than a tenth of the unfinished requests finish; "
+                "their column `reason` says what ended them"
             )
         return (
-            "neither a capacity nor a policy problem: no constraint buys a tenth of the p99 of "
+            "neither a capacity nor a policy problem: no lifted constraint takes a tenth off the p99 of "
             f"{metric(self.metric).label}"
         )
 
@@ -167,7 +167,7 @@ def diagnose(
 
     `judged` is the latency to explain; by default the one in which the worst symptom shows. Where more than one request
     in a hundred comes to nothing, that is explained. `tell` hears what is simulated next, and the share of all
-    simulations that are done. Raises UserError if nothing simulated has the latency that was asked for.
+    simulations that are done. Raises UserError if nothing simulated has the chosen latency.
     """
     name = judged or (found[0].metric if found else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
@@ -183,7 +183,7 @@ def diagnose(
         name = FINISHED
     elif name not in base.p99:
         if judged:
-            raise UserError("metric", judged, "is of no request of this run; ask for another")
+            raise UserError("metric", judged, "has no value in this run; choose another latency")
         name = "e2e_ms"  # an output of one token has no TPOT
     tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name)
     return replace(
@@ -205,12 +205,12 @@ def _counterfactuals(
     for done, lift in enumerate(lifts, start=1):
         tell(f"simulating it with {lift.name}", done / (len(lifts) + 1))
         lifted = lift.apply(scenario)
-        told = lift.name, lift.cause, lift.lifecycle, lift.kind(scenario)
+        about = lift.name, lift.cause, lift.lifecycle, lift.kind(scenario)
         if isinstance(lifted, str):
-            yield Counterfactual(*told, {}, {}, lifted)
+            yield Counterfactual(*about, {}, {}, lifted)
             continue
         found = base.against(lifted)
-        yield Counterfactual(*told, found.p99, found.bought, finished=found.finished)
+        yield Counterfactual(*about, found.p99, found.bought, finished=found.finished)
 
 
 def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactual]:
@@ -241,10 +241,10 @@ def _no_help(tried: Sequence[Counterfactual], name: str) -> Iterator[Symptom]:
     percent = round(100 * replica.bought[name])
     if name == FINISHED:
         lets = f"{percent} %" if percent > 0 else "none"
-        told = f"one more replica lets {lets} of the requests that come to nothing finish"
+        evidence = f"one more replica lets {lets} of the unfinished requests finish"
     else:
         takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
         does = takes if percent >= 0 else f"adds {-percent} % to"
-        told = f"one more replica {does} the p99 of {metric(name).label}"
+        evidence = f"one more replica {does} the p99 of {metric(name).label}"
     judged = "e2e_ms" if name == FINISHED else name
-    yield Symptom("more GPUs do not help", "request", 0.5, judged, told, "the same run with one replica more")
+    yield Symptom("more GPUs do not help", "request", 0.5, judged, evidence, "simulate the run with one more replica")

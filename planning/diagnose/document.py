@@ -1,4 +1,4 @@
-"""A diagnosis as one document: symptoms, what lifting each constraint would buy, and what was asked.
+"""A diagnosis as one document: symptoms, what lifting each constraint would buy, and its inputs.
 
 It is what `tokentwin diagnose` prints and saves, what a job of the Run page keeps, and what `tokentwin export` reads.
 """
@@ -72,7 +72,7 @@ class DiagnosisDocument(Document):
     symptoms: tuple[Symptom, ...] = fact("the worst first")
     counterfactuals: tuple[Counterfactual, ...] = fact("the most likely cause first")
     version: str = fact("of tokentwin", default="")
-    asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+    inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     @property
     def sheds(self) -> bool:
@@ -121,17 +121,17 @@ def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
 
     if found.symptoms:
         table = Table("symptom", "lifecycle", show_lines=True)
-        for heading in ("evidence", "what would prove it"):
+        for heading in ("evidence", "how to test it"):
             table.add_column(heading, overflow="fold")
         for symptom in found.symptoms:
             table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
         yield table
     if not found.steps:
-        yield Text("the recording holds no steps, so that compute and memory were not looked at", style="dim")
+        yield Text("the recording holds no steps, so compute and memory were not examined", style="dim")
     if found.counterfactuals:
         yield from _counterfactuals(found)
     else:
-        yield Text("evidence only: with -c or --gpu the run is simulated without each constraint", style="dim")
+        yield Text("evidence only: give -c or --gpu to simulate the run with each constraint lifted", style="dim")
     yield Text(found.verdict, style="bold")
 
 
@@ -148,10 +148,10 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
         """Of requests that finish there may be none; of all of them it may be beyond all numbers."""
         return _ms(value) if value is not None else "-" if found.sheds else "never"
 
-    of = "; latencies are those of the requests that finish" if found.sheds else ""
+    of = "; latencies are of requests that finish" if found.sheds else ""
     latencies = [f"{metric(name).label} p99, ms" for name in found.simulated_p99]
     finish = ["finish"] if found.sheds else []
-    title = f"what lifting one constraint would buy{of}"
+    title = f"effect of lifting one constraint{of}"
     table = Table("with", "kind", *finish, *latencies, title=title, title_justify="left")
     table.add_row("the run as it was", "", *share(found.simulated_finished), *map(p99, found.simulated_p99.values()))
     for tried in found.tried:
@@ -160,7 +160,7 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
     yield table
     for tried in found.counterfactuals:
         if tried.skipped:
-            yield Text(f"{tried.name}: not tried, {tried.skipped}", style="dim")
+            yield Text(f"{tried.name}: not tried, because {tried.skipped}", style="dim")
     if found.warning:
         yield Text(found.warning, style="yellow")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from planning.diagnose.request import DiagnoseRequest
 from planning.priced_scenario import price_scenario
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from planning.version import __version__
 from serving.deployments.config import parse
 
@@ -23,17 +23,17 @@ DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its 
 
 
 def diagnose(
-    request: DiagnoseRequest, *, asked: Mapping[str, Any] | None = None, tell: Tell = untold
+    request: DiagnoseRequest, *, inputs: Mapping[str, Any] | None = None, tell: Tell = quiet
 ) -> DiagnosisDocument:
-    """Why a recorded run is as slow as it is. `asked` is what the document says it was asked; by default the request.
+    """Why a recorded run is as slow as it is. `inputs` is what the document states; by default the request.
 
     Raises UserError for what cannot be read or simulated.
     """
     evidence, found = diagnosed(request, tell)
-    return diagnosis_document(evidence, found, request.as_json() if asked is None else asked)
+    return diagnosis_document(evidence, found, request.as_json() if inputs is None else inputs)
 
 
-def diagnosed(request: DiagnoseRequest, tell: Tell = untold) -> tuple[Evidence, Diagnosis]:
+def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, Diagnosis]:
     """What the recording shows and, with a calibration or a GPU, what lifting each constraint would buy.
 
     Raises UserError for what cannot be simulated.
@@ -50,9 +50,8 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = untold) -> tuple[Evidence, 
     if request.calibration is None and request.gpu is None:
         return evidence, search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
     if recording.run["status"] != "complete":
-        raise UserError(
-            "run", request.run, f"is {recording.run['status']} and cannot be simulated; leave -c and --gpu out"
-        )
+        remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
+        raise UserError("run", request.run, remedy)
     deployment = evidence.as_run()
     replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
     scenario = price_scenario(
@@ -68,8 +67,8 @@ def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]
     return diagnose(parse(DiagnoseRequest, settings, where="diagnosis"), tell=tell).as_json()
 
 
-def diagnosis_document(evidence: Evidence, found: Diagnosis, asked: Mapping[str, Any]) -> DiagnosisDocument:
-    """`asked` tells how to get it again: `{"command": ...}`, or the inputs of the page."""
+def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str, Any]) -> DiagnosisDocument:
+    """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page."""
     from planning.diagnose.document import Counterfactual, DiagnosisDocument, Symptom, Trust
 
     finished, finished_again = found.finished
@@ -91,5 +90,5 @@ def diagnosis_document(evidence: Evidence, found: Diagnosis, asked: Mapping[str,
             Counterfactual.model_validate(tried, from_attributes=True) for tried in found.counterfactuals
         ),
         version=__version__,
-        asked=dict(asked),
+        inputs=dict(inputs),
     )

@@ -1,4 +1,4 @@
-"""What `diagnose` is asked: which recording, what may time its steps again, and which latency to explain."""
+"""The request of `diagnose`: which recording, what may time its steps again, and which latency to explain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DiagnoseRequest(Request):
     run: str
     stamp: int | None = None
     calibration: TimedBy = None
-    gpu: str | None = Field(None, description="time steps by the kernel tables of this GPU")
-    router: str = Field("", description="use this router instead of the one in the recording")
-    metric: Latency | None = Field(None, description="latency whose p99 is explained, e.g. ttft_ms")
-    bounds: dict[str, float] = Field({}, description="bounds in ms by metric; a latency above its bound counts as high")
+    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    router: str = Field("", description="simulate with this router instead of the recorded one")
+    metric: Latency | None = Field(None, description="latency to explain at its p99, e.g. ttft_ms")
+    bounds: dict[str, float] = Field({}, description="latency bounds in ms; a latency above its bound counts as high")

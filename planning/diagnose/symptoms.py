@@ -1,6 +1,6 @@
 """What looks wrong in a recorded run, with the numbers that show it.
 
-A symptom is read from the recording alone, whichever clock wrote it: no model is asked. It names the lifecycle it
+A symptom is read from the recording alone, whichever clock wrote it: no model is used. It names the lifecycle it
 belongs to (token, compute, memory, request) and the measurement that would prove what is behind it. What it is
 worth is for the counterfactuals to say (`diagnosis`).
 """
@@ -73,9 +73,8 @@ class Evidence:
         self.run = recording.run
         self.deployment = recorded_deployment(recording)
         if not self.metrics.finished.any():
-            raise UserError(
-                "recording", self.run["run_id"], "has no request that finished; there is nothing to explain"
-            )
+            remedy = "has no finished request, so nothing can be explained; give another recording"
+            raise UserError("recording", self.run["run_id"], remedy)
         steps = recording.table("steps", list(_COLUMNS))
         self.has_steps = steps.num_rows > 0
         self._steps = {name: steps[name].cast("float64").to_numpy() for name in _COLUMNS}
@@ -152,8 +151,8 @@ def _overload(e: Evidence) -> Symptom | None:
         "request",
         0.9,
         "e2e_ms",
-        f"{verdict.arrival_rate:.3g} requests/s arrive and the backlog grows by {verdict.slope:.3g} of them",
-        "offer a little less (--rate-scale 0.9, 0.8, ...) until the run is STABLE: that is the capacity",
+        f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.slope:.3g} requests/s",
+        "lower the load (--rate-scale 0.9, 0.8, ...) until the run is STABLE: that rate is the capacity",
     )
 
 
@@ -166,13 +165,13 @@ def _turned_away(e: Evidence) -> Symptom | None:
         return None
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
     return Symptom(
-        "requests that come to nothing",
+        "unfinished requests",
         "request",
         max(share, _HALF),
         "e2e_ms",
         f"{shown} of {total:,}",
-        "the column `reason` of the requests: what never fits needs a larger max_model_len or more KV blocks, what was "
-        "turned away or given up needs to wait less",
+        "read the column `reason` of the requests: those that never fit need a larger max_model_len or more KV blocks, "
+        "those that were turned away or gave up need shorter waits",
     )
 
 
@@ -215,7 +214,7 @@ def _failures(e: Evidence) -> Symptom | None:
         f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
         f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; {worst.ready:.3g} replicas were ready on average, "
         f"{worst.first:,} at the start{outage}",
-        "the same run without failures",
+        "simulate the same run without failures",
     )
 
 
@@ -235,7 +234,7 @@ def _high_ttft(e: Evidence) -> Symptom | None:
         "ttft_ms",
         f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of the mean is "
         f"queueing, prefill p99 {shown_ms(prefill.p99)} ms",
-        "the same requests at half the rate (--rate-scale 0.5): what remains of TTFT is prefill, what went is queueing",
+        "run the same requests at half the rate (--rate-scale 0.5): TTFT that remains is prefill, the rest is queueing",
     )
 
 
@@ -250,7 +249,7 @@ def _prompts(e: Evidence) -> Symptom | None:
         "ttft_ms",
         f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms, "
         f"step p50 {shown_ms(step.p50)} ms",
-        "the same arrivals with prompts cut to a tenth: if latencies fall as much, it is prefill",
+        "run the same arrivals with prompts cut to a tenth: if latencies fall as much, prefill is the cause",
     )
 
 
@@ -275,7 +274,7 @@ def _high_itl(e: Evidence) -> Symptom | None:
         0.7 * (1 - spread.p50 / spread.p99) if not bound else max(0.5, 1 - bound / tpot.p99),
         "itl_ms" if gaps.count and not bound else "tpot_ms",
         f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}",
-        "half of max_num_batched_tokens: if ITL p99 falls with it, chunks of prompts hold decodes up",
+        "halve max_num_batched_tokens: if the ITL p99 falls too, prompt chunks delay decodes",
     )
 
 
@@ -288,10 +287,10 @@ def _slow_host(e: Evidence) -> Symptom | None:
         "compute",
         e.host_share,
         "tpot_ms",
-        f"{100 * e.host_share:.0f} % of the time in which there was work, no step ran",
-        "the same run with --async-scheduling: what it wins was CPU time between steps"
+        f"no step ran in {100 * e.host_share:.0f} % of the time in which there was work",
+        "run it again with --async-scheduling: the time that it saves was CPU time between steps"
         if can_overlap
-        else "a profile of the host between two steps",
+        else "profile the host between two steps",
     )
 
 
@@ -307,7 +306,7 @@ def _low_utilisation(e: Evidence) -> Symptom | None:
         0.3 * (1 - busy),
         "e2e_ms",
         f"steps take {100 * busy:.0f} % of the time, with {running} {requests} in them",
-        "more load (--rate-scale 2): if latencies stay, there is capacity to spare",
+        "raise the load (--rate-scale 2): if latencies stay the same, there is capacity to spare",
     )
 
 
@@ -320,19 +319,18 @@ def _full_kv(e: Evidence) -> Symptom | None:
     finished = int(e.metrics.finished.sum())
     if share < _SHARE and preemptions < _SHARE * finished:
         return None
-    told = ""
+    usage = ""
     if pressure is not None:
-        told = (
-            f"KV {100 * (e.metrics.step_mean('kv_usage') or 0):.0f} % full on average, demand {pressure:.2g} times it; "
-        )
+        full = 100 * (e.metrics.step_mean("kv_usage") or 0)
+        usage = f"KV {full:.0f} % full on average, {pressure:.2g} times its size demanded; "
     return Symptom(
         "full KV memory",
         "memory",
         min(max(share, preemptions / finished), 1.0) * 0.98,
         "e2e_ms",
-        f"{told}{preemptions} preemptions of {finished} requests, "
+        f"{usage}{preemptions} preemptions of {finished} requests, "
         f"{e.metrics.scalars()['recomputed_tokens']:,} tokens computed again",
-        "the same run with twice the num_blocks: preemptions and queueing must both go",
+        "run it again with twice the num_blocks: preemptions and queueing should both go away",
     )
 
 
@@ -345,13 +343,13 @@ def _no_places(e: Evidence) -> Symptom | None:
     if share < _SHARE:
         return None
     return Symptom(
-        "no place to run",
+        "max_num_seqs reached",
         "request",
         0.86 * share / e.time_share(e.step("waiting") > 0),
         "ttft_ms",
-        f"{100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, others wait, "
+        f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, while others wait "
         "and KV memory is free",
-        "the same run with twice the max_num_seqs",
+        "run it again with twice the max_num_seqs",
     )
 
 
@@ -367,7 +365,7 @@ def _bursts(e: Evidence) -> Symptom | None:
         (0.9 if (e.metrics.busy() or 1.0) < _HALF else 0.6) * (1 - 1 / index),
         "ttft_ms",
         f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
-        "the same requests, evenly spaced: if the tail goes, only bursts made it",
+        "run the same requests evenly spaced: if the tail goes away, bursts are the cause",
     )
 
 
@@ -385,7 +383,7 @@ def _tail(e: Evidence) -> Symptom | None:
         "ttft_ms",
         f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
         f"{100 * waited:.0f} % of theirs",
-        "when the worst requests came: together (a burst, a stall) or apart (long prompts)",
+        "look when the worst requests arrived: together (a burst, a stall) or apart (long prompts)",
     )
 
 
@@ -405,7 +403,7 @@ def _missed_prefixes(e: Evidence) -> Symptom | None:
         "ttft_ms",
         f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; {100 * missed:.0f} % had been "
         "seen and were computed again",
-        "the same run with many more num_blocks (eviction), or on one replica (routing)",
+        "run it again with many more num_blocks (eviction), or on one replica (routing)",
     )
 
 

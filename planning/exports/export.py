@@ -45,17 +45,18 @@ def write_export(
     needs.
     """
     if name not in formats_of(source):
-        raise UserError("format", name, f"is none that {source.what} has; choose {_or(formats_of(source))}")
+        raise UserError("format", name, f"cannot be written for {source.what}; choose {_or(formats_of(source))}")
     if not FORMATS[name].tabular:
         if table is not None:
-            raise UserError("table", table, f"cannot be chosen: {name} holds the whole of {source.what}")
+            remedy = f"cannot be chosen, because {name} holds all of {source.what}; leave --table out"
+            raise UserError("table", table, remedy)
         write = html if name == "html" else _writers(source)[name]
         if write is None:
             raise ValueError("nobody said what writes reports")
         write(source, out)
         return
     if table is not None and table not in source.tables:
-        raise UserError("table", table, f"is none that this has; choose {_or(source.tables)}")
+        raise UserError("table", table, f"does not exist in {source.what}; choose {_or(source.tables)}")
     write_table(source.table(table or source.tables[0]), name, out)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ANSWER = "result.json"  # in the directory of a job
 _KNOWN = (
-    "is none of: a recording, the directory of a sweep or of a validation report, the saved answer of "
+    "cannot be exported; give a recording, the directory of a sweep or of a validation report, or a file from "
     "`plan --save`, `compare --save` or `diagnose --save`"
 )
 

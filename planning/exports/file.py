@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all, and never over another one unasked."""
+"""A file that is written whole or not at all, and never over another one without `overwrite`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from serving.whole_file import whole_file
 def check_free(path: Path, overwrite: bool = False) -> None:
     """Raises UserError if the file exists and `overwrite` is not set, or if it is no file."""
     if path.exists() and not (overwrite and path.is_file()):
-        raise UserError("output", str(path), "exists; use --force to overwrite a file, or choose another name")
+        remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
+        raise UserError("output", str(path), remedy)
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], overwrite: bool = False) -> None:

@@ -35,25 +35,11 @@ def as_csv(table: pa.Table, out: IO[bytes]) -> None:
     csv.write_csv(table, out)
 
 
-def text_field(name: str, definition: str) -> pa.Field:
-    """A column of names."""
-    import pyarrow as pa
-
-    return pa.field(name, pa.string(), metadata={"definition": definition})
-
-
 def number_field(name: str, unit: str, definition: str, whole: bool = False) -> pa.Field:
     """A column of numbers, int64 if they are `whole`."""
     import pyarrow as pa
 
     return pa.field(name, pa.int64() if whole else pa.float64(), metadata={"unit": unit, "definition": definition})
-
-
-def flag_field(name: str, definition: str) -> pa.Field:
-    """A column of yes and no."""
-    import pyarrow as pa
-
-    return pa.field(name, pa.bool_(), metadata={"definition": definition})
 
 
 def metric_field(name: str) -> pa.Field:

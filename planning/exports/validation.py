@@ -38,5 +38,5 @@ class Validation:
             return self.report.table(name)
         steps = load_residuals(self.path, whole=True)
         if steps is None:
-            raise UserError("table", name, "is not there; run tokentwin validate again")
+            raise UserError("table", name, "is missing; run tokentwin validate again")
         return steps

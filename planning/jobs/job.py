@@ -1,4 +1,4 @@
-"""One job as seen from outside: what it was asked, how far it is, what came of it; starting and cancelling it.
+"""One job as seen from outside: its settings, how far it is, what came of it; starting and cancelling it.
 
 request.json   task and settings
 process.json   the mark of its process
@@ -50,7 +50,7 @@ class Status:
 
 
 class Job:
-    """The job that a task and its settings name, wherever and whenever it is asked for.
+    """The job that a task and its settings name, the same from everywhere and at any time.
 
     task      `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
     settings  plain JSON; with the task and the version of tokentwin they decide the result
@@ -147,7 +147,7 @@ class Job:
 
 
 def finished(root: Path, task: str) -> list[Job]:
-    """The jobs of `task` that have a result, the last one asked first."""
+    """The jobs of `task` that have a result, the last one started first."""
     found = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
     jobs = []
     for path in found:

@@ -18,7 +18,7 @@ from serving.errors import UserError
 if TYPE_CHECKING:
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.step_cost import Calibration
-    from calibration.validation.external.scoring import Outcome
+    from calibration.validation.external.scoring import CaseResult
     from serving.workload import Workload
 
 
@@ -26,7 +26,7 @@ class Learnt(NamedTuple):
     """A calibration of our own engine or of another, and of a case also how it was scored."""
 
     calibration: Calibration | ExternalCalibration
-    outcome: Outcome | None = None
+    outcome: CaseResult | None = None
 
 
 def calibrate(
@@ -40,7 +40,9 @@ def calibrate(
     from calibration.steps.external_calibration import FILE
 
     if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE)):
-        remedy = "holds a calibration already; choose another directory, or replace it with --force"
+        remedy = (
+            "already holds a calibration; use --force (overwrite in Python) to replace it, or choose another directory"
+        )
         raise UserError("out", str(request.out), remedy)
     if request.iterations is not None:
         return Learnt(_from_iterations(request, request.iterations))
@@ -62,7 +64,7 @@ def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
             raise UserError("recordings", str(path), "was simulated; give recordings of the real engine")
         engines.add(recorded_deployment(recording).timing().model_dump_json())
     if len(engines) > 1:
-        raise UserError("recordings", len(engines), "engines among the recordings; give those of one")
+        raise UserError("recordings", len(engines), "different engines made these recordings; give those of one engine")
     return list(paths)
 
 

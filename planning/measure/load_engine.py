@@ -26,7 +26,7 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise UserError("torch", "not installed", "pip install 'tokentwin[engine]'") from None
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
     from realengine.engine import Engine
     from realengine.fast_dtype import with_fast_dtype
     from realengine.weights import load_model_files

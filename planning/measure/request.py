@@ -1,4 +1,4 @@
-"""What `validate` and `calibrate` are asked: what was measured, or what to measure now, and where the answer goes."""
+"""What `validate` and `calibrate` take: what was measured, or what to measure now, and where the answer goes."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ class ValidateRequest(Offered):
     )
     repeats: int = Field(2, ge=1, description="real runs of --trace")
     minutes: float | None = Field(
-        None, gt=0, description="record only the first requests of --trace that fit into so long, all runs together"
+        None, gt=0, description="record only the first requests of --trace that fit into this time, all runs together"
     )
-    calibration: Path = Field(description="directory made by `tokentwin calibrate`")
-    out: Path = Field(description="directory of the report")
+    calibration: Path = Field(description="directory that `tokentwin calibrate` wrote")
+    out: Path = Field(description="directory to write the report to")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if bool(self.real) == bool(self.traffic):
-            raise UserError("real", list(map(str, self.real)), "give recordings, or --trace to record now, not both")
+            raise UserError(
+                "real", list(map(str, self.real)) or None, "give either recordings, or --trace to record them now"
+            )
         of_traffic = sorted(self.model_fields_set & {"repeats", "minutes", "limit", "rate_scale", "window_s"})
         if self.real and of_traffic:
-            raise UserError(of_traffic[0], getattr(self, of_traffic[0]), "goes with --trace")
+            raise UserError(of_traffic[0], getattr(self, of_traffic[0]), "needs --trace; leave it out")
         return self
 
 
 class CalibrateRequest(Request):
     """The engine on this machine, to measure now; or one of `recordings`, `iterations` and `case`."""
 
-    out: Path = Field(description="directory of the calibration")
+    out: Path = Field(description="directory to write the calibration to")
     deployment: StatedDeployment | None = None
-    minutes: float = Field(1.0, ge=0.01, le=1e4, description="how long to measure, about")
+    minutes: float = Field(1.0, ge=0.01, le=1e4, description="minutes to measure for, about")
     recordings: tuple[Path, ...] = Field((), description="fit these instead of measuring")
-    iterations: Path | None = Field(None, description="learn an engine from a log of its iterations (CSV)")
-    gpu: str | None = Field(None, description="with --from-iterations: the GPU that the engine ran on")
+    iterations: Path | None = Field(None, description="learn an engine from its iterations (CSV)")
+    gpu: str | None = Field(None, description="with --from-iterations: GPU that the engine ran on")
     case: Path | None = Field(None, description="learn an engine from the anchor run of a case file")
     data: Path = Field(Path(), description="folder of the files that a case names; by default this one")
 
@@ -56,13 +58,13 @@ class CalibrateRequest(Request):
     def _one_source(self) -> Self:
         sources = [name for name in ("recordings", "iterations", "case") if getattr(self, name)]
         if len(sources) > 1:
-            raise UserError("from", ", ".join(sources), "give one of recordings, iterations and case")
+            raise UserError("from", ", ".join(sources), "give only one of recordings, iterations and case")
         source = sources[0] if sources else ""
         for name, about in _GOES_WITH.items():
             stated = getattr(self, name) if name in self.model_fields_set else None
             if stated is not None and source not in about:
-                remedy = f"goes without --from-{source}" if source else f"goes with --from-{about[0]}"
+                remedy = f"cannot be combined with --from-{source}" if source else f"needs --from-{about[0]}"
                 raise UserError(name, str(stated), remedy)
         if source == "iterations" and self.gpu is None:
-            raise UserError("gpu", "none", "name the GPU that wrote the iterations")
+            raise UserError("gpu", None, "is missing; name the GPU that the iterations ran on")
         return self

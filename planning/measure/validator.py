@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def validate(
     request: ValidateRequest, *, overwrite: bool = False, say: Callable[[str], None] = lambda line: None
 ) -> ValidationReport:
-    """Hold the simulator against recordings of the real engine: decisions, step times, and the run.
+    """Compare the simulator with recordings of the real engine: decisions, step times, and the whole run.
 
     `say` is told which real run is made. Raises UserError where the recordings are not of one workload and engine, or
     not of the calibrated one, and if there are recordings in `out` and `overwrite` is not set.

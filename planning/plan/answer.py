@@ -29,7 +29,7 @@ from planning.plan.plan import Recommendation as Recommended
 from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from planning.version import __version__
 from planning.workers import Workers
 from serving.deployments.config import Deployment
@@ -42,10 +42,10 @@ def plan_document(
     workers: Workers | None,
     found: Plan,
     engines: Sequence[Engine],
-    asked: Mapping[str, Any],
-    tell: Tell = untold,
+    inputs: Mapping[str, Any],
+    tell: Tell = quiet,
 ) -> PlanDocument:
-    """`asked` tells how to get it again: `{"command": ...}`, or the inputs of the page.
+    """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page.
 
     The curves around the answer are simulated here, by `workers`; None leaves them out. `tell` hears of them, with the
     share of this that is done.
@@ -89,7 +89,7 @@ def plan_document(
         mean_output_tokens=sum(outputs) / len(requests),
         unforgiving=tuple(o.text for o in objectives if not o.allowed(found.question.requests)),
         version=__version__,
-        asked=dict(asked),
+        inputs=dict(inputs),
     )
 
 
@@ -99,14 +99,14 @@ def _curves(
     """What more and fewer replicas, up to `most`, and more and less traffic would do."""
     engine, replicas = best.offer.engine, best.offer.trial.replicas
 
-    def told_around(share: float) -> None:
+    def around_done(share: float) -> None:
         tell("attainment with more and fewer replicas", _AROUND * share)
 
-    def told_load(share: float) -> None:
+    def load_done(share: float) -> None:
         tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share)
 
-    around = fleet_curve(workers, engine, replicas, most, told_around)
-    return around, load_curve(workers, engine, replicas, best.knee.headroom_percent, told_load)
+    around = fleet_curve(workers, engine, replicas, most, around_done)
+    return around, load_curve(workers, engine, replicas, best.knee.headroom_percent, load_done)
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:

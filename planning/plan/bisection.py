@@ -1,6 +1,6 @@
 """Bisection over whole numbers, one question at a time, for a property that holds from some number on.
 
-It keeps its state and nothing else, so that many can be asked in step: `ask` is the next number to try, `told` the
+It keeps its state and nothing else, so that many can go in step: `ask` is the next number to try, `answered` the
 state after the answer.
 """
 
@@ -44,7 +44,7 @@ class Bisection:
         guess = self.start if self.start > self.low else 2 * self.low
         return max(min(guess, self.most if within is None else min(within, self.most)), self.low + 1)
 
-    def told(self, number: int, holds: bool) -> Bisection:
+    def answered(self, number: int, holds: bool) -> Bisection:
         """What is known after the answer for `number`."""
         if holds:
             return replace(self, high=number if self.high is None else min(number, self.high))

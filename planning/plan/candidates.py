@@ -46,7 +46,7 @@ class Split(NamedTuple):
         if text == "none":
             return None
         if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in (prefill, decode)):
-            raise UserError("split", text, "should be PREFILL:DECODE engines, e.g. 1:2, or none")
+            raise UserError("split", text, "must be none, or PREFILL:DECODE engines, e.g. 1:2")
         return cls(int(prefill), int(decode))
 
 
@@ -135,7 +135,7 @@ def candidate_engines(
     """
     for name in prices:
         if name not in gpus:
-            raise UserError("price", name, f"is none of the candidates {', '.join(gpus)}")
+            raise UserError("price", name, f"is the price of no candidate; choose from {', '.join(gpus)}")
     bases, fitting, ruled_out, refused = [], [], [], []
     for settings in variations:
         try:

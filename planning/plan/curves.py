@@ -1,7 +1,7 @@
 """What surrounds an answer: attainment with more and fewer replicas, and latency with more and less traffic.
 
 Each point is a run of its own, whole, on the same requests; those at other rates arrive faster or slower. `done` is
-told the share of them that are there.
+called with the share of them that are there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan as one document: the answer, what stands behind it, what lost, and what was asked.
+"""A plan as one document: the answer, what stands behind it, what lost, and its inputs.
 
 It is what `tokentwin plan` prints and saves, what a job of the Plan page keeps, and what `tokentwin export` reads.
 """
@@ -158,7 +158,7 @@ class PlanDocument(Document):
     mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
     unforgiving: tuple[str, ...] = fact("objectives that, of so few requests, not one may break", default=())
     version: str = fact("of tokentwin", default="")
-    asked: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+    inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -239,26 +239,26 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         yield plan.too_short
     yield f"traffic: {_traffic(plan)}"
     for objective in plan.unforgiving:
-        yield f"{objective}: of so few requests, not one may break it"
+        yield f"{objective}: with so few requests, not a single one may break it"
     if best is not None:
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
-        yield f"why not one fewer: {plan.why_not_fewer}"
+        yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
-            yield f"beyond {best.headroom_percent} % more rate, {best.breaks_first} breaks first"
+            yield f"with more than {best.headroom_percent} % more traffic, {best.breaks_first} breaks first"
         yield f"step times: {best.standing.mark}: {best.standing.reason}"
     for dearer in plan.dearer:
-        yield f"dearer: {dearer.engine}, at least ${dearer.usd_per_hour_at_least:,.2f}/h"
+        yield f"more expensive: {dearer.engine}, at least ${dearer.usd_per_hour_at_least:,.2f}/h"
     for failure in plan.infeasible if best is not None else plan.infeasible[1:]:  # the first is the answer
-        yield f"will not do: {failure.engine}: {failure.reason}"
+        yield f"not feasible: {failure.engine}: {failure.reason}"
 
 
 def _traffic(plan: PlanDocument) -> str:
     rate = "all at once" if plan.requests_per_s is None else f"{plan.requests_per_s:,.3g} a second"
-    told = f"{plan.requests} request{'' if plan.requests == 1 else 's'} in {plan.span_s:,.4g} s, {rate}"
+    text = f"{plan.requests} request{'' if plan.requests == 1 else 's'} in {plan.span_s:,.4g} s, {rate}"
     if plan.mean_prompt_tokens is None or plan.mean_output_tokens is None:
-        return told
-    return f"{told}; {plan.mean_prompt_tokens:,.4g} prompt and {plan.mean_output_tokens:,.4g} output tokens on average"
+        return text
+    return f"{text}; {plan.mean_prompt_tokens:,.4g} prompt and {plan.mean_output_tokens:,.4g} output tokens on average"
 
 
 def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:

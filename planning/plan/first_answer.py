@@ -18,7 +18,7 @@ from planning.plan.trial import Question
 from planning.workers import Workers
 
 ENOUGH = (100, 500)  # requests that the part of a fleet gets, at least
-_TOLD = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
+_FIELDS = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
 
 
 def first_answers(question: Question, engines: Sequence[Engine], limits: Limits) -> Iterator[dict[str, Any]]:
@@ -34,4 +34,4 @@ def first_answers(question: Question, engines: Sequence[Engine], limits: Limits)
             if trial.replicas == entry.replicas
         ]
         best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
-        yield {"point": best and {name: getattr(best, name) for name in _TOLD}}
+        yield {"point": best and {name: getattr(best, name) for name in _FIELDS}}

@@ -7,20 +7,20 @@ from pathlib import Path
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.priced_scenario import price_scenario
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from planning.simulation import SimulatedRun, recorded
 from serving.deployments.gpu_spec import gpus
 from serving.errors import UserError
 
 
 def record_fleet(
-    request: PlanRequest, engine: str, replicas: int, out: Path, *, overwrite: bool = False, tell: Tell = untold
+    request: PlanRequest, engine: str, replicas: int, out: Path, *, overwrite: bool = False, tell: Tell = quiet
 ) -> SimulatedRun:
     """`replicas` of the candidate that is called `engine`. Raises UserError if it is none, or `out` exists."""
     workload = request.workload(at_named_rate=True)
     candidates = {candidate.name: candidate for candidate in priced_candidates(request, workload).engines}
     if engine not in candidates:
-        raise UserError("engine", engine, f"is none of the candidates {', '.join(candidates)}")
+        raise UserError("engine", engine, f"is not a candidate; choose one of {', '.join(candidates)}")
     chosen = candidates[engine]
     gpu = chosen.gpu if chosen.gpu in gpus() else None  # else our own engine's device
     deployment = chosen.deployment.model_copy(update={"fleet": chosen.fleet(replicas, request.router)})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from traces.run_metrics import RunMetrics
 
-_FORM = "should be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
+_FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
 _BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")
 _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
@@ -123,9 +123,9 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
             share = _fraction(text, match["percentile"], most=100) / 100
             percentiles.append(Objective(text, ((metric, bound),), share))
     if not bounds:
-        raise UserError("slo", "; ".join(texts) or "none", f"bounds no latency; an objective {_FORM}")
+        raise UserError("slo", "; ".join(texts) or None, f"bounds no latency; an objective {_FORM}")
     if bare and not shares:
-        raise UserError("slo", "; ".join(texts), "bounds requests, but not how many of them: add 'attainment>=0.99'")
+        raise UserError("slo", "; ".join(texts), "does not say for how many requests; add 'attainment>=0.99'")
     kept = tuple(sorted(bounds.items()))
     attainments = [Objective(text, kept, share, attainment=True) for text, share in shares]
     return Objectives((*percentiles, *attainments), kept)
@@ -143,7 +143,7 @@ def _fraction(text: str, number: str, most: int | None = None) -> Fraction:
     try:
         value = Fraction(number)
     except (ValueError, ZeroDivisionError):
-        raise UserError("slo", text, f"{number!r} is no number; {_FORM}") from None
+        raise UserError("slo", text, f"{number!r} is not a number; the objective {_FORM}") from None
     if value <= 0 or (most is not None and value > most):
         raise UserError("slo", text, f"{number} must be above 0" + (f" and at most {most}" if most else ""))
     return value

@@ -179,10 +179,10 @@ def _recommended(
     ]
     runs = [_KNEE, _ENDS, *(1 for _ in (*draws, *around))]
 
-    def told(last: int) -> None:
+    def report(last: int) -> None:
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), sum(runs[last + 1 :])))
 
-    found_knee, (fast, slow), *rest = workers.run(tasks, told)
+    found_knee, (fast, slow), *rest = workers.run(tasks, report)
     held, trials = rest[: len(draws)], rest[len(draws) :]
     more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
     fewer = next((t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.figures), None)

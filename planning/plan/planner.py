@@ -16,7 +16,7 @@ from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.plan.search import Progress
 from planning.plan.trial import Question
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from planning.workers import Workers
 from serving.workload import Workload
 from sim.router import find_router
@@ -31,15 +31,15 @@ def plan(
     jobs: int | None = None,
     surroundings: bool = True,
     first: Callable[[dict[str, Any]], None] | None = None,
-    asked: Mapping[str, Any] | None = None,
-    tell: Tell = untold,
+    inputs: Mapping[str, Any] | None = None,
+    tell: Tell = quiet,
 ) -> PlanDocument:
     """The cheapest fleet that meets the objectives of `request`. Raises UserError for what cannot be planned.
 
     jobs          simulations at once; by default one for each CPU
     surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
     first         is given first answers, within seconds and by parts of fleets (`first_answers`)
-    asked         what the document says it was asked; by default the request
+    inputs        what the document states as its inputs; by default the request
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -66,7 +66,7 @@ def plan(
             workers if surroundings else None,
             found,
             engines,
-            request.as_json() if asked is None else asked,
+            request.as_json() if inputs is None else inputs,
             lambda stage, share: pace(stage, done + _CURVES * share, _CURVES * (1 - share)),
         )
 

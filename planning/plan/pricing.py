@@ -107,7 +107,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         base = long_enough(base, workload)
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
     if not named:
-        raise UserError("gpu", "none", "give at least one candidate, e.g. --gpu H100,H200")
+        raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
     engines, ruled_out = candidate_engines(
         base,
         {name: find_gpu(name) for name in named},
@@ -133,7 +133,7 @@ def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
         deployment = priced(calibration, None, changed).deployment
         device = deployment.device
         if prices.keys() != {device}:
-            raise UserError("price", ", ".join(prices) or "none", f"give --price {device}=DOLLARS, and no other")
+            raise UserError("price", ", ".join(prices) or None, f"give exactly one price, --price {device}=DOLLARS")
         for policy in request.policies or (deployment.policy,):
             ours = deployment.model_copy(update={"policy": policy})
             engines.append(Engine(device, prices[device], ours, shown_settings(settings)))

@@ -1,4 +1,4 @@
-"""What `plan` is asked: what arrives, what must hold for its users, and what may serve it."""
+"""The request of `plan`: what arrives, what must hold for its users, and what may serve it."""
 
 from __future__ import annotations
 
@@ -21,40 +21,36 @@ class PlanRequest(Offered):
 
     window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest stretch of this many seconds")
     slos: tuple[str, ...] = Field(
-        description="an SLO, such as 'ttft_ms p99<=500' or 'attainment>=0.99'; repeat the option for more"
+        description="an SLO that the fleet must meet, such as 'ttft_ms p99<=500' or 'attainment>=0.99'; can be repeated"
     )
-    model: str | None = Field(None, description="model to serve; by default the deployment's, or Llama-3.1-8B")
-    gpus: tuple[str, ...] | None = Field(
-        None, description="a candidate GPU; repeat the option, or separate names by commas"
-    )
+    model: str | None = Field(None, description="model to serve; by default the deployment's model, or Llama-3.1-8B")
+    gpus: tuple[str, ...] | None = Field(None, description="GPU to consider; repeat the option, or use commas")
     tensor_parallel_sizes: tuple[int, ...] | None = Field(
-        None, description="a candidate tensor-parallel size; repeat the option, or use commas"
+        None, description="tensor-parallel size to consider; repeat the option, or use commas"
     )
-    policies: tuple[str, ...] | None = Field(
-        None, description="a candidate scheduling policy; repeat the option, or use commas"
-    )
+    policies: tuple[str, ...] | None = Field(None, description="policy to consider; repeat the option, or use commas")
     vary: dict[str, tuple[Any, ...]] | None = Field(
-        None, description="candidate values of any other setting; repeat the option for another setting"
+        None, description="values to consider for any other setting, e.g. max_num_seqs=64,256; can be repeated"
     )
     splits: tuple[str, ...] | None = Field(
         None,
-        description="candidate ratios of prefill to decode engines, such as 1:1,1:2; none: every engine does both",
+        description="ratios of prefill to decode engines to consider, such as 1:1,1:2; none: every engine does both",
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
-        {}, description="dollars per GPU-hour, such as H100=2.9; by default the catalogue's price"
+        {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"
     )
-    spares: int = Field(0, ge=0, le=10_000, description="spare replicas: how many may fail while the SLOs still hold")
-    router: str = Field("least-requests", description="router by name, or path/to/file.py:Class of your own")
-    max_replicas: int = Field(1024, ge=1, le=100_000, description="most replicas to try")
+    spares: int = Field(0, ge=0, le=10_000, description="number of replicas that may fail while the SLOs still hold")
+    router: str = Field("least-requests", description="router, by name or as path/to/file.py:Class")
+    max_replicas: int = Field(1024, ge=1, le=100_000, description="largest number of replicas to try")
     calibration: TimedBy = None
-    deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the deployment")
+    deployment: StatedDeployment | None = Field(None, description="YAML file with the other settings of the deployment")
 
     @field_validator("gpus", "tensor_parallel_sizes", mode="before")
     @classmethod
     def _some(cls, values: Any, info: Any) -> Any:
         option = "gpu" if info.field_name == "gpus" else "tp"
         if values is not None and not len(values):
-            raise UserError(option, "none", "choose at least one candidate")
+            raise UserError(option, None, "is missing; choose at least one candidate")
         for value in values or () if option == "tp" else ():
             if not str(value).isdecimal() or not 1 <= int(value) <= 64:
                 raise UserError("tp", value, "must be a number of GPUs from 1 to 64")
@@ -71,7 +67,7 @@ class PlanRequest(Offered):
     @classmethod
     def _without_a_fleet(cls, deployment: Deployment | None) -> Deployment | None:
         if deployment is not None and deployment.fleet is not None:
-            raise UserError("deployment.fleet", "given", "is what a plan finds; leave the section out")
+            raise UserError("deployment.fleet", None, "leave this section out: a plan finds the fleet")
         return deployment
 
     @field_validator("vary")
@@ -80,9 +76,9 @@ class PlanRequest(Offered):
         for name, values in (vary or {}).items():
             pair = f"{name}={','.join(map(str, values))}"
             if name in _OPTIONS:
-                raise UserError("vary", pair, f"has an option of its own: {_OPTIONS[name]}")
+                raise UserError("vary", pair, f"cannot be varied here; use {_OPTIONS[name]}")
             if not values or any(value in values[:at] for at, value in enumerate(values)):
-                raise UserError("vary", pair, "should name each setting, and each value of it, once")
+                raise UserError("vary", pair, "must name each setting once, with different values")
         return vary
 
     @property

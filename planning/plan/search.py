@@ -83,7 +83,7 @@ class Searched:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether so many fleets have failed that it must be asked if any can do."""
+        """Whether so many fleets have failed that it must be checked whether any can do."""
         if self.alone is not None or self.bisection.high is not None:
             return False
         return self.bisection.done or self.bisection.low >= _PATIENCE * self.bisection.start
@@ -105,7 +105,7 @@ def search(
 ) -> list[Searched]:
     """Every engine with its fewest replicas, up to `most`, or pruned if `keep` others are cheaper; in the order given.
 
-    `progress` is told after every round. Fleets are tried by `trial`, and by `alone`
+    `progress` is called after every round. Fleets are tried by `trial`, and by `alone`
     whether any can do.
     """
     starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
@@ -120,7 +120,7 @@ def search(
             return found
         answers = workers.run([task for _, task in trials])
         for (at, _), answer in zip(trials, answers, strict=True):
-            found[at] = _told(found[at], answer)
+            found[at] = _with_trial(found[at], answer)
 
 
 def _start(question: Question, engine: Engine, most: int) -> Bisection:
@@ -150,8 +150,8 @@ def _ask(entry: Searched, spares: int, dearest: float, trial: TryFleet, alone: T
     return partial(trial, engine=entry.engine, replicas=entry.bisection.ask(within))
 
 
-def _told(entry: Searched, trial: Trial) -> Searched:
+def _with_trial(entry: Searched, trial: Trial) -> Searched:
     if entry.in_doubt:
         return replace(entry, alone=trial)
-    told = entry.bisection.told(trial.replicas, trial.met)
-    return replace(entry, bisection=told, trials=(*entry.trials, trial))
+    answered = entry.bisection.answered(trial.replicas, trial.met)
+    return replace(entry, bisection=answered, trials=(*entry.trials, trial))

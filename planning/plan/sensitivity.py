@@ -41,7 +41,7 @@ def replicas_at_ends(question: Question, engine: Engine, replicas: int, most: in
     def fewest(cost: JudgedCost, search: Bisection) -> End:
         while not search.done:
             number = search.ask()
-            search = search.told(number, simulated(question, engine, cost, number).met)
+            search = search.answered(number, simulated(question, engine, cost, number).met)
         return End(search.high, mark.name.lower(), reason)
 
     fast, slow = centre.ends()
@@ -71,7 +71,7 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
         percent = search.ask()
         faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
         trial = simulated(faster, engine, question.pricing(engine), replicas)
-        search = search.told(percent, not trial.met)
+        search = search.answered(percent, not trial.met)
         if not trial.met:  # each at less traffic than the one before, so that the last is at the knee
             breaks = _broken(question, trial)
     return Knee(search.low, breaks)

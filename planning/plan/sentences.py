@@ -16,7 +16,7 @@ def answer(plan: Plan) -> str:
         if not plan.failures:
             return "Infeasible: there is no candidate."
         first = plan.failures[0]
-        return f"Infeasible: no fleet meets the SLOs. Closest is {first.name}: {first.reason}."
+        return f"Infeasible: no fleet meets the SLOs. The closest is {first.name}: {first.reason}."
     point, spares = best.offer.point, plan.limits.spares
     spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
     return (
@@ -29,7 +29,7 @@ def answer(plan: Plan) -> str:
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     """What breaks with one replica fewer, and by how much."""
     if best.fewer is None or best.fewer.figures is None:
-        return "one replica is the least there is"
+        return "a fleet has at least one replica"
     figures = best.fewer.figures
     objectives = plan.question.objectives
     broken = [
@@ -56,7 +56,7 @@ def too_short(plan: Plan) -> str | None:
         return None
     return (
         f"the traffic is too short to fill the fleet: it lasts {seconds:,.3g} s, and answers up to {longest_s:,.3g} s "
-        f"(E2E p99); the same traffic for longer may take more replicas. Give at least {FILLS * longest_s:,.3g} s of it"
+        f"(E2E p99); over a longer time it may need more replicas. Give at least {FILLS * longest_s:,.3g} s of it"
     )
 
 
@@ -77,7 +77,7 @@ def _plausible(plan: Plan, best: Recommendation) -> str:
     assert best.fast.replicas is not None
     low = gpus(best.fast.replicas)
     if best.slow.replicas is None:
-        return f"{low} or more; if steps take as long as they may, no fleet of it meets the SLOs"
+        return f"{low} or more; at the slow end of the step times no such fleet meets the SLOs"
     high = gpus(best.slow.replicas)
     return f"{low}" if low == high else f"{low}-{high}"
 

@@ -1,4 +1,4 @@
-"""What a fleet does in steady operation, told from a simulation that begins and ends with an empty one.
+"""What a fleet does in steady operation, found from a simulation that begins and ends with an empty one.
 
 A fleet that keeps up serves what is offered: its throughput is that of the arrivals, however long the last answers take
 after them. What piles up before its first step is not served; where that is much, what is served is measured while

@@ -1,6 +1,6 @@
 """One fleet on the traffic, simulated: which objectives it meets, and what it does per user and per GPU.
 
-A trial stops as soon as an objective is broken whatever the requests still to come do, unless it is asked to go on:
+A trial stops as soon as an objective is broken whatever the requests still to come do, unless it has to go on:
 most fleets that a search looks at are too small, and those are the slowest to simulate.
 """
 
@@ -26,7 +26,7 @@ _LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by 
 
 
 class Pricing(Protocol):
-    """Times the steps of an engine. Called for each trial, with nothing asked of the answer yet."""
+    """Times the steps of an engine. Called for each trial; the answer has timed no step yet."""
 
     def __call__(self, engine: Engine) -> JudgedCost: ...
 
@@ -107,7 +107,7 @@ class _Watch:
                 raise _Broken(objective)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Steps are not asked for."""
+        """Steps are not kept."""
 
     @property
     def requests(self) -> pa.Table:

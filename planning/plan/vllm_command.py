@@ -23,10 +23,11 @@ _QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  
 def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
     """One line for a shell; without a `gpu`, whose defaults are those of vLLM, it says more than it need.
 
-    Raises UserError for what vLLM does not have, or cannot be told.
+    Raises UserError for what vLLM does not have, or has no option for.
     """
     if deployment.policy != "vllm":
-        raise UserError("policy", deployment.policy, "is none of vLLM's; it runs on our engine (docs/policies.md)")
+        remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
+        raise UserError("policy", deployment.policy, remedy)
     scheduler = deployment.scheduler
     usual = served_by_default(deployment, gpu).scheduler if gpu else None
     settings: dict[str, object] = {"dtype": deployment.dtype}
@@ -91,6 +92,7 @@ def _gpu(engine: Engine) -> GpuSpec | None:
 
 def _speculative(config: SpeculativeConfig) -> str:
     if config.method == "eagle":
-        raise UserError("scheduler.speculative.method", "eagle", "names no head's checkpoint, which vLLM needs")
+        remedy = "needs the checkpoint of its head in vLLM, which a deployment does not name"
+        raise UserError("scheduler.speculative.method", "eagle", remedy)
     known = {"method": config.method, "model": config.model, "num_speculative_tokens": config.num_speculative_tokens}
     return json.dumps({name: value for name, value in known.items() if value is not None})

@@ -26,7 +26,7 @@ _BANDED = (
     "output_throughput",
     "slo_attainment",
 )
-_AUTOMATIC = 2  # partition keys chosen unasked
+_AUTOMATIC = 2  # partition keys chosen by default
 _MOST = 32  # values of such a key
 
 
@@ -67,7 +67,7 @@ def parameter_fields(schema: pa.Schema) -> dict[str, pa.Field]:
 
 
 def partition_keys(chosen: Iterable[str] | None, runs: Sequence[Point], schema: pa.Schema) -> list[str]:
-    """Names of the columns that partition the dataset: those asked for by path, else up to two with few names.
+    """Names of the columns that partition the dataset: those named by path, else up to two with few names.
 
     Raises UserError for a parameter that some run has no single value of.
     """
@@ -77,7 +77,7 @@ def partition_keys(chosen: Iterable[str] | None, runs: Sequence[Point], schema: 
         chosen = [path for path in named if _few([point.parameters[path] for point in runs])][:_AUTOMATIC]
     for path in chosen:
         if any(not isinstance(point.parameters[path], str | int | float) for point in runs):
-            raise UserError("partition", path, "has no single value in some runs; partition by another")
+            raise UserError("partition", path, "must be a single value in every run; partition by another path")
     return [fields[path].name for path in chosen]
 
 

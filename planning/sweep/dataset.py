@@ -60,10 +60,11 @@ class SweepDataset:
         file = self.path / ABOUT
         if file.exists():
             if not resume:
-                raise UserError("out", str(self.path), "holds a sweep; --resume continues it, or choose another")
+                remedy = "holds a sweep; use --resume to continue it, or choose another directory"
+                raise UserError("out", str(self.path), remedy)
             about = _agreed(file, about)
         elif any(not child.name.startswith(".") for child in self.path.iterdir()):
-            raise UserError("out", str(self.path), "is a directory of other files; choose another")
+            raise UserError("out", str(self.path), "holds other files; choose another directory")
         for left in self.path.rglob(".*.partial"):
             left.unlink()
         _write(file, (json.dumps(about, indent=2, sort_keys=True) + "\n").encode())
@@ -131,7 +132,7 @@ def _agreed(file: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
     difference = _difference("", before, {name: value for name, value in about.items() if name != "inputs"})
     if difference:
         path, old, new = difference
-        remedy = f"was {old} in {file.parent}; more values and seeds extend a sweep, other changes need another --out"
+        remedy = f"was {old} in {file.parent}; a sweep can only get more values and seeds, so give another --out"
         raise UserError(path, new, remedy)
     return {**about, "inputs": {**was, **now}}
 

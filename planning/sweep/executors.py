@@ -50,7 +50,7 @@ def find_executor(name: str, jobs: int | None) -> Executor:
         from planning.sweep.ray_tasks import RayTasks
 
         return RayTasks(jobs)
-    raise UserError("executor", name, f"is none of {', '.join(EXECUTORS)}")
+    raise UserError("executor", name, f"must be one of {', '.join(EXECUTORS)}")
 
 
 def _measured(measure: Callable[[Point], RunResult], point: Point) -> RunResult:

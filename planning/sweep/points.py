@@ -38,8 +38,8 @@ class Point:
 
         What cannot run has no whole configuration, and seeds have no place in it yet: the parameters count as well.
         """
-        told = [self.config, self.parameters] if self.error else self.config
-        return "r" + sha256(canonical(told).encode()).hexdigest()[:15]
+        identity = [self.config, self.parameters] if self.error else self.config
+        return "r" + sha256(canonical(identity).encode()).hexdigest()[:15]
 
 
 def canonical(value: Any) -> str:
@@ -69,7 +69,7 @@ def points(settings: SweepSettings) -> list[Point]:
             full, parameters[SEED] = _seeded(full, seed), seed
         point = Point(full, parameters, error)
         if point.id in made:
-            raise UserError("run", canonical(parameters), "comes about twice; leave one of the two out")
+            raise UserError("run", canonical(parameters), "is in the sweep twice; leave one of the two out")
         made[point.id] = point
     if first_error and all(point.error for point in made.values()):
         raise first_error
@@ -150,7 +150,7 @@ def _overridden(base: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
         elif isinstance(node, dict):
             node[last] = deepcopy(value)
         else:
-            raise UserError(path, node, "is a single value in base; give a mapping there, or vary the path above")
+            raise UserError(path, node, "is a single value in base; make it a mapping there, or vary the whole of it")
     return config
 
 
@@ -158,7 +158,8 @@ def _child(node: Any, name: str, path: str) -> Any:
     try:
         return node[int(name)] if isinstance(node, list) else node[name]
     except (ValueError, IndexError, KeyError, TypeError):
-        raise UserError(path, name, "is not in base: a list has numbers from 0, a single value has no parts") from None
+        remedy = "is not in base; give the number of an entry for a list, and no further path for a single value"
+        raise UserError(path, name, remedy) from None
 
 
 def _found(config: Any, path: str, otherwise: Any = None) -> Any:

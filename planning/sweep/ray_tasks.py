@@ -24,7 +24,7 @@ class RayTasks:
         try:
             import ray
         except ModuleNotFoundError:
-            raise UserError("executor", "ray", "needs Ray: pip install 'tokentwin[ray]'") from None
+            raise UserError("executor", "ray", "is not installed; pip install 'tokentwin[ray]'") from None
         self._ray = ray
         self._jobs = jobs
 

@@ -51,7 +51,7 @@ class SweepResults(Answer):
         table = _rows(directory, pa.schema(keys))
         missing = {*paths, "run_id", "status", "config"} - set(table.column_names)
         if missing:
-            raise UserError("sweep", directory.name, f"is damaged: its runs have no {min(missing)}")
+            raise UserError("sweep", directory.name, f"is damaged: its runs have no column {min(missing)}")
         order = [name for name in table.column_names if name in paths]
         metrics = {
             column.name: title
@@ -115,7 +115,7 @@ def _about(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError("sweep", name, f"cannot be read: {error}") from None
     if not isinstance(about, dict):
-        raise UserError("sweep", name, "is no description of a sweep")
+        raise UserError("sweep", name, "does not describe a sweep")
     return about
 
 

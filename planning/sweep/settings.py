@@ -27,7 +27,7 @@ class SobolRange(Request):
 
     low: float = Field(description="lower end")
     high: float = Field(description="upper end")
-    scale: Literal["linear", "log"] = Field("linear", description="even in the value, or in its logarithm")
+    scale: Literal["linear", "log"] = Field("linear", description="spread evenly in the value, or in its logarithm")
     integer: bool = Field(False, description="whole numbers only")
 
     @model_validator(mode="after")
@@ -53,7 +53,7 @@ class SobolRange(Request):
 class Sobol(Request):
     """A scrambled Sobol sequence (Owen 1995): a larger one begins with the smaller."""
 
-    points: int = Field(ge=1, le=2**20, description="how many; a power of two, or the points are not balanced")
+    points: int = Field(ge=1, le=2**20, description="number of points; a power of two, or they are not balanced")
     seed: int = Field(0, ge=0, description="seed of the scrambling")
     ranges: dict[str, SobolRange] = Field(min_length=1, max_length=64, description="range of each dotted path")
 
@@ -61,7 +61,7 @@ class Sobol(Request):
     @classmethod
     def _balanced(cls, points: int) -> int:
         if points & (points - 1):
-            raise ValueError("must be a power of two: other Sobol samples are not balanced")
+            raise ValueError("must be a power of two, or the points are not balanced")
         return points
 
     def draw(self) -> Iterator[Overrides]:
@@ -76,17 +76,17 @@ class Sobol(Request):
 class SweepSettings(Request):
     """What FILE holds. Paths are dotted and start at `base`: `deployment.scheduler.max_num_seqs`, `replicas`."""
 
-    base: dict[str, Any] = Field(description="the run that everything is a variation of")
-    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({}, description="values by path")
-    list: tuple[Overrides, ...] = Field((), description="mappings from path to value, taken one by one")
-    sobol: Sobol | None = Field(None, description="ranges filled by a low-discrepancy sequence")
+    base: dict[str, Any] = Field(description="the run that all others vary")
+    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({}, description="values by dotted path")
+    list: tuple[Overrides, ...] = Field((), description="mappings from path to value; each is a variation")
+    sobol: Sobol | None = Field(None, description="ranges that a low-discrepancy sequence fills")
     seeds: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, description="seeds of everything random, or how many from 0 on; null: as they are in base"
+        None, description="a list of seeds, or the number of seeds from 0; null: the seeds of base"
     )
-    partition: tuple[str, ...] | None = Field(None, description="paths that partition the dataset; null: by kind")
-    per_request: bool = Field(False, description="keep a row for each request of each run, too")
-    bands: bool = Field(False, description="also 90 % bands on the headline metrics, for two more simulations a run")
-    full_metrics: bool = Field(False, description="also ITL and step metrics, which need every token and step")
+    partition: tuple[str, ...] | None = Field(None, description="paths that partition the dataset; null: automatic")
+    per_request: bool = Field(False, description="also keep a row for each request of each run")
+    bands: bool = Field(False, description="also 90 % bands of the main metrics; each run then takes three simulations")
+    full_metrics: bool = Field(False, description="also compute ITL and step metrics, which need every token and step")
 
     @model_validator(mode="after")
     def _one_value_a_path(self) -> SweepSettings:
@@ -96,12 +96,12 @@ class SweepSettings(Request):
         for number, path in enumerate(paths):
             for other in paths[:number]:
                 if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
-                    raise ValueError(f"{path} is set twice, by {other} too")
+                    raise ValueError(f"{path} is set twice, also by {other}; leave one of them out")
         if self.seeds is not None and (drawn := [path for path in paths if is_seed(path.rpartition(".")[2])]):
-            raise ValueError(f"seeds set {drawn[0]}; vary one of them")
+            raise ValueError(f"seeds and {drawn[0]} set the same value; leave one of them out")
         unknown = set(self.partition or ()) - {*paths, "seed"}
         if unknown:
-            raise ValueError(f"partition {min(unknown)} is not varied")
+            raise ValueError(f"partition {min(unknown)} must be a path that the sweep varies")
         return self
 
     @property
@@ -140,5 +140,5 @@ def _mapping(path: str | Path, kind: str) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(kind, str(path), f"holds more than text, finite numbers, lists and mappings: {error}") from None
+        raise UserError(kind, str(path), f"may only hold text, finite numbers, lists and mappings: {error}") from None
     return plain

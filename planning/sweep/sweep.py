@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from planning.progress import Tell, untold
+from planning.progress import Tell, quiet
 from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
 from planning.sweep.dataset import SweepDataset
 from planning.sweep.executors import Executor, find_executor
@@ -39,7 +39,7 @@ def sweep(
     jobs: int | None = None,
     resume: bool = False,
     retry_failed: bool = False,
-    tell: Tell = untold,
+    tell: Tell = quiet,
 ) -> Swept:
     """Simulate every run of `settings`, `jobs` at once, into the dataset `out`; see `Sweep.run`.
 
@@ -69,7 +69,7 @@ class Sweep:
         return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
 
     def run(
-        self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = untold
+        self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = quiet
     ) -> Swept:
         """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed."""
         settings = self.settings

@@ -12,14 +12,14 @@ from types import FrameType
 
 def main() -> int:
     """0 when every phase ran, every check held and every decision was reproduced; 1 otherwise."""
-    asked = _arguments()
-    out: Path = asked.validate or asked.out
-    if asked.minutes is not None and not 0 < asked.minutes <= 600:
-        return _refused(f"minutes {asked.minutes}: must be above 0 and at most 600")
+    arguments = _arguments()
+    out: Path = arguments.validate or arguments.out
+    if arguments.minutes is not None and not 0 < arguments.minutes <= 600:
+        return _refused(f"minutes {arguments.minutes}: must be above 0 and at most 600")
     if out.exists() and not out.is_dir():
-        return _refused(f"out {out}: is no directory; choose another")
-    if asked.validate and not any(out.glob("recordings-*.tar")):
-        return _refused(f"validate {out}: has no recordings-N.tar; give the directory that a run of the suite wrote")
+        return _refused(f"out {out}: is not a directory; choose another")
+    if arguments.validate and not any(out.glob("recordings-*.tar")):
+        return _refused(f"validate {out}: holds no recordings-N.tar; give the directory that a run of the suite wrote")
     try:
         import torch
     except ImportError:
@@ -32,21 +32,21 @@ def main() -> int:
     from realengine.gpu_suite.suite import Suite
 
     try:
-        phases = chosen("validation" if asked.validate else asked.only, asked.skip)
+        phases = chosen("validation" if arguments.validate else arguments.only, arguments.skip)
     except ValueError as error:
         names = ", ".join([*GROUPS, *(phase.name for phase in PHASES)])
-        return _refused(f"phase {error}: is none; there are {names}")
+        return _refused(f"phase {error}: does not exist; choose from {names}")
     if not phases:
-        return _refused("skip: leaves no phase; skip fewer")
-    on_cpu = asked.dry_run or asked.validate
-    minutes = asked.minutes or (_CPU_MINUTES if on_cpu else sum(phase.minutes for phase in phases))
+        return _refused("skip: no phase is left to run; skip fewer")
+    on_cpu = arguments.dry_run or arguments.validate
+    minutes = arguments.minutes or (_CPU_MINUTES if on_cpu else sum(phase.minutes for phase in phases))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ended)  # and the phase under way with this
     if not on_cpu and not run_apart(_need_cuda, _LOOKING_S, lambda why: None):
         return _refused("cuda: this machine has no CUDA device; add --dry-run to run in miniature")
     torch.set_num_threads(1)  # here: threads do not survive a fork
     sizes = dry_sizes() if on_cpu else gpu_sizes()
-    suite = Suite(out, phases, minutes, sizes, asked.commit or _commit(), adding=bool(asked.validate))
+    suite = Suite(out, phases, minutes, sizes, arguments.commit or _commit(), adding=bool(arguments.validate))
     suite.run()
     found = suite.results.found
     print(table(found))
@@ -64,17 +64,13 @@ _LOOKING_S = 60.0
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path, help="directory for at most eight files")
-    where.add_argument(
-        "--validate", type=Path, metavar="DIR", help="only validate the recordings that a run left there"
-    )
-    parser.add_argument("--minutes", type=float, help="time to finish in; else what the phases want, 8 for all")
-    parser.add_argument(
-        "--only", default="", metavar="PHASE,...", help="these phases; smoke is the first three minutes"
-    )
-    parser.add_argument("--skip", default="", metavar="PHASE,...", help="not these phases")
-    parser.add_argument("--dry-run", action="store_true", help="all of it in miniature, on the CPU")
-    parser.add_argument("--commit", default="", help="what to record as the commit, where there is no git")
+    where.add_argument("--out", type=Path, help="directory to write the results to, at most eight files")
+    where.add_argument("--validate", type=Path, metavar="DIR", help="only validate the recordings of an earlier run")
+    parser.add_argument("--minutes", type=float, help="time limit; by default what the phases need, 8 for all of them")
+    parser.add_argument("--only", default="", metavar="PHASE,...", help="only these phases; smoke takes three minutes")
+    parser.add_argument("--skip", default="", metavar="PHASE,...", help="leave these phases out")
+    parser.add_argument("--dry-run", action="store_true", help="run everything in miniature, on the CPU")
+    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
     return parser.parse_args()
 
 

@@ -229,14 +229,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite.page", description=__doc__)
     parser.add_argument("--results", type=Path, help=f"directory with {FILE}")
     parser.add_argument("--write", type=Path, help="the page; else it is printed")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        found = load(asked.results) if asked.results else {}
+        found = load(arguments.results) if arguments.results else {}
     except (OSError, ValueError) as error:
-        print(f"error: results {asked.results}: cannot be read: {error}; run the suite first", file=sys.stderr)
+        print(f"error: results {arguments.results}: cannot be read: {error}; run the suite first", file=sys.stderr)
         return 2
-    if asked.write:
-        asked.write.write_text(page(found), encoding="utf-8")
+    if arguments.write:
+        arguments.write.write_text(page(found), encoding="utf-8")
     else:
         print(page(found), end="")
     return 0

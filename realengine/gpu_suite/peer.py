@@ -30,8 +30,8 @@ def peer_throughput(
     model: str, dtype: str, device: str, requests: int, longest: int, part: int, small: bool, seconds: float
 ) -> dict[str, Any]:
     """`transformers_throughput` of the first `part` of the usual workload, in at most `seconds`."""
-    asked = json.dumps([model, dtype, device, requests, longest, part, small])
-    command, where = module_command("realengine.gpu_suite.peer", asked), module_environment()
+    settings = json.dumps([model, dtype, device, requests, longest, part, small])
+    command, where = module_command("realengine.gpu_suite.peer", settings), module_environment()
     try:
         done = subprocess.run(
             command, env=where, capture_output=True, text=True, check=False, timeout=max(seconds, 1.0)

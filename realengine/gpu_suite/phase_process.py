@@ -47,13 +47,13 @@ def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], 
         failed(f"killed: not done after {seconds:.0f} s")
     elif process.exitcode is not None and process.exitcode < 0:
         failed(f"ended by {signal.Signals(-process.exitcode).name}")
-    elif process.exitcode not in (0, _TOLD):
+    elif process.exitcode not in (0, _REPORTED):
         failed(f"ended with exit code {process.exitcode}")
     return not late and process.exitcode == 0
 
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-_TOLD = 3  # exit code of a process that has said itself what it raised
+_REPORTED = 3  # exit code of a process that has said itself what it raised
 
 
 def _lead(work: Callable[[], None], failed: Callable[[str], None]) -> None:
@@ -69,4 +69,4 @@ def _lead(work: Callable[[], None], failed: Callable[[str], None]) -> None:
         traceback.print_exc()
         last = traceback.extract_tb(error.__traceback__)[-1]
         failed(f"{type(error).__name__}: {str(error)[:500]} ({Path(last.filename).name}:{last.lineno})")
-        sys.exit(_TOLD)
+        sys.exit(_REPORTED)

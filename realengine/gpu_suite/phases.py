@@ -46,9 +46,9 @@ def environment(work: Work) -> None:
     if work.sizes.device == "cuda":
         found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
         found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
-        asked = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+        command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
         with suppress(OSError):  # an image without it
-            found["clocks"] = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            found["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     work.results.set("environment", found)
 
 

@@ -1,7 +1,7 @@
 """Compiles ahead, on every core, what the suite's phases will launch, into the JIT's own disk cache.
 
 The launches themselves say what that is: correctness cases, points of the grid and the models of the engines are run
-on torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT is asked to compile and not to launch.
+on torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT only compiles and does not launch.
 So the key under which a kernel is cached is the one that the launch will look for. No GPU is used, nor needed.
 """
 

@@ -77,7 +77,7 @@ def _largest_reaching(
     """
     lanes = tl.arange(0, BLOCK)
     lower = _image(low, IDLE)  # reaches the goal
-    upper = _image(highest, IDLE) + 1  # does not, or is not asked to
+    upper = _image(highest, IDLE) + 1  # does not, or need not
     weight = low_weight
     while upper - lower > 1:
         step = (upper - lower + 3) // 4

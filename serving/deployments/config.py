@@ -28,45 +28,51 @@ class SchedulerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="requests running at once")
-    max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="tokens scheduled in one step")
-    max_model_len: int = Field(8192, ge=2, le=100_000_000, description="prompt plus output tokens of one request")
+    max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
+    max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="most tokens scheduled in one step")
+    max_model_len: int = Field(8192, ge=2, le=100_000_000, description="most prompt plus output tokens of one request")
     block_size: int = Field(16, ge=1, le=65_536, description="tokens in one KV block")
-    num_blocks: int = Field(4096, ge=2, le=10_000_000, description="KV blocks, one of which is the null block")
-    enable_chunked_prefill: bool = Field(True, description="split a prompt over several steps")
+    num_blocks: int = Field(4096, ge=2, le=10_000_000, description="number of KV blocks, with the null block")
+    enable_chunked_prefill: bool = Field(True, description="allow a prompt to be split over several steps")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
-    long_prefill_token_threshold: int = Field(
-        0, ge=0, description="most prefill tokens of one request a step; 0 is no limit"
-    )
-    scheduler_reserve_full_isl: bool = Field(True, description="admit only if the whole known sequence fits")
-    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of the blocks admission leaves free")
+    long_prefill_token_threshold: int = Field(0, ge=0, description="prefill tokens of one request a step; 0: no limit")
+    scheduler_reserve_full_isl: bool = Field(True, description="admit a request only if all of its known tokens fit")
+    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks that admission leaves free")
     policy: Literal["fcfs", "priority"] = Field(
-        "fcfs", description="order of waiting requests, among those that the scheduling policy holds equal"
+        "fcfs", description="order of waiting requests that the scheduling policy ranks equal"
     )
     forget_withdrawn: bool = Field(
         False,
-        description="under policy priority, a preempted request's tokens of this very step are taken back; also forget "
-        "the blocks they would have filled. vLLM does not, and may hit blocks that were never computed",
+        description="under policy priority, preempting a request can take back tokens of the same step; true also "
+        "forgets the blocks they would have filled. vLLM does not, and can reuse blocks that were never computed",
     )
-    async_scheduling: bool = Field(False, description="plan step N+1 while step N runs")
-    speculative: SpeculativeConfig | None = Field(
-        None, description="verify several draft tokens in a step; simulated only (docs/speculative.md)"
-    )
+    async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
+    speculative: SpeculativeConfig | None = Field(None, description="drafting; simulator only (docs/speculative.md)")
     sarathi_token_budget: int = Field(
-        0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0 is max_num_batched_tokens"
+        0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0: max_num_batched_tokens"
     )
     sjf_error: float = Field(
-        0.0, ge=0.0, le=10.0, description="sjf: standard deviation of the log of predicted over actual output length"
+        0.0,
+        ge=0.0,
+        le=10.0,
+        description="sjf: standard deviation of log(predicted output length / actual output length)",
     )
-    sjf_seed: int = Field(0, description="sjf: seed of the errors of prediction")
+    sjf_seed: int = Field(0, description="sjf: seed of the prediction errors")
     ageing_s: float = Field(
-        10.0, ge=0.0, le=1e9, description="priority-ageing: seconds of waiting that make up for one step of priority"
+        10.0,
+        ge=0.0,
+        le=1e9,
+        description="priority-ageing: seconds of waiting that raise a request by one priority level",
     )
     edf_ttft_ms: dict[str, float] = Field(
-        {}, description="edf: TTFT bound of each SLO class; a class that is not named gets the longest of them"
+        {}, description="edf: TTFT bound of each SLO class in ms; a class without one gets the longest bound"
     )
-    fair_input_weight: int = Field(1, ge=0, le=1000, description="fair: service that one prompt token is worth")
-    fair_output_weight: int = Field(2, ge=0, le=1000, description="fair: service that one output token is worth")
+    fair_input_weight: int = Field(
+        1, ge=0, le=1000, description="fair: weight of one prompt token in the service that a tenant has received"
+    )
+    fair_output_weight: int = Field(
+        2, ge=0, le=1000, description="fair: weight of one output token in the service that a tenant has received"
+    )
 
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
@@ -87,48 +93,50 @@ class Deployment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field("smollm2", description="a Hugging Face folder, `smollm2`, or `random:FAMILY`")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where the real engine runs")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="weights, activations and KV")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the real engine")
+    model: str = Field("smollm2", description="model: `smollm2`, a Hugging Face folder, or `random:FAMILY`")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="device of the real engine")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="type of weights, activations, KV")
+    threads: int = Field(1, ge=1, le=1024, description="number of CPU threads of the real engine")
     attention: str = Field(
-        "auto", description="attention backend of the real engine: torch, triton, hybrid, or auto (triton on CUDA)"
+        "auto",
+        description="attention backend of the real engine: torch, triton, hybrid or auto (triton on CUDA, else torch)",
     )
     quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
         "none",
-        description="weights and activations in GEMMs: fp8 is e4m3, fp8_block e4m3 scaled by blocks; mxfp4 keeps a "
-        "mixture's experts in 4 bits. The real engine runs none and fp8",
+        description="data type of weights and activations in GEMMs: fp8 is e4m3, fp8_block is e4m3 with a scale for "
+        "each block, mxfp4 stores a mixture's experts in 4 bits. The real engine supports none and fp8",
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto: as `dtype`; fp8: e4m3")
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (processes, on a CPU) that share a layer")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="KV cache type; auto: as `dtype`; fp8: e4m3")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (on a CPU, processes) that share a layer")
     pipeline_parallel_size: int = Field(
-        1, ge=1, le=64, description="stages of consecutive layers that steps pass one after another; simulated only"
+        1, ge=1, le=64, description="number of pipeline stages that the layers are split into; simulator only"
     )
     data_parallel_size: int = Field(
         1,
         ge=1,
         le=1024,
-        description="copies of the attention that step together and share a mixture's experts; simulated only",
+        description="copies of the attention that step together and share a mixture's experts; simulator only",
     )
     enable_expert_parallel: bool = Field(
-        False, description="spread a mixture's experts over the devices, not slices of each expert; simulated only"
+        False, description="place whole experts on the devices, instead of a slice of each expert; simulator only"
     )
     expert_imbalance: float | Literal["random"] = Field(
         1.0,
-        description="tokens of the busiest device's experts over the mean of all, under expert parallelism; random: as "
-        "expected when tokens choose experts evenly and independently; simulated only",
+        description="under expert parallelism, tokens on the busiest device over the mean of all devices; random: what "
+        "is expected if tokens choose experts evenly and independently; simulator only",
     )
-    enforce_eager: bool = Field(False, description="run decode steps without graphs")
-    batch_invariant: bool = Field(False, description="attention whose result for a row never depends on the batch")
+    enforce_eager: bool = Field(False, description="run decode steps without CUDA graphs")
+    batch_invariant: bool = Field(False, description="use attention that does not depend on the batch")
     gpu_memory_utilization: float | None = Field(
-        None, gt=0, le=1, description="size scheduler.num_blocks by this share of the device's memory; null: as given"
+        None,
+        gt=0,
+        le=1,
+        description="derive scheduler.num_blocks from this share of the device's memory; null: use num_blocks",
     )
     policy: str = Field("vllm", description="scheduling policy: a name, path/to/file.py:Class or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
-    fleet: FleetConfig | None = Field(None, description="many engines instead of one; simulated only (docs/fleet.md)")
-    kv_tiers: KvTiersConfig | None = Field(
-        None, description="slower memory behind the KV blocks; simulated only (docs/kv-tiers.md)"
-    )
+    fleet: FleetConfig | None = Field(None, description="engines behind a router; simulator only (docs/fleet.md)")
+    kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV; simulator only (docs/kv-tiers.md)")
 
     @field_validator("policy")
     @classmethod
@@ -138,9 +146,9 @@ class Deployment(BaseModel):
     @model_validator(mode="after")
     def _tiers_find_prefixes(self) -> Deployment:
         if self.kv_tiers is not None and not self.scheduler.enable_prefix_caching:
-            raise ValueError("kv_tiers go with scheduler.enable_prefix_caching: blocks are found by their prefix")
+            raise ValueError("kv_tiers need scheduler.enable_prefix_caching, because tiers find blocks by prefix")
         if self.kv_tiers is not None and self.scheduler.speculative is not None:
-            raise ValueError("kv_tiers go without scheduler.speculative: rejected drafts would be written to them")
+            raise ValueError("kv_tiers cannot be combined with scheduler.speculative; leave one of them out")
         return self
 
     @field_validator("expert_imbalance", mode="before")
@@ -148,19 +156,17 @@ class Deployment(BaseModel):
     def _imbalance_is_a_ratio(cls, value: object) -> object:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value != "random" and not (number and value >= 1.0):  # type: ignore[operator]
-            raise ValueError("must be a number of at least 1, or random")
+            raise ValueError("must be random, or a number of at least 1")
         return value
 
     @model_validator(mode="after")
     def _stages_run_the_plain_loop(self) -> Deployment:
         if self.pipeline_parallel_size > 1 and self.scheduler.async_scheduling:
-            raise UserError(
-                "scheduler.async_scheduling",
-                True,
-                f"is not simulated with pipeline_parallel_size {self.pipeline_parallel_size}; set it to false",
-            )
+            remedy = f"cannot be combined with pipeline_parallel_size {self.pipeline_parallel_size}; set it to false"
+            raise UserError("scheduler.async_scheduling", True, remedy)
         if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
-            raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, "goes without scheduler.speculative")
+            remedy = "cannot be combined with scheduler.speculative; leave one of them out"
+            raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, remedy)
         return self
 
     @model_validator(mode="after")
@@ -172,7 +178,7 @@ class Deployment(BaseModel):
             remedy = "needs enable_expert_parallel and more than one device; leave it out"
             raise UserError("expert_imbalance", self.expert_imbalance, remedy)
         if self.expert_imbalance != "random" and self.expert_imbalance > devices:
-            remedy = f"is at most {devices}, the devices that share the experts: then one of them has every token"
+            remedy = f"must be at most {devices}, the number of devices that share the experts"
             raise UserError("expert_imbalance", self.expert_imbalance, remedy)
         return self
 
@@ -213,14 +219,14 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
         first = error.errors()[0]
         field = ".".join([where, *map(str, first["loc"])])
         if first["type"] == "missing":
-            raise UserError(field, "none", "is missing; give it") from None
+            raise UserError(field, None, "is missing; add it") from None
         remedy = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             *way, name = first["loc"]
             near = get_close_matches(str(name), _settings(model, way), n=1)
-            remedy = f"is no setting; did you mean {near[0]}?" if near else "is no setting; leave it out"
+            remedy = f"is not a setting; did you mean {near[0]}?" if near else "is not a setting; leave it out"
         given = first["input"]
-        raise UserError(field, "given" if isinstance(given, dict) else given, remedy) from None
+        raise UserError(field, None if isinstance(given, dict) else given, remedy) from None
 
 
 def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:

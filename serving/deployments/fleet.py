@@ -24,15 +24,15 @@ class PoolConfig(_Settings):
 
     name: str = Field("pool", min_length=1, description="name of the pool, unique in the fleet")
     role: Literal["serve", "prefill", "decode"] = Field(
-        "serve", description="prefill: up to the first token, then a decode pool takes over; serve: all of a request"
+        "serve", description="serve: run whole requests; prefill: run up to the first token; decode: run what follows"
     )
-    replicas: int = Field(1, ge=0, le=100_000, description="replicas at the start")
+    replicas: int = Field(1, ge=0, le=100_000, description="number of replicas at the start")
     deployment: dict[str, Any] = Field({}, description="settings that differ from the deployment's, nested alike")
-    gpu: str | None = Field(None, description="GPU of the pool, by name; null: as the others")
+    gpu: str | None = Field(None, description="name of the pool's GPU; null: as the others")
     calibration: str | None = Field(None, description="calibration that times the pool's steps; null: as the others")
-    speed: float = Field(1.0, gt=0, le=1000, description="how many times as fast its steps are as its cost model says")
+    speed: float = Field(1.0, gt=0, le=1000, description="speed relative to its cost model; 2 is twice as fast")
     slo_classes: tuple[str, ...] = Field(
-        (), description="SLO classes it is reserved for; a class that no pool names goes to the pools that name none"
+        (), description="SLO classes that the pool serves; a class that no pool names goes to the pools that name none"
     )
 
 
@@ -40,7 +40,7 @@ class RouterConfig(_Settings):
     """A router and what its constructor takes. In YAML a name alone will do."""
 
     name: str = Field("round-robin", description="a router's name, path/to/file.py:Class or package.module:Class")
-    settings: dict[str, int | float | str | bool] = Field({}, description="keyword arguments of the router")
+    settings: dict[str, int | float | str | bool] = Field({}, description="keyword arguments of the router's class")
 
     @field_validator("name")
     @classmethod
@@ -51,72 +51,75 @@ class RouterConfig(_Settings):
 class LinksConfig(_Settings):
     """What carries KV from prefill to decode replicas. GB are 10^9 bytes."""
 
-    nic_gb_s: float = Field(50.0, gt=0, le=1e9, description="GB/s that a replica sends at most, and receives at most")
+    nic_gb_s: float = Field(50.0, gt=0, le=1e9, description="most GB/s that a replica sends, and most that it receives")
     fabric_gb_s: float | None = Field(None, gt=0, le=1e9, description="GB/s of all transfers together; null: no limit")
-    latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer gets going")
+    latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer starts")
     kv_bytes_per_token: int | None = Field(
-        None, ge=1, le=10**9, description="KV bytes of a token, of all layers and devices; null: by the model's shapes"
+        None,
+        ge=1,
+        le=10**9,
+        description="KV bytes of one token over all layers and devices; null: from the model's shapes",
     )
 
 
 class Patience(_Settings):
     """How long a user waits before cancelling, from the arrival on."""
 
-    mean_s: float = Field(gt=0, le=1e9, description="mean patience")
-    distribution: Literal["exponential", "constant"] = Field("exponential", description="how it varies between users")
-    until: Literal["first-token", "finish"] = Field("first-token", description="what they wait for")
-    seed: int = Field(0, description="seed of everybody's patience")
+    mean_s: float = Field(gt=0, le=1e9, description="mean seconds that users wait")
+    distribution: Literal["exponential", "constant"] = Field("exponential", description="how waits vary")
+    until: Literal["first-token", "finish"] = Field("first-token", description="what users wait for")
+    seed: int = Field(0, description="seed of the users' patience")
 
 
 class Retry(_Settings):
     """What a client does that was refused or timed out: attempt k + 1 comes backoff_s * factor^(k-1) later."""
 
-    max_attempts: int = Field(1, ge=1, le=1000, description="attempts in all; 1 never tries again")
-    backoff_s: float = Field(1.0, gt=0, le=1e6, description="wait before the second attempt")
-    factor: float = Field(2.0, ge=1, le=100, description="by which the wait grows with each attempt")
-    max_backoff_s: float = Field(60.0, gt=0, le=1e6, description="longest wait")
-    jitter: float = Field(0.5, ge=0, le=1, description="share of each wait that is drawn uniformly from 0 up")
+    max_attempts: int = Field(1, ge=1, le=1000, description="number of attempts, with the first; 1: never retry")
+    backoff_s: float = Field(1.0, gt=0, le=1e6, description="seconds before the second attempt")
+    factor: float = Field(2.0, ge=1, le=100, description="factor by which the wait grows with each attempt")
+    max_backoff_s: float = Field(60.0, gt=0, le=1e6, description="longest wait in seconds")
+    jitter: float = Field(0.5, ge=0, le=1, description="share of each wait that is random; 0: none, 1: all of it")
     seed: int = Field(0, description="seed of the jitter")
 
 
 class AdmissionConfig(_Settings):
     """Who is let in, and who gives up. By default everybody, and nobody."""
 
-    max_queued_per_replica: int | None = Field(None, ge=1, description="requests that may wait at one replica")
-    max_queued: int | None = Field(None, ge=1, description="requests that may wait in the whole fleet")
+    max_queued_per_replica: int | None = Field(None, ge=1, description="most that wait at one replica; null: no limit")
+    max_queued: int | None = Field(None, ge=1, description="most that wait in the whole fleet; null: no limit")
     queue_timeout_s: float | None = Field(
-        None, gt=0, le=1e9, description="longest wait for the first step of an attempt"
+        None, gt=0, le=1e9, description="most seconds that an attempt waits for its first step; null: no limit"
     )
-    patience: Patience | None = Field(None, description="users who cancel")
+    patience: Patience | None = Field(None, description="when users give up and cancel; null: never")
     retry: Retry = Retry()
 
 
 class Crash(_Settings):
     """One replica is lost, with its KV cache and its steps in flight; its requests start again elsewhere."""
 
-    at_s: float = Field(ge=0, le=1e9, description="when")
-    pool: str | None = Field(None, description="in which pool; null: the first")
-    replica: int = Field(0, ge=0, description="which of the pool's replicas then ready, the oldest being 0")
-    recovery_s: float | None = Field(60.0, ge=0, le=1e9, description="until its successor is ready; null: none comes")
+    at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
+    pool: str | None = Field(None, description="pool of the replica; null: the first pool")
+    replica: int = Field(0, ge=0, description="which of the pool's replicas that are ready then; 0 is the oldest")
+    recovery_s: float | None = Field(60.0, ge=0, le=1e9, description="seconds until a new one is ready; null: never")
 
 
 class Slowdown(_Settings):
     """One replica is slow for a while."""
 
-    at_s: float = Field(ge=0, le=1e9, description="when")
-    for_s: float = Field(gt=0, le=1e9, description="how long")
-    factor: float = Field(gt=0, le=1000, description="by which steps planned meanwhile take longer")
-    pool: str | None = Field(None, description="in which pool; null: the first")
-    replica: int = Field(0, ge=0, description="which of the pool's replicas then ready, the oldest being 0")
+    at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
+    for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
+    factor: float = Field(gt=0, le=1000, description="factor by which steps that are planned meanwhile take longer")
+    pool: str | None = Field(None, description="pool of the replica; null: the first pool")
+    replica: int = Field(0, ge=0, description="which of the pool's replicas that are ready then; 0 is the oldest")
 
 
 class LinkLoss(_Settings):
     """Nothing goes into or out of one replica for a while."""
 
-    at_s: float = Field(ge=0, le=1e9, description="when")
-    for_s: float = Field(gt=0, le=1e9, description="how long")
-    pool: str = Field(description="in which pool, of role prefill or decode")
-    replica: int = Field(0, ge=0, description="which of the pool's replicas then ready, the oldest being 0")
+    at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
+    for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
+    pool: str = Field(description="pool of the replica, of role prefill or decode")
+    replica: int = Field(0, ge=0, description="which of the pool's replicas that are ready then; 0 is the oldest")
 
 
 class FailuresConfig(_Settings):
@@ -126,10 +129,13 @@ class FailuresConfig(_Settings):
     link_losses: tuple[LinkLoss, ...] = Field((), description="lost links at given times")
     slowdowns: tuple[Slowdown, ...] = Field((), description="slow replicas at given times")
     mtbf_s: float | None = Field(
-        None, gt=0, le=1e12, description="mean time a replica runs before it crashes, exponential; null: none do"
+        None,
+        gt=0,
+        le=1e12,
+        description="mean seconds that a replica runs until it crashes, exponential; null: no random crashes",
     )
-    recovery_s: float = Field(60.0, ge=0, le=1e9, description="until the successor of such a replica is ready")
-    seed: int = Field(0, description="seed of those crashes")
+    recovery_s: float = Field(60.0, ge=0, le=1e9, description="seconds from a random crash to a new replica")
+    seed: int = Field(0, description="seed of the random crashes")
 
 
 class AutoscalerConfig(_Settings):
@@ -141,48 +147,48 @@ class AutoscalerConfig(_Settings):
     `target`, the pool gets one replica more; when `scale_in_at` or above, one fewer.
     """
 
-    metric: Literal["queue", "kv", "attainment"] = Field("queue", description="what it looks at")
-    target: float = Field(gt=0, le=1e6, description="value of the metric it aims at")
-    pool: str | None = Field(None, description="the pool it scales; null: the first")
+    metric: Literal["queue", "kv", "attainment"] = Field("queue", description="what the autoscaler looks at")
+    target: float = Field(gt=0, le=1e6, description="target value of the metric")
+    pool: str | None = Field(None, description="pool to scale; null: the first")
     min_replicas: int = Field(1, ge=1, le=100_000, description="fewest replicas")
     max_replicas: int = Field(ge=1, le=100_000, description="most replicas")
-    interval_s: float = Field(15.0, gt=0, le=1e6, description="time between two looks")
-    cold_start_s: float = Field(60.0, ge=0, le=1e6, description="from the decision until a new replica is ready")
-    cooldown_s: float = Field(300.0, ge=0, le=1e9, description="from any change until the next scale-in")
+    interval_s: float = Field(15.0, gt=0, le=1e6, description="seconds between two looks")
+    cold_start_s: float = Field(60.0, ge=0, le=1e6, description="seconds from a decision until a replica is ready")
+    cooldown_s: float = Field(300.0, ge=0, le=1e9, description="least seconds from any change to the next scale-in")
     scale_in_below: float = Field(0.5, ge=0, lt=1, description="share of the target below which it scales in")
     scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment at which it scales in")
-    slo_ms: dict[Literal["ttft", "tpot", "e2e"], float] = Field({}, description="attainment: bounds in milliseconds")
+    slo_ms: dict[Literal["ttft", "tpot", "e2e"], float] = Field({}, description="attainment: latency bounds in ms")
 
     @model_validator(mode="after")
     def _consistent(self) -> AutoscalerConfig:
         if self.max_replicas < self.min_replicas:
             raise ValueError("max_replicas must be at least min_replicas")
         if (self.metric == "attainment") != bool(self.slo_ms):
-            raise ValueError("slo_ms goes with metric attainment, which needs it")
+            raise ValueError("metric attainment needs slo_ms, and no other metric takes it")
         if any(bound <= 0 for bound in self.slo_ms.values()):
             raise ValueError("slo_ms must be above 0")
         if self.metric != "queue" and self.target > 1:
-            raise ValueError(f"target of {self.metric} is a share, at most 1")
+            raise ValueError(f"target of metric {self.metric} is a share; it must be at most 1")
         return self
 
 
 class FleetConfig(_Settings):
     """All of it. By default one pool of one replica."""
 
-    pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="what the fleet is made of")
+    pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="the pools of replicas")
     router: RouterConfig = RouterConfig()
-    decode_router: RouterConfig | None = Field(None, description="which decode replica takes over; null: as router")
+    decode_router: RouterConfig | None = Field(None, description="router of the decode pools; null: as router")
     first_token_from: Literal["prefill", "decode"] = Field(
         "prefill",
-        description="whose first token users get: decode samples it again from what it pulled, as stock vLLM does",
+        description="replica whose first token users see; with decode it samples that token again, as stock vLLM does",
     )
-    links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: as by default")
+    links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: the defaults")
     admission: AdmissionConfig = AdmissionConfig()
     failures: FailuresConfig = FailuresConfig()
     autoscaler: tuple[AutoscalerConfig, ...] | None = Field(
         None,
         min_length=1,
-        description="one, or a list of one for each of several pools; null: the fleet stays as it is",
+        description="an autoscaler, or a list with one for each pool; null: the fleet keeps its size",
     )
 
     @field_validator("router", "decode_router", mode="before")
@@ -205,17 +211,17 @@ class FleetConfig(_Settings):
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise ValueError("pools must have different names")
-        asked = [crash.pool for crash in self.failures.crashes]
-        asked += [slowdown.pool for slowdown in self.failures.slowdowns]
-        asked += [loss.pool for loss in self.failures.link_losses]
+        named = [crash.pool for crash in self.failures.crashes]
+        named += [slowdown.pool for slowdown in self.failures.slowdowns]
+        named += [loss.pool for loss in self.failures.link_losses]
         scaled = [scaler.pool for scaler in self.autoscaler or ()]
-        for pool in asked + scaled:
+        for pool in named + scaled:
             if pool is not None and pool not in names:
-                raise ValueError(f"there is no pool {pool!r}; there are {', '.join(names)}")
+                raise ValueError(f"there is no pool {pool!r}; choose one of {', '.join(names)}")
         if not any(pool.replicas for pool in self.pools) and self.autoscaler is None:
-            raise ValueError("a fleet needs a replica")
+            raise ValueError("a fleet needs at least one replica, or an autoscaler")
         if len({self.pool_number(pool) for pool in scaled}) < len(scaled):
-            raise ValueError("each autoscaler needs a pool of its own; say which in pool")
+            raise ValueError("two autoscalers scale the same pool; give each its own pool")
         return self
 
     @model_validator(mode="after")
@@ -223,9 +229,7 @@ class FleetConfig(_Settings):
         roles = {pool.role for pool in self.pools}
         if ("prefill" in roles) != ("decode" in roles):
             missing = "decode" if "prefill" in roles else "prefill"
-            raise ValueError(
-                f"pools of role prefill and of role decode need each other; there is none of role {missing}"
-            )
+            raise ValueError(f"prefill pools and decode pools need each other; add a pool of role {missing}")
         if "prefill" not in roles:
             for name, given in (
                 ("links", self.links),
@@ -234,10 +238,10 @@ class FleetConfig(_Settings):
                 ("failures.link_losses", self.failures.link_losses),
             ):
                 if given:
-                    raise ValueError(f"{name} goes with pools of role prefill and decode")
+                    raise ValueError(f"{name} needs pools of role prefill and decode; leave it out")
         for loss in self.failures.link_losses:
             if self.pools[self.pool_number(loss.pool)].role == "serve":
-                raise ValueError(f"pool {loss.pool!r} of a lost link is of role serve, which has no links")
+                raise ValueError(f"pool {loss.pool!r} of link_losses has role serve, and such pools have no links")
         return self
 
     @property

@@ -52,11 +52,12 @@ def find_gpu(name_or_path: str) -> GpuSpec:
     if path.suffix in (".yaml", ".yml"):
         entries = _read(path)
         if len(entries) != 1:
-            raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with one")
+            raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
     found = {name.lower(): gpu for name, gpu in gpus().items()}.get(name_or_path.lower())
     if found is None:
-        raise UserError("gpu", name_or_path, f"is not one of {', '.join(gpus())}, nor a YAML file")
+        remedy = f"is not a known GPU; choose one of {', '.join(gpus())}, or give a YAML file"
+        raise UserError("gpu", name_or_path, remedy)
     return found
 
 
@@ -69,5 +70,5 @@ def gpus() -> dict[str, GpuSpec]:
 def _read(path: Path) -> dict[str, GpuSpec]:
     data = read_yaml(path, "gpu")
     if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
-        raise UserError("gpu", str(path), "is no mapping of a GPU's name to its numbers; see docs/models-and-gpus.md")
+        raise UserError("gpu", str(path), "must map a GPU's name to its numbers; see docs/models-and-gpus.md")
     return {str(name): parse(GpuSpec, {"name": str(name), **entry}, where=str(name)) for name, entry in data.items()}

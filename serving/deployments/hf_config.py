@@ -128,20 +128,19 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
     Raises UserError for a field that is missing, wrong or cannot be priced.
     """
     if not isinstance(config, Mapping):
-        raise UserError(f"{name}.config", config, "is not a JSON object; give a Hugging Face config.json")
+        raise UserError(f"{name}.config", config, "must be a JSON object; give a Hugging Face config.json")
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else named
     if isinstance(architecture, str) and (architecture.startswith("Deepseek") or config.get("kv_lora_rank")):
-        remedy = "has multi-head latent attention, whose KV is one latent vector a token; that is not modelled yet"
+        remedy = "uses multi-head latent attention, which is not modelled yet; choose another model"
         raise UserError(f"{name}.architectures", architecture, remedy)
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        given = "missing" if architecture is None else architecture
-        remedy = f"is not one of {', '.join(FAMILIES)}; of a model built like one of them, name that one"
-        raise UserError(f"{name}.architectures", given, remedy)
+        remedy = f"must be one of {', '.join(FAMILIES)}; if your model is built like one of them, name that one"
+        raise UserError(f"{name}.architectures", architecture, remedy)
     for key in _REQUIRED:
         if config.get(key) is None:
-            raise UserError(f"{name}.{key}", "missing", "is needed in config.json")
+            raise UserError(f"{name}.{key}", None, "is missing; add it to config.json")
     return _spec(parse(_HfConfig, config, where=name), name, family)
 
 
@@ -151,7 +150,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
     heads, eos = config.num_attention_heads, config.eos_token_id
     kv_heads = config.num_key_value_heads or heads
     if heads % kv_heads:
-        raise UserError(f"{name}.num_key_value_heads", kv_heads, f"does not divide num_attention_heads, {heads}")
+        raise UserError(f"{name}.num_key_value_heads", kv_heads, f"must divide num_attention_heads, which is {heads}")
     head_dim = config.head_dim or config.hidden_size // heads
     tied = config.tie_word_embeddings
     fields = {
@@ -196,7 +195,8 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int]:
     experts = config.num_experts or config.num_local_experts
     if not experts or not config.num_experts_per_tok:
         missing = "num_experts_per_tok" if experts else "num_experts"
-        raise UserError(f"{name}.{missing}", "missing", f"is needed in config.json of a {family} model")
+        remedy = f"is missing; add it to config.json, because a {family} model needs it"
+        raise UserError(f"{name}.{missing}", None, remedy)
     sparse, dense = config.decoder_sparse_step, config.mlp_only_layers or []
     layers = range(config.num_hidden_layers)
     return {
@@ -224,7 +224,8 @@ def _sliding_layers(config: _HfConfig, name: str, family: str) -> int:
     if config.layer_types is not None:
         for kind in config.layer_types:
             if kind not in ("full_attention", "sliding_attention"):
-                raise UserError(f"{name}.layer_types", kind, "is not priced; full_attention and sliding_attention are")
+                remedy = "has no cost model; only full_attention and sliding_attention have one"
+                raise UserError(f"{name}.layer_types", kind, remedy)
         return config.layer_types.count("sliding_attention")
     if family in _FULL_EVERY:
         return layers - layers // (config.sliding_window_pattern or _FULL_EVERY[family])
@@ -252,7 +253,8 @@ def _quantization(config: dict[str, Any] | None, name: str) -> str:
         _all_layers(config, name)
         return "fp8"
     stored = config.get("quant_algo") or method
-    raise UserError(f"{name}.quantization_config", stored, "is not priced; fp8 and mxfp4 are, and unquantised weights")
+    remedy = "has no cost model; only fp8, mxfp4 and unquantised weights have one"
+    raise UserError(f"{name}.quantization_config", stored, remedy)
 
 
 def _all_layers(config: dict[str, Any], name: str) -> None:
@@ -264,7 +266,7 @@ def _all_layers(config: dict[str, Any], name: str) -> None:
     for module in kept if isinstance(kept, list) else [kept]:
         if not _OUTSIDE_LAYERS.search(str(module)):
             remedy = (
-                "stays in 16 bits, and a mix of both is not priced; leave quantization_config out, "
-                "and plan with quantization fp8, which is FP8 in all layers"
+                "stays in 16 bits, and a mix of precisions has no cost model; leave quantization_config out, "
+                "and set quantization to fp8, which uses FP8 in all layers"
             )
             raise UserError(f"{name}.quantization_config.modules_to_not_convert", str(module)[:80], remedy)

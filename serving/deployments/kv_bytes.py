@@ -20,5 +20,6 @@ def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) 
     try:
         model = find_model(deployment.model)
     except UserError:
-        raise UserError("model", deployment.model, f"has no shapes to be found: give {setting}") from None
+        remedy = f"has no known shapes, which give the KV bytes of a token; set {setting}"
+        raise UserError("model", deployment.model, remedy) from None
     return model.kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(deployment)]))

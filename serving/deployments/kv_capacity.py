@@ -117,7 +117,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     """
     tp = deployment.tensor_parallel_size
     if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
-        remedy = f"does not split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
+        remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
     weights = stage_weight_bytes(model, deployment)
     layers = stage_models(model, deployment.pipeline_parallel_size)

@@ -14,11 +14,11 @@ class _Settings(BaseModel):
 class KvTier(_Settings):
     """One kind of memory of a replica, all its devices together, and the way to it. GB are 10^9 bytes."""
 
-    name: str = Field(min_length=1, description="name of the tier, unique among them")
-    capacity_gib: float = Field(gt=0, le=1e9, description="GiB for KV")
-    read_gb_s: float = Field(gt=0, le=1e9, description="GB/s into the device's memory, one load after another")
-    write_gb_s: float = Field(gt=0, le=1e9, description="GB/s out of the tier above, one write after another")
-    latency_us: float = Field(0.0, ge=0, le=1e9, description="microseconds before a transfer's first byte")
+    name: str = Field(min_length=1, description="name of the tier; each has its own")
+    capacity_gib: float = Field(gt=0, le=1e9, description="capacity in GiB")
+    read_gb_s: float = Field(gt=0, le=1e9, description="GB/s of loads into the device's memory, one after another")
+    write_gb_s: float = Field(gt=0, le=1e9, description="GB/s of writes from the tier above, one after another")
+    latency_us: float = Field(0.0, ge=0, le=1e9, description="microseconds before the first byte of a transfer")
 
 
 class KvTiersConfig(_Settings):
@@ -26,14 +26,17 @@ class KvTiersConfig(_Settings):
 
     tiers: tuple[KvTier, ...] = Field(min_length=1, description="the tiers, fastest first")
     preemption: Literal["swap", "recompute"] = Field(
-        "swap", description="swap: a preempted request loads what tiers hold of it; recompute: it computes it again"
+        "swap", description="swap: a preempted request loads its KV from the tiers; recompute: it computes its KV again"
     )
     kv_bytes_per_token: int | None = Field(
-        None, ge=1, le=10**9, description="KV bytes of a token, of all layers and devices; null: by the model's shapes"
+        None,
+        ge=1,
+        le=10**9,
+        description="KV bytes of one token over all layers and devices; null: from the model's shapes",
     )
 
     @model_validator(mode="after")
     def _names_differ(self) -> KvTiersConfig:
         if len({tier.name for tier in self.tiers}) < len(self.tiers):
-            raise ValueError("tiers must have different names")
+            raise ValueError("two tiers have the same name; give each its own")
         return self

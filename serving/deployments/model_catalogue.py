@@ -30,7 +30,7 @@ def find_model(name_or_path: str) -> ModelSpec:
     name = name_or_path.rsplit("/", 1)[-1].lower()
     entry = _by_key().get(_key(name))
     if entry is None:
-        remedy = f"is no config.json or folder with one, nor one of {', '.join(models())}"
+        remedy = f"is not a known model; choose one of {', '.join(models())}, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
     spec, fp8 = entry
     if "fp8" in name and spec.checkpoint_quantization == "none":

@@ -78,11 +78,11 @@ class ModelSpec(BaseModel):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
         if self.num_experts and not (1 <= self.experts_per_token <= self.num_experts and self.moe_intermediate_size):
-            raise ValueError(f"experts_per_token must be from 1 to {self.num_experts}, and moe_intermediate_size given")
+            raise ValueError(f"experts need experts_per_token from 1 to {self.num_experts}, and moe_intermediate_size")
         if max(self.dense_layers, self.sliding_layers) > self.num_layers:
-            raise ValueError(f"dense_layers and sliding_layers are among the {self.num_layers} layers")
+            raise ValueError(f"dense_layers and sliding_layers must be layers from 0 to {self.num_layers - 1}")
         if bool(self.sliding_window) != bool(self.sliding_layers):
-            raise ValueError("sliding_window and sliding_layers come together")
+            raise ValueError("sliding_window and sliding_layers need each other; give both or neither")
         return self
 
     @property

@@ -20,7 +20,8 @@ def layers_of_stages(num_layers: int, stages: int) -> list[int]:
     Raises UserError where a stage would be without layers.
     """
     if stages > num_layers:
-        raise UserError("pipeline_parallel_size", stages, f"is more than the model's {num_layers} layers")
+        remedy = f"must be at most {num_layers}, the number of the model's layers"
+        raise UserError("pipeline_parallel_size", stages, remedy)
     share, left = divmod(num_layers, stages)
     return [share + (stages - 1 - left <= stage < stages - 1) for stage in range(stages)]
 

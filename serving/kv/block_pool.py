@@ -18,8 +18,6 @@ from serving.kv.prefix_cache import PrefixCache
 from serving.request import Request
 from serving.step_plan import by_admission
 
-NULL_BLOCK = 0
-
 
 class BlockPool:
     """`config.num_blocks` blocks, of which block 0 is the null block and never handed out."""

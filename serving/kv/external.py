@@ -21,7 +21,7 @@ class ExternalKv(Protocol):
     def matched(self, request: Request, found: int) -> int:
         """Tokens after the first `found` that can be loaded; with `found` at most `known - 1`.
 
-        Asked whenever a waiting request is considered, so it must change nothing.
+        Called whenever a waiting request is considered, so it must change nothing.
         """
         ...
 
@@ -54,7 +54,7 @@ class ExternalScheduler(Scheduler, Protocol):
         ...
 
     def loaded(self, request: Request) -> None:
-        """What `ExternalKv.load` was asked for is there: the request can run."""
+        """The KV that `ExternalKv.load` loads is there: the request can run."""
         ...
 
     def load_failed(self, request: Request) -> None:
@@ -70,6 +70,6 @@ def connect(scheduler: Scheduler, external: ExternalKv) -> None:
     """Make `scheduler` use `external`. Raises UserError if its policy cannot."""
     calls = ("connect", "loaded", "load_failed", "release")
     if not all(hasattr(scheduler, call) for call in calls):
-        remedy = f"cannot load KV from outside: it lacks one of {', '.join(calls)}; derive it from VllmScheduler"
+        remedy = f"cannot load KV from outside, which takes {', '.join(calls)}; derive it from VllmScheduler"
         raise UserError("policy", type(scheduler).__name__, remedy)
     scheduler.connect(external)  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ class KvLoading:
         self.external.load(request, found, tokens)
 
     def loaded(self, request: Request) -> None:
-        """What `load` asked for is there."""
+        """The KV that `load` loads is there."""
         if request.ended:
             self._pool.release(request)
             return

@@ -30,7 +30,7 @@ class RankedScheduler(VllmScheduler, ABC):
 
     @abstractmethod
     def score(self, request: Request) -> float:
-        """What the policy ranks by; asked once, when the request arrives."""
+        """What the policy ranks by; called once, when the request arrives."""
 
     def _rank(self, request: Request) -> Rank:
         rank = self._ranks.get(request.id)
@@ -43,7 +43,7 @@ class RankedScheduler(VllmScheduler, ABC):
     def _checked_score(self, request: Request) -> float:
         score = self.score(request)
         if not isinstance(score, Real) or score != score:
-            raise ValueError(f"score() is {score!r} for request {request.id}; it must be a number, and not NaN")
+            raise ValueError(f"score() is {score!r} for request {request.id}; it must be a number other than NaN")
         return score
 
     def new_queue(self) -> WaitingQueue:

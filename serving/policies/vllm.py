@@ -91,7 +91,7 @@ class VllmScheduler:
         return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
 
     def step_budget(self) -> int:
-        """Most tokens of the step about to be planned; who runs and who waits decide it, not how often it is asked."""
+        """Most tokens of the step about to be planned. Only who runs and who waits decide it."""
         return self._budget
 
     def fill(self, plan: StepPlan, budget: int) -> None:
@@ -161,11 +161,8 @@ class VllmScheduler:
         self.fill(plan, self.step_budget())
         self._preempted_in_vain = 0 if plan.sampled_rows else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
-            raise UserError(
-                "scheduler.num_blocks",
-                self.config.num_blocks,
-                "is so few that requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl",
-            )
+            remedy = "is too small: requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl"
+            raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
         if plan.decode_rows or plan.listed:
             self._steady.launch(plan)
         return plan

@@ -109,7 +109,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "make one with calibrate"),
+        (None, "run tokentwin calibrate to make one"),
         ("{", "not JSON"),
         ("{}", "format"),
         ('{"format": 1}', "calibrate again"),

@@ -200,7 +200,7 @@ def test_a_draft_model_takes_memory_from_the_target() -> None:
 
 
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(UserError, match="take a model of its family"):
+    with pytest.raises(UserError, match="choose one of its family"):
         cost(speculating(model="Qwen3-8B"))
     with pytest.raises(UserError, match="model"):
         cost(speculating(model="no-such-model"))
@@ -210,7 +210,7 @@ def test_the_real_engine_refuses(tmp_path: Path) -> None:
     from realengine.weights import load_model_files
 
     deployment = Deployment(model="random:llama", scheduler=SchedulerConfig(speculative=FREE))
-    with pytest.raises(UserError, match="is only simulated"):
+    with pytest.raises(UserError, match="works only in the simulator"):
         Engine(deployment, load_model_files("random:llama", tmp_path))
 
 

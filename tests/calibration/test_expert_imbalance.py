@@ -107,11 +107,14 @@ def test_chance_lies_between_even_and_worst_experts() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"expert_imbalance": 0.9}, "x.expert_imbalance: 0.9: must be a number of at least 1, or random"),
-        ({"expert_imbalance": "much"}, "x.expert_imbalance: 'much': must be a number of at least 1, or random"),
-        ({"expert_imbalance": True}, "x.expert_imbalance: True: must be a number of at least 1, or random"),
+        ({"expert_imbalance": 0.9}, "x.expert_imbalance: 0.9: must be random, or a number of at least 1"),
+        ({"expert_imbalance": "much"}, "x.expert_imbalance: 'much': must be random, or a number of at least 1"),
+        ({"expert_imbalance": True}, "x.expert_imbalance: True: must be random, or a number of at least 1"),
         ({"expert_imbalance": 2}, "expert_imbalance: 2.0: needs enable_expert_parallel and more than one device"),
-        ({"expert_imbalance": 9, **SPREAD}, "expert_imbalance: 9.0: is at most 8, the devices that share the experts"),
+        (
+            {"expert_imbalance": 9, **SPREAD},
+            "expert_imbalance: 9.0: must be at most 8, the number of devices that share the experts",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, object], says: str) -> None:

@@ -114,10 +114,10 @@ TRUE = TokenCost(BASE_NS, TOKEN_NS, PAIR_PS)
 def test_a_run_of_our_own_simulator_is_predicted_to_the_nanosecond(tmp_path: Path) -> None:
     measure(tmp_path, TRUE)
     target = {"figure": "e2e_ms.p90", "within_pct": 0.001}
-    outcome = score(case(targets=[target]), tmp_path, predictor(TRUE))
-    assert len(outcome.rows) == 9
-    assert all(abs(row.error_pct() or 0.0) < 1e-6 for row in outcome.rows)
-    assert [verdict.met for verdict in outcome.verdicts] == [True]
+    result = score(case(targets=[target]), tmp_path, predictor(TRUE))
+    assert len(result.rows) == 9
+    assert all(abs(row.error_pct() or 0.0) < 1e-6 for row in result.rows)
+    assert [verdict.met for verdict in result.verdicts] == [True]
 
 
 def test_an_anchor_finds_the_factors_and_is_not_scored(tmp_path: Path) -> None:
@@ -125,15 +125,15 @@ def test_an_anchor_finds_the_factors_and_is_not_scored(tmp_path: Path) -> None:
     measure(tmp_path, Corrected(TRUE, Correction(decode=1.3, prefill=0.8)))
     anchor = {"run": "0 synchronous", "decode": "tpot_ms.mean", "prefill": "ttft_ms.mean"}
     target = {"figure": "ttft_ms.mean", "within_pct": 0.5, "column": "anchored"}
-    outcome = score(case(anchor=anchor, targets=[target]), tmp_path, predictor(TRUE))
-    assert outcome.correction is not None
-    assert outcome.correction.decode == pytest.approx(1.3, rel=1e-3)
-    assert outcome.correction.prefill == pytest.approx(0.8, rel=1e-3)
-    for row in outcome.rows:
+    result = score(case(anchor=anchor, targets=[target]), tmp_path, predictor(TRUE))
+    assert result.correction is not None
+    assert result.correction.decode == pytest.approx(1.3, rel=1e-3)
+    assert result.correction.prefill == pytest.approx(0.8, rel=1e-3)
+    for row in result.rows:
         assert (row.anchored is None) == (row.run == "0 synchronous")
         assert row.anchored is None or abs(row.error_pct("anchored") or 0.0) < 0.5
-    assert max(abs(row.error_pct() or 0.0) for row in outcome.rows) > 10
-    assert outcome.verdicts[0].met and outcome.verdicts[0].run != "0 synchronous"
+    assert max(abs(row.error_pct() or 0.0) for row in result.rows) > 10
+    assert result.verdicts[0].met and result.verdicts[0].run != "0 synchronous"
 
 
 def test_an_overhead_outside_the_engine_is_found_too(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_an_overhead_outside_the_engine_is_found_too(tmp_path: Path) -> None:
     later = [[*c[:3], f"{float(c[3]) + 0.02:.9f}", f"{float(c[4]) + 0.02:.9f}", *c[5:]] for c in cells]
     (tmp_path / "spans.csv").write_text("\n".join([lines[0], *map(",".join, later)]) + "\n")
     anchor = {"run": "0 synchronous", "decode": "tpot_ms.mean", "overhead": "ttft_ms.p50"}
-    outcome = score(case(anchor=anchor), tmp_path, predictor(TRUE))
-    assert outcome.correction is not None
-    assert outcome.correction.overhead_ms == pytest.approx(20, abs=0.01)
-    assert all(abs(row.error_pct("anchored") or 0.0) < 0.01 for row in outcome.rows)
+    result = score(case(anchor=anchor), tmp_path, predictor(TRUE))
+    assert result.correction is not None
+    assert result.correction.overhead_ms == pytest.approx(20, abs=0.01)
+    assert all(abs(row.error_pct("anchored") or 0.0) < 0.01 for row in result.rows)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -208,8 +208,8 @@ def test_replicas_share_the_load_by_the_router(tmp_path: Path) -> None:
     measure(tmp_path, TRUE)
     means = []
     for replicas in (1, 2, 20):
-        outcome = score(case(replicas=replicas, router="least-tokens"), tmp_path, predictor(TRUE))
-        means.append({(row.run, row.figure): row.blind for row in outcome.rows}["2 throughput", "ttft_ms.mean"])
+        result = score(case(replicas=replicas, router="least-tokens"), tmp_path, predictor(TRUE))
+        means.append({(row.run, row.figure): row.blind for row in result.rows}["2 throughput", "ttft_ms.mean"])
     assert means[0] > means[1] > means[2]
     assert means[2] < 1e-6 * (BASE_NS + 120 * TOKEN_NS + 120**2 * PAIR_PS / 1000)
 
@@ -228,12 +228,12 @@ def test_a_median_target_is_the_median_and_a_target_on_one_run_is_its_own(tmp_pa
         Target(figure="ttft_ms.mean", within_pct=100.1, runs=("0 synchronous",)),
         Target(figure="ttft_ms.mean", within_pct=100.1),
     )
-    outcome = score(case(targets=[t.model_dump() for t in (median, one, each)]), tmp_path, predictor(doubled))
-    errors = {row.run: abs(row.error_pct() or 0.0) for row in outcome.rows if row.figure == "ttft_ms.mean"}
-    assert outcome.verdicts[0].error_pct == sorted(errors.values())[1]
-    assert outcome.verdicts[1].error_pct == pytest.approx(100, abs=1e-3) and outcome.verdicts[1].met
-    assert outcome.verdicts[2].error_pct == max(errors.values()), "queueing makes it worse than 100 %"
-    assert not outcome.verdicts[2].met
+    result = score(case(targets=[t.model_dump() for t in (median, one, each)]), tmp_path, predictor(doubled))
+    errors = {row.run: abs(row.error_pct() or 0.0) for row in result.rows if row.figure == "ttft_ms.mean"}
+    assert result.verdicts[0].error_pct == sorted(errors.values())[1]
+    assert result.verdicts[1].error_pct == pytest.approx(100, abs=1e-3) and result.verdicts[1].met
+    assert result.verdicts[2].error_pct == max(errors.values()), "queueing makes it worse than 100 %"
+    assert not result.verdicts[2].met
 
 
 # The corrected cost model
@@ -276,11 +276,11 @@ def written(folder: Path, **over: Any) -> Path:
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"gpus": "H100"}, r"ours.yaml.gpus: 'H100': is no setting"),
+        ({"gpus": "H100"}, r"ours.yaml.gpus: 'H100': is not a setting"),
         ({"name": "No Spaces"}, r"ours.yaml.name: 'No Spaces'"),
         ({"targets": [{"figure": "x"}]}, r"ours.yaml.targets.0.within_pct"),
         ({"targets": [{"figure": "x", "within_pct": 1, "column": "both"}]}, r"ours.yaml.targets.0.column: 'both'"),
-        ({"measured": {"format": "excel"}}, r"ours.measured.format: 'excel': is none of bench-serve"),
+        ({"measured": {"format": "excel"}}, r"ours.measured.format: 'excel': must be bench-serve"),
         ({"measured": {"format": "guidellm-spans"}}, r"ours.measured.file"),
         ({"anchor": {"run": "a", "speed": "x"}}, r"ours.yaml.anchor.speed"),
     ],
@@ -296,11 +296,14 @@ def test_what_is_wrong_with_a_case_file_is_one_line(tmp_path: Path, over: dict[s
     [
         ({"deployment": {"modell": "x"}}, r"ours.deployment.modell"),
         ({"deployment": {"scheduler": 5}}, r"ours.deployment.scheduler"),
-        ({"anchor": {"run": "9 none", "decode": "tpot_ms.mean"}}, r"ours.anchor.run: '9 none': is none of 0 synch"),
-        ({"anchor": {"run": "0 synchronous", "decode": "speed"}}, r"anchor.decode: 'speed': is no figure"),
+        (
+            {"anchor": {"run": "9 none", "decode": "tpot_ms.mean"}},
+            r"ours.anchor.run: '9 none': is not a run of this case; choose one of 0 synch",
+        ),
+        ({"anchor": {"run": "0 synchronous", "decode": "speed"}}, r"anchor.decode: 'speed': is not a figure"),
         (
             {"deployment": {"scheduler": {"max_model_len": 60}}},
-            r"deployment of 0 synch.*turns \d+ of its requests",
+            r"deployment of 0 synch.*rejects \d+ of the measured requests",
         ),
         ({"targets": [{"figure": "speed", "within_pct": 1}]}, r"ours.targets: 'speed': has no blind figure for every"),
         ({"targets": [{"figure": "ttft_ms.mean", "within_pct": 1, "runs": ["x"]}]}, r"no blind figure for x"),
@@ -348,15 +351,15 @@ def test_the_page_lists_figures_and_targets(tmp_path: Path) -> None:
     anchor = {"run": "0 synchronous", "decode": "tpot_ms.mean", "prefill": "ttft_ms.mean"}
     targets = [{"figure": "ttft_ms.mean", "within_pct": 1}, {"figure": "tpot_ms.mean", "within_pct": 200}]
     slow = TokenCost(2 * BASE_NS, TOKEN_NS, PAIR_PS)
-    outcome = score(case(anchor=anchor, targets=targets), tmp_path, predictor(slow, (0.9, 1.1)))
-    page = markdown([outcome])
+    result = score(case(anchor=anchor, targets=targets), tmp_path, predictor(slow, (0.9, 1.1)))
+    page = markdown([result])
     assert "**missed**" in page and "| met |" in page and "Anchored on *0 synchronous*" in page
     assert "Step times are extrapolated: made up" in page and " of 9 figures lie in their 90 % interval" in page
     assert page.count("\n| 2 throughput | ttft_ms.mean |") == 1
-    covered = sum(row.covered for row in outcome.rows)
+    covered = sum(row.covered for row in result.rows)
     assert f"{covered} of 9 figures ({100 * covered / 9:.0f} %) lie in their 90 % interval; {covered} of 9 " in page
     assert "\n| ours | ttft_ms.mean | 3 | " in page
-    report = as_dict([outcome])
+    report = as_dict([result])
     assert json.loads(json.dumps(report)) == report and report["met"] is False
 
 
@@ -366,9 +369,9 @@ def test_many_runs_are_summed_up_and_doubtful_rows_listed(tmp_path: Path) -> Non
     (tmp_path / "table.csv").write_text("\n".join([header, *lines]) + "\n")
     measured = {"format": "silicon-table", "file": "table.csv", "systems": {"h": "H100"}}
     shown = ["ttft_ms.mean", "tpot_ms.mean"]
-    outcome = score(case(measured=measured, shown=shown), tmp_path, predictor(TRUE))
-    assert len(outcome.rows) == 48
-    page = markdown([outcome])
+    result = score(case(measured=measured, shown=shown), tmp_path, predictor(TRUE))
+    assert len(result.rows) == 48
+    page = markdown([result])
     assert "| model | a | 12 |" in page and "| concurrency | 4 | 8 |" in page
     assert "| row7 |" in page and "disagree" in page
 
@@ -403,7 +406,7 @@ def test_the_command_writes_what_the_dashboard_shows(tmp_path: Path, monkeypatch
 
 def test_a_missing_folder_and_an_unknown_case_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = invoke(monkeypatch, TRUE, "--data", str(tmp_path / "gone"))
-    assert isinstance(gone.exception, UserError) and "is no folder" in str(gone.exception)
+    assert isinstance(gone.exception, UserError) and "is not a folder" in str(gone.exception)
     unknown = invoke(monkeypatch, TRUE, "--data", str(tmp_path), "--case", "nope")
     assert isinstance(unknown.exception, UserError) and "codellama-34b-h100" in str(unknown.exception)
 
@@ -443,10 +446,10 @@ ROOFLINES = {
 def test_a_measured_run_is_roughly_what_a_roofline_says(name: str) -> None:
     (found,) = [c for c in load_cases() if c.name == name]
     cost = Sure(ROOFLINES[name])
-    outcome = score(found, SHARED, lambda case, gpu, deployment: Prediction(cost, 20_000))
+    result = score(found, SHARED, lambda case, gpu, deployment: Prediction(cost, 20_000))
     shown = {"codellama-34b-h100": "e2e_ms.mean", "llama-3.1-8b-h100": "request_throughput"}
     figure = shown.get(name, "makespan_s")
-    errors = [abs(row.error_pct() or 0.0) for row in outcome.rows if row.figure == figure]
+    errors = [abs(row.error_pct() or 0.0) for row in result.rows if row.figure == figure]
     assert errors and max(errors) < 30
 
 
@@ -491,9 +494,9 @@ def test_iterations_are_scored_by_regime(tmp_path: Path) -> None:
             ],
         }
     )
-    outcome = score_steps(case, tmp_path)
-    assert [verdict.met for verdict in outcome.verdicts] == [True, False]
-    totals = {row.run.split()[0]: row for row in outcome.rows if row.figure == "total_s"}
+    result = score_steps(case, tmp_path)
+    assert [verdict.met for verdict in result.verdicts] == [True, False]
+    totals = {row.run.split()[0]: row for row in result.rows if row.figure == "total_s"}
     assert set(totals) == {"decode", "mixed"}
     assert abs(totals["decode"].error_pct("anchored") or 0) < 2 < abs(totals["decode"].error_pct() or 0)
     wrong = case.model_copy(update={"targets": (Target(figure="prefill.median", within_pct=1),)})
@@ -513,10 +516,10 @@ def test_a_case_teaches_a_calibration_that_predicts_its_anchor(tmp_path: Path) -
     assert learnt.gpu == "H100" and "0 synchronous" in learnt.source
     deployment = Deployment.model_validate_json(learnt.deployment)
     again = observed(learnt.cost(find_model(deployment.model), deployment, kernels("H100")))
-    outcome = score(case(), tmp_path, lambda *_: Prediction(again, 500))
-    row = next(r for r in outcome.rows if r.run == "0 synchronous" and r.figure == "tpot_ms.mean")
+    result = score(case(), tmp_path, lambda *_: Prediction(again, 500))
+    row = next(r for r in result.rows if r.run == "0 synchronous" and r.figure == "tpot_ms.mean")
     assert abs(row.error_pct() or 0.0) < 3
-    with pytest.raises(UserError, match="holds a calibration already"):
+    with pytest.raises(UserError, match="already holds a calibration"):
         CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
     file = written(tmp_path)
     told[1] = str(tmp_path / "other")

@@ -136,7 +136,9 @@ def test_arrays_are_priced_as_their_elements_are() -> None:
     at_once = kernels.time(Gemm("g", m, 6144, 4096))
     for i, each in enumerate(m):
         alone = kernels.time(Gemm("g", float(each), 6144, 4096))
-        assert (alone.ns, alone.sigma, alone.mark) == pytest.approx((at_once.ns[i], at_once.sigma[i], at_once.mark[i]))
+        assert (alone.ns, alone.sigma, alone.coverage) == pytest.approx(
+            (at_once.ns[i], at_once.sigma[i], at_once.coverage[i])
+        )
 
 
 def test_steps_without_an_operation_are_priced_without_fuss() -> None:
@@ -173,7 +175,7 @@ def test_steps_without_an_operation_are_priced_without_fuss() -> None:
     ],
 )
 def test_marks_say_what_was_measured(operation: Operation, mark: Coverage) -> None:
-    assert KERNELS["H100"].time(operation).mark == mark
+    assert KERNELS["H100"].time(operation).coverage == mark
 
 
 def test_far_from_the_tables_sigma_widens_and_the_time_goes_back_to_the_roofline() -> None:
@@ -188,7 +190,7 @@ def test_a_gpu_without_tables_is_extrapolated_throughout() -> None:
     assert isinstance(kernels, TransferredKernels)
     for operation in (Gemm("g", 64, 4096, 4096), decodes(16, 1000), Elementwise("n", 1e6)):
         found = kernels.time(operation)
-        assert found.mark == Coverage.EXTRAPOLATED
+        assert found.coverage == Coverage.EXTRAPOLATED
         assert found.sigma >= 0.25
         assert 1 / 3 < floor_ns(kernels.gpu, operation) / found.ns <= 1 or found.ns < 50_000
 
@@ -196,7 +198,7 @@ def test_a_gpu_without_tables_is_extrapolated_throughout() -> None:
 def test_a_type_that_was_not_tabulated_is_stood_in_for() -> None:
     time = KERNELS["A100-80G"].time
     stood_in, own = time(decodes(64, 1000, "fp8")), time(decodes(64, 1000))
-    assert stood_in.mark == Coverage.EXTRAPOLATED
+    assert stood_in.coverage == Coverage.EXTRAPOLATED
     assert stood_in.sigma > own.sigma
 
 
@@ -306,7 +308,7 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path, caps
     folder = tmp_path / "gemm" / "vllm" / "1.0"
     folder.mkdir(parents=True)
     (folder / "gemm_perf.parquet").write_bytes(b"not Parquet")
-    with pytest.raises(UserError, match="is not readable as Parquet"):
+    with pytest.raises(UserError, match="is not a readable Parquet file"):
         list(measurements(str(tmp_path), "H100"))
     pq.write_table(pa.table({"m": [1], "latency": [1.0]}), folder / "gemm_perf.parquet")
     assert main(["--tables", str(tmp_path), "--gpu", "H100", "--out", str(tmp_path / "out")]) == 2

@@ -144,7 +144,7 @@ def test_many_steps_are_marked_as_each_alone(
     for at, sizes in enumerate(each):
         alone = explain(predicted, StepSizes(**sizes))
         told, _ = provenance_of(predicted, [StepSizes(**sizes)])
-        assert found.mark[at] == max(alone.mark, Coverage.INTERPOLATED) == told
+        assert found.coverage[at] == max(alone.coverage, Coverage.INTERPOLATED) == told
         errors, times = sum(o.sigma * o.ns for o in alone.operations), sum(o.ns for o in alone.operations)
         assert found.sigma[at] == pytest.approx(errors / times, rel=1e-9)
 
@@ -165,4 +165,4 @@ def test_what_measured_steps_cover_is_validated(predicted: OperationCost) -> Non
     cost = OperationCost(predicted.model, predicted.deployment, predicted.kernels, covered)
     rows = np.array([1.0, 64.0, 65.0])
     marks = step_coverage(cost, StepSizes(decode_rows=rows, decode_context=1000 * rows, sampled_rows=rows))
-    assert marks.mark[:2].tolist() == [Coverage.VALIDATED] * 2 and marks.mark[2] > Coverage.VALIDATED
+    assert marks.coverage[:2].tolist() == [Coverage.VALIDATED] * 2 and marks.coverage[2] > Coverage.VALIDATED

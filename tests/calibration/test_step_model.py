@@ -239,7 +239,7 @@ def test_an_iteration_log_is_read_in_its_units(tmp_path: Path) -> None:
     [
         (None, "cannot be read"),
         ("a,b\n1,2\n", "has no column"),
-        (HEADER + "x,0,0,1,1,0,3\n", "no number"),
+        (HEADER + "x,0,0,1,1,0,3\n", "is not a number"),
         (HEADER, "no step"),
     ],
 )

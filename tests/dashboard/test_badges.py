@@ -30,7 +30,7 @@ from planning.plan.document import PlanDocument
 from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.badges import badges
 from tests.dashboard.samples import report, toy_run
-from tests.dashboard.test_pages import main_module, open_page, step  # noqa: F401
+from tests.dashboard.test_pages import open_page, step
 from traces.recording import Recording
 
 PAGES = {

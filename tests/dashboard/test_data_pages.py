@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -26,14 +25,6 @@ from tests.dashboard.badges import badges
 from tests.dashboard.samples import one_line, toy_run
 
 SAMPLES = Path(dashboard.__file__).with_name("samples")
-
-
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
 
 
 def open_page(module, *arguments, **url):
@@ -142,7 +133,7 @@ def test_what_the_url_names_and_is_not_there_is_said(tmp_path):
 def test_a_filter_that_leaves_nothing_says_so(tmp_path):
     app = sweeps(tmp_path)
     app.multiselect[1].set_value([]).run()
-    assert not app.exception and "No run is left" in app.info[0].value
+    assert not app.exception and "No run passes" in app.info[0].value
 
 
 def test_a_query_is_answered_and_stays_in_the_url(tmp_path):
@@ -185,7 +176,7 @@ def test_a_sweep_whose_runs_all_failed_shows_why(tmp_path):
     rows = [row | {"status": "failed", "error": "no memory"} for row in table.to_pylist()]
     pq.write_table(type(table).from_pylist(rows, schema=table.schema), file)
     app = sweeps(tmp_path, sweep="failed")
-    assert not app.exception and "No run of this sweep came to an end" in app.warning[0].value
+    assert not app.exception and "No run of this sweep finished" in app.warning[0].value
     assert set(app.dataframe[0].value["error"]) == {"no memory"}
 
 

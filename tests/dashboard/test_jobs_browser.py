@@ -55,7 +55,7 @@ def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, 
         begun(other, address, LIGHT)
         second.get_by_role("button", name="Cancel").click()
         for page in (first, second):
-            page.get_by_text("Cancelled. It can be started again.").wait_for()
+            page.get_by_text("Cancelled. You can start it again.").wait_for()
             page.get_by_role("button", name="Find the fleet", disabled=False).wait_for()
         until(lambda: not group(mark.pid))
         other.get_by_text(ANSWER).wait_for()  # without a click
@@ -80,5 +80,5 @@ def test_no_kill_loses_work(runs, browser, tmp_path):
         until(lambda: not group(heavy.pid))
         page.get_by_role("button", name="Find the fleet").click()
         page.get_by_role("button", name="Cancel").click()
-        page.get_by_text("Cancelled. It can be started again.").wait_for()
+        page.get_by_text("Cancelled. You can start it again.").wait_for()
     page.close()

@@ -57,22 +57,6 @@ def told(stage: str, share: float) -> None:
     """Nobody listens."""
 
 
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Jobs that the page starts, which then are not."""
-    jobs: list[Job] = []
-    monkeypatch.setattr(Job, "start", lambda job: jobs.append(job))
-    return jobs
-
-
 def lab(runs: Path, **url: str) -> AppTest:
     def script(runs):
         from pathlib import Path
@@ -198,8 +182,8 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
     ("text", "says"),
     [
         ("policy: os:system\n" + OWN.replace("policy: sarathi\n", ""), "deployment.policy"),
-        (OWN.replace("Llama-3.1-8B", "/etc"), "not in the catalogue"),
-        (OWN.replace("Llama-3.1-8B", "nobody/Llama-3.1-8B"), "not in the catalogue"),
+        (OWN.replace("Llama-3.1-8B", "/etc"), "must be a model of the catalogue"),
+        (OWN.replace("Llama-3.1-8B", "nobody/Llama-3.1-8B"), "must be a model of the catalogue"),
         (OWN + "fleet: {router: {name: 'os:system'}}", "fleet.router"),
         (OWN + "fleet: {pools: [{name: p, calibration: /tmp}]}", "is a path"),
         (OWN + "fleet: {pools: [{name: p, gpu: ../x}]}", "gpu"),
@@ -207,7 +191,7 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
         (OWN + "fleet: {pools: [{name: p, replicas: 90000}]}", "1000"),
         (OWN + "fleet: {pools: [{name: p}], autoscaler: {target: 4, max_replicas: 90000}}", "1000"),
         (OWN + "scheduler: {speculative: {num_speculative_tokens: 2, acceptance_rate: 0.5, model: /etc}}", "catalogue"),
-        (OWN + "scheduler: {max_num_seq: 3}", "is no setting"),
+        (OWN + "scheduler: {max_num_seq: 3}", "is not a setting"),
         (OWN + "scheduler: {max_num_seqs: 0}", "max_num_seqs"),
         ("a: &a [1]\nb: *a", "alias"),
         ("a: [", "is not YAML"),
@@ -217,7 +201,7 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
         ("policy: !!timestamp x", "is not YAML"),
         ("policy: !!bool x", "is not YAML"),
         ("[" * 30_000, "nested too deeply"),
-        ("just words", "is no mapping"),
+        ("just words", "must be a mapping"),
         ("#" * (1000 * MOST_KB + 1), "too large"),
     ],
 )
@@ -262,7 +246,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert found is not None, "python -m dashboard.policy_lab_page.example makes it anew"
     app = lab(tmp_path)
     text = shown(app)
-    assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's index of A" in text
+    assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's fairness index is" in text
     assert len(app.get("plotly_chart")) == 4 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {
         *("Parquet of rows", "Parquet of tallies", "CSV of rows", "CSV of tallies", "Report", "JSON")
@@ -395,7 +379,7 @@ def test_the_bundled_pair_is_what_its_answer_says() -> None:
     known = example_answer(settings)
     assert known is not None
     read = document.ComparisonDocument.read
-    assert read({**found, "asked": known["asked"]}) == read(known)
+    assert read({**found, "inputs": known["inputs"]}) == read(known)
     assert {found[side]["clock"] for side in "ab"} == {"wall"}
     assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
 
@@ -482,7 +466,7 @@ def test_only_a_real_recording_is_held_against(tmp_path: Path) -> None:
     for name in "xy":
         toy_run(tmp_path / name, "virtual", seed=1)
     asked = {"a": str(tmp_path / "x"), "b": str(tmp_path / "y"), "stamps": [0, 0], "timing": {"gpu": "H100"}}
-    with pytest.raises(UserError, match="simulated itself"):
+    with pytest.raises(UserError, match="is simulated"):
         recorded(asked, QUIET, told)
 
 
@@ -509,7 +493,7 @@ def test_an_interval_is_drawn_in_percent_of_a_and_coloured_by_who_is_better() ->
     assert (by["B is better"].marker.color, by["A is better"].marker.color) == ("#222222", "#111111")
     bars = by["B is better"].error_x
     assert (by["B is better"].x[0] - bars.arrayminus[0], by["B is better"].x[0] + bars.array[0]) == (-30.0, -10.0)
-    assert list(by["cannot be told"].marker.symbol) == ["circle", "diamond"]
+    assert list(by["no clear difference"].marker.symbol) == ["circle", "diamond"]
     assert figure.layout.yaxis.categoryarray[-1] == lab_charts.label(rows[0]), "the first row is on top"
 
 
@@ -559,5 +543,5 @@ def test_requests_that_do_not_finish_are_told(tmp_path: Path, answer: dict[str, 
     told = {**answer, "rows": [*answer["rows"], {**lost, "percent": 100.0, "better": ""}]}
     leave(tmp_path, SIMULATED, asked(lab(tmp_path, seconds="8"), started), told)
     app = lab(tmp_path, seconds="8")
-    assert "25.0 % of them finish on A, 50.0 % on B" in shown(app)
+    assert "On A 25.0 % of the requests finish, on B 50.0 %" in shown(app)
     assert "finish on A" not in shown(lab(tmp_path))

@@ -29,7 +29,7 @@ def test_from_two_policies_to_an_answer(server, page):
     with page.expect_download() as download:
         page.get_by_role("button", name="JSON", exact=True).click()
     answer = json.loads(download.value.path().read_text())
-    assert answer["asked"]["b"]["settings"] == {"policy": "sjf"} and answer["runs"] == 2
+    assert answer["inputs"]["b"]["settings"] == {"policy": "sjf"} and answer["runs"] == 2
     assert page.get_by_text(answer["verdict"][1:]).count()
     page.reload()
     page.get_by_text("Winners and losers").wait_for()

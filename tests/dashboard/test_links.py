@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +40,6 @@ _ASK_FOR_MORE = {"a config.json of your own", "a deployment in YAML"}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_samples(tmp_path_factory.mktemp("links") / "samples")
-
-
-@pytest.fixture(autouse=True)
-def main_module() -> Iterator[None]:
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
 
 
 def opened(page: str, runs: Path, link: dict[str, Any]) -> AppTest:

@@ -20,14 +20,6 @@ from tests.dashboard.samples import one_line, write_samples
 from tokentwin.commands.dashboard import dashboard
 
 
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
-
-
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     return write_samples(tmp_path_factory.mktemp("samples") / "runs")
@@ -124,7 +116,7 @@ def test_an_old_run_of_a_link_is_opened_however_many_there_are(tmp_path, samples
 def test_without_recordings_the_page_says_what_makes_one(tmp_path):
     app = run(tmp_path)
     assert not app.exception
-    assert "No recording" in app.info[0].value and "**bundled**" in app.info[0].value
+    assert "no recording" in app.info[0].value and "**bundled**" in app.info[0].value
     assert "`tokentwin demo`" in text(app) and not app.code  # the highlighter would come before the first figure
     assert len(charts(app)) == 6
 
@@ -212,7 +204,7 @@ def test_a_step_is_explained_by_its_parts():
 
 def test_an_empty_step_and_a_split_that_cannot_be_say_so():
     empty = step(rows="0")
-    assert not empty.exception and "empty step" in empty.info[0].value
+    assert not empty.exception and "step is empty" in empty.info[0].value
     assert step(rows="-3", context="junk").query_params.get("rows") in (None, [])
 
 

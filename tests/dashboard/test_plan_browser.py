@@ -31,7 +31,7 @@ def test_from_a_question_to_a_run(server, page, tmp_path):
 
     find.click()
     page.get_by_role("button", name="Cancel").wait_for()
-    page.get_by_text("A first answer, by").wait_for()
+    page.get_by_text("This first answer is of").wait_for()
     page.get_by_text("Why not fewer?").wait_for()
     settle(page, plots=5)
     drawn(page, least=50)

@@ -36,7 +36,7 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.dashboard.badges import badges
 from tests.dashboard.samples import write_samples
-from tests.dashboard.test_pages import charts, main_module, one_line, parameter, text  # noqa: F401
+from tests.dashboard.test_pages import charts, parameter, text
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.recording import Recording, RecordingWriter
@@ -167,9 +167,9 @@ def test_a_run_that_came_to_little_says_so_first(shed):
 
 def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
-    assert any("12.5 % from cpu, 5 % from nvme came out of KV tiers" in text for text in said)
-    assert any("gives 2.5 tokens to a request, 50 % of the draft tokens" in text for text in said)
-    assert any("Of single replicas" in text for text in said)
+    assert any("came from KV tiers: 12.5 % from cpu, 5 % from nvme" in text for text in said)
+    assert any("gives a request 2.5 tokens on average. 50 % of the draft tokens" in text for text in said)
+    assert any("of single replicas" in text for text in said)
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
@@ -177,8 +177,8 @@ def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys
     print_reasons(shed)
     said = capsys.readouterr().out
     assert "80 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
-    assert "30 timed out, the first because: because of 10\n" in said
-    assert "2 rejected, the first because: because of 8\n" in said
+    assert "30 timed out; reason of the first: because of 10\n" in said
+    assert "2 rejected; reason of the first: because of 8\n" in said
     (usage,) = [line for line in said.splitlines() if line.startswith("kv_usage, %")]
     assert usage.split()[2] == "50"
 
@@ -281,7 +281,7 @@ def test_the_step_view_shows_parts_and_roofline(runs, timed):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("simulated", "toy) is not among the bundled ones"), ("real-1", "did not time what is inside")]
+    ("name", "line"), [("simulated", "toy) is neither bundled"), ("real-1", "did not time what is inside")]
 )
 def test_the_step_view_says_why_it_cannot_tell(runs, name, line):
     app = page(runs, run=name, view="steps")
@@ -342,7 +342,7 @@ def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("simulated", "does not hold what was offered"), ("real-1", "does not hold what was offered")]
+    ("name", "line"), [("simulated", "does not hold its workload"), ("real-1", "does not hold its workload")]
 )
 def test_a_run_that_cannot_be_simulated_again_has_evidence_only(runs, name, line):
     app = page(runs, run=name, view="diagnosis")
@@ -389,7 +389,9 @@ def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
     tried = (lifted("a", "policy", {"finished": 0.8}, {}, finished=0.83),)
     figure = what_it_buys(bundled_diagnosis(metric="finished", simulated_finished=0.15, counterfactuals=tried))
     assert list(figure.data[0].x) == [80] and figure.data[0].text[0] == "83.0 % finish"
-    assert figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finish as it was"
+    assert (
+        figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finished in the run"
+    )
 
 
 # Every metric
@@ -398,7 +400,7 @@ def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
 def test_every_metric_that_is_known_is_listed(runs, timed):
     app = page(runs, run="timed", view="metrics")
     assert not app.exception and not app.error
-    distributions, scalars = (frame.value for frame in app.dataframe)
+    distributions, scalars = app.dataframe[0].value, app.table[0].value
     known = [name for name, value in RunMetrics.of(timed).scalars().items() if value is not None]
     assert len(scalars) == len(known)
     assert (scalars["90 % band"] != "").sum() == 3
@@ -449,10 +451,10 @@ def test_gaps_of_a_large_run_are_a_sample_spread_over_it(large):
 
 
 def test_columns_without_a_value_are_known_without_reading_them(large, timed):
-    assert large.told("requests", ["tenant", "status", "token_times_ns", "session"]) == ["status", "token_times_ns"]
-    assert large.told("steps", ["start_ns", "stages_ns"]) == []
+    assert large.filled("requests", ["tenant", "status", "token_times_ns", "session"]) == ["status", "token_times_ns"]
+    assert large.filled("steps", ["start_ns", "stages_ns"]) == []
     held = [name for name in timed.steps.column_names if any(timed.steps[name].to_pylist())]
-    assert set(held) <= set(timed.told("steps", timed.steps.column_names))
+    assert set(held) <= set(timed.filled("steps", timed.steps.column_names))
 
 
 @given(st.lists(st.sampled_from([float("nan"), 0.0, 1.0, 2.0, 3.0]), max_size=60), st.integers(1, 20))

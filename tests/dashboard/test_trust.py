@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ from tests.dashboard.samples import one_line, report, write_report, write_sample
 from traces import column_dictionary
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
-
-
-@pytest.fixture(autouse=True)
-def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
-    before = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = before
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +130,7 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
     rows[0]["floor_pct"] = 168.0
     one, all_of_them = ValidationReport.model_validate(content), [{**row, "floor_pct": 168.0} for row in rows]
     assert rungs(one, None)[2].headline == "**9 of 13** figures within the real noise"
-    assert "1 of 14 figures: real runs differ by up to 168 %" in rungs(one, None)[2].detail
+    assert "1 of 14 figures tell nothing: their real runs differ by up to 168 %" in rungs(one, None)[2].detail
     assert rungs(one, None)[4].headline == "**13 of 13** measured figures in their 90 % band"
     rows[:] = all_of_them
     content["rungs"]["step"]["regimes"]["decode"]["median_error_pct"] = 80.0
@@ -156,7 +147,7 @@ def test_the_furthest_out_of_the_published_engines_is_named():
               if (e := case.median_error_pct(f, "blind")) is not None}  # fmt: skip
     title, worst = max(errors, key=lambda pair: pair[1])
     detail = rungs(None, published)[3].detail
-    assert f"Furthest out, {title}: " in detail and f"{worst:.1f} %" in detail
+    assert f"The largest are of {title}: " in detail and f"{worst:.1f} %" in detail
 
 
 def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
@@ -174,7 +165,7 @@ def test_a_report_that_climbed_nothing_still_opens(tmp_path):
     write_report(tmp_path / "validation", {"verdict": "Nothing was compared.", "of_a_later_version": 1})
     app = trust(tmp_path)
     assert not app.exception and not app.error
-    assert text(app).count("Not climbed") == 3
+    assert text(app).count("does not hold this check") == 3
     assert "% of the published ones" in text(app)  # rungs 4 and 5 stand on the bundled figures
 
 
@@ -185,7 +176,7 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     shown = text(app)
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
     assert load_report(DEMO / "validation").verdict in shown
-    assert "Not climbed" not in shown and shown.count("Rung") == 5
+    assert "does not hold this check" not in shown and shown.count("Rung") == 5
     assert len(charts(app)) == 5
 
 
@@ -314,7 +305,7 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
     app = trust(samples)
-    assert "timed by a calibration (toy) that is not under" in text(app)
+    assert "(toy) is not in" in text(app)
     shutil.copytree(DEMO, tmp_path / "runs")
     (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
     assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs"))
@@ -329,7 +320,7 @@ def test_published_engines_are_shown_with_their_errors_and_targets(tmp_path):
     met = sum(target.met for target in bundled.targets)
     assert f"**{met} of {len(bundled.targets)}** targets met, {len(bundled.cases)} sources" in text(app)
     dots = [trace for trace in charts(app)[4]["data"] if trace["mode"] == "markers"]
-    assert any(trace["name"] == "in its 90 % interval" for trace in dots)
+    assert any(trace["name"] == "in the 90 % band" for trace in dots)
     anchored = trust(tmp_path, prediction="anchored")
     assert not anchored.exception and parameter(anchored, "prediction") == "anchored"
 

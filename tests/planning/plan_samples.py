@@ -65,13 +65,13 @@ def question(*slos: str, workload: Workload | None = None) -> Question:
     return Question(workload, requests, parse_objectives(slos), BySpeed(), "least-requests")
 
 
-def fewest(asked: Question, of: Engine, most: int) -> int | None:
+def fewest(query: Question, of: Engine, most: int) -> int | None:
     """By trying every number of replicas, from one up."""
-    return next((n for n in range(1, most + 1) if try_fleet(asked, of, n, to_the_end=True).met), None)
+    return next((n for n in range(1, most + 1) if try_fleet(query, of, n, to_the_end=True).met), None)
 
 
-def cheapest(asked: Question, engines: Sequence[Engine], most: int, spares: int = 0) -> tuple[float, str, int] | None:
+def cheapest(query: Question, engines: Sequence[Engine], most: int, spares: int = 0) -> tuple[float, str, int] | None:
     """Price, engine and replicas, by trying everything."""
-    found = [(of, fewest(asked, of, most)) for of in engines]
+    found = [(of, fewest(query, of, most)) for of in engines]
     offers = [((n + spares) * of.usd_per_hour, of.name, n) for of, n in found if n is not None]
     return min(offers, default=None)

@@ -226,7 +226,7 @@ def test_what_was_simulated_beside_real_runs_is_in_tables_of_its_own() -> None:
 def test_a_report_of_real_runs_says_how_far_off_the_simulated_ones_are_and_whether_they_were_disturbed() -> None:
     document = recorded().model_copy(update={"disturbed": True, "disturbance": "the canary drifted"})
     text = written(document, "html").decode()
-    assert "The real runs were disturbed: the canary drifted. Part of what differs" in text
+    assert "The real runs were disturbed: the canary drifted. A canary step is" in text
     worst = furthest_off(document.errors())
     assert worst is not None and f"({worst.error:+.1f} %)" in text and "Simulated against real" in text
     calm = written(document.model_copy(update={"disturbed": False}), "html").decode()
@@ -258,12 +258,12 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         (
             "plan",
             7,
-            ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s of a GPU", "prompt (tokens)"],
+            ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s per GPU", "prompt (tokens)"],
         ),
-        ("no fleet", 3, ["output tokens/s of a GPU", "prompt (tokens)"]),
+        ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
         ("simulated comparison", 4, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
-        ("diagnosis", 1, ["share of TTFT p99 that would be gone (%), 567 ms as it was"]),
+        ("diagnosis", 1, ["share of TTFT p99 that goes away (%); it was 567 ms"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 5, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
@@ -289,7 +289,7 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
     assert f"{100 * answer['recommendation']['attainment']:.1f} %" in text
     gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]
     assert error_line(load_external(EXTERNAL_SAMPLE), gpu) in text
-    assert "What else there is" in text and all(entry["engine"] in text for entry in answer["dearer"])
+    assert "Other candidates" in text and all(entry["engine"] in text for entry in answer["dearer"])
 
 
 def test_the_command_of_a_plan_asks_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_the_command_of_a_plan_asks_the_same(tmp_path: Path, monkeypatch: pytest
     assert done.exit_code == 0, done.output
     ours = planned(asked, tmp_path, lambda stage, share: None)
     theirs = json.loads((tmp_path / "plan.json").read_text())
-    assert ours.pop("asked") == asked and theirs.pop("asked")["command"].startswith("tokentwin plan ")
+    assert ours.pop("inputs") == asked and theirs.pop("inputs")["command"].startswith("tokentwin plan ")
     assert ours == theirs, "the page and the command line give one and the same document"
     assert b"--spares 1" in written(open_exportable(tmp_path / "plan.json"), "html")
 
@@ -336,7 +336,7 @@ def test_a_validation_report_whose_recordings_are_gone_still_has_a_report(tmp_pa
 
 def evil_plan() -> PlanDocument:
     document = json.loads(json.dumps(example()["answer"]).replace("TP4 H100", json.dumps(EVIL)[1:-1]))
-    document["asked"] = {"command": EVIL}
+    document["inputs"] = {"command": EVIL}
     document["objectives"] = [EVIL]
     document["version"] = EVIL
     return PlanDocument.read(document)
@@ -349,7 +349,7 @@ def evil_comparison() -> ComparisonDocument:
         document[side]["deployment"]["policy"] = EVIL + side
     for row in (document["rows"][0], document["ranking"][0]):
         row |= {"metric": EVIL, "stat": EVIL}
-    document |= {"asked": {EVIL: EVIL}, "disturbed": True, "disturbance": EVIL}
+    document |= {"inputs": {EVIL: EVIL}, "disturbed": True, "disturbance": EVIL}
     return ComparisonDocument.read(document)
 
 
@@ -412,14 +412,14 @@ def without(document: dict[str, Any], field: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("no json", "source: .*: is none of: a recording"),
-        ("[" * 100_000, "source: .*: is none of: a recording"),
-        ("[1, 2]", "source: .*: is none of: a recording"),
-        ('{"points": []}', "source: .*: is none of: a recording"),
-        (json.dumps(without(example()["answer"], "lengths")), "plan.lengths: 'none': is missing"),
+        ("no json", "source: .*: cannot be exported; give a recording"),
+        ("[" * 100_000, "source: .*: cannot be exported; give a recording"),
+        ("[1, 2]", "source: .*: cannot be exported; give a recording"),
+        ('{"points": []}', "source: .*: cannot be exported; give a recording"),
+        (json.dumps(without(example()["answer"], "lengths")), "plan.lengths: is missing"),
         (json.dumps(example()["answer"] | {"points": [{"engine": 3}]}), r"plan.points.0.engine: 3: "),
         (json.dumps(example()["answer"]).replace('"attainment": 1.0', '"attainment": NaN'), "attainment: nan: "),
-        (json.dumps(without(simulated().as_json(), "cdfs")), "comparison.cdfs: 'none': is missing"),
+        (json.dumps(without(simulated().as_json(), "cdfs")), "comparison.cdfs: is missing"),
         (json.dumps(simulated().as_json() | {"rows": []}), "comparison.rows: "),
     ],
 )
@@ -443,6 +443,6 @@ def test_a_comparison_that_was_saved_is_what_is_printed_and_exported(tmp_path: P
     assert isinstance(again.exception, UserError) and again.exception.field == "output"
     source = open_exportable(saved)
     assert isinstance(source, ComparisonDocument)
-    asked = source.asked["command"]
+    asked = source.inputs["command"]
     assert asked.startswith("tokentwin compare --trace ") and "max_num_seqs=8" in asked and "--save" not in asked
     assert len(Tags(written(source, "html")).figures) == 3

@@ -432,39 +432,42 @@ def test_whose_means_a_tally_has_is_said_where_some_do_not_finish(spec: Path, tm
     settings = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"max_num_seqs": 1}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings | {"fleet": {"admission": {"queue_timeout_s": 0.1}}}))
     (tmp_path / "b.yaml").write_text(yaml.safe_dump(settings))
-    says = "Means A and B are of the requests that finish on both sides."
+    says = "Mean A and mean B cover the requests that finish on both sides."
     assert says in run("compare", tmp_path / "a.yaml", tmp_path / "b.yaml", "--trace", spec, "--gpu", "H100").output
     assert says not in run("compare", "--trace", spec, "--gpu", "H100", "--b", "max_num_seqs=1").output
 
 
 def test_a_ranking_of_nothing_is_a_sentence_and_no_table() -> None:
-    assert list(map(str, ranking_report([]))) == ["neither the simulator nor the engine claims a difference"]
+    assert list(map(str, ranking_report([]))) == ["neither the simulator nor the real engine shows a difference"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["{spec}"], "give both"),
-        (["--gpu", "H100"], "give --trace"),
+        (["--gpu", "H100"], "trace: is missing"),
         (
             ["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--tensor-parallel-size", "2"],
-            "goes with --model",
+            "needs --model",
         ),
-        (["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--model", "nobody"], "not in the catalogue"),
+        (
+            ["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--model", "nobody"],
+            "model: 'nobody': must be one of",
+        ),
         (["--trace", "{spec}", "--b", "policy=sjf"], "give --calibration, or --gpu"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy"], "NAME=VALUE"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "polcy=fair"], "polcy"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy=nice"], "nice"),
-        (["--trace", "{spec}", "--gpu", "H100", "--a", "model.x=1"], "no settings of its own"),
+        (["--trace", "{spec}", "--gpu", "H100", "--a", "model.x=1"], "is a single value"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "replicas=0"], "greater than or equal to 1"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "router=3"], "valid string"),
-        (["--trace", "{spec}", "--gpu", "H100", "--engine"], "give --out"),
-        (["--trace", "{spec}", "--gpu", "H100", "--repeats", "2"], "goes with --engine"),
-        (["{folder}", "{folder}"], "holds no recording"),
+        (["--trace", "{spec}", "--gpu", "H100", "--engine"], "out: is missing"),
+        (["--trace", "{spec}", "--gpu", "H100", "--repeats", "2"], "repeats: '2': needs --engine"),
+        (["{folder}", "{folder}"], "is not a recording"),
         (["{folder}/none", "{folder}"], "^A: .*does not exist"),
         (["{spec}", "{folder}/none"], "^B: .*does not exist"),
-        (["{folder}", "{spec}"], "compared with a recording"),
-        (["{folder}", "{folder}", "--gpu", "H100"], "nothing to simulate"),
+        (["{folder}", "{spec}"], "compared with recordings"),
+        (["{folder}", "{folder}", "--gpu", "H100"], "leave the options of a simulation out"),
         (["--trace", "{folder}/none.yaml", "--gpu", "H100"], "cannot be read"),
         (["--trace", "{spec}", "--gpu", "H100"], "A and B are the same"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy=sjf", "--b", "policy=sjf"], "A and B are the same"),
@@ -479,7 +482,7 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, spec: Path) -> N
 
 def test_a_recorded_trace_has_no_other_seeds(spec: Path, tmp_path: Path) -> None:
     run("trace", "synth", tmp_path / "t.parquet", "--spec", spec)
-    with pytest.raises(UserError, match="happened once"):
+    with pytest.raises(UserError, match="must be 1 for a recorded trace"):
         run("compare", "--trace", tmp_path / "t.parquet", "--gpu", "H100", "--seeds", "2", "--b", "policy=fair")
 
 

@@ -57,7 +57,7 @@ CAUSES = {
     runs.cpu_bound: ("no CPU time between steps", "policy", "time between steps"),
     runs.overloaded: ("one more replica", "capacity", "overload"),
     runs.bursty: ("even arrivals", "capacity", "bursty arrivals"),
-    runs.few_places: ("more running requests", "policy", "no place to run"),
+    runs.few_places: ("more running requests", "policy", "max_num_seqs reached"),
     runs.evicted_prefixes: ("perfect prefix reuse", "capacity", "missed prefixes"),
     runs.uneven_routing: ("routing by load", "policy", None),
     runs.long_prompts_block: ("smaller chunks", "policy", "high ITL"),
@@ -165,7 +165,7 @@ def test_what_nothing_that_is_tried_saves_stays_unexplained(tmp_path: Path) -> N
     dep = made.deployment.model_copy(update={"fleet": fleet, "scheduler": roomy})
     found = diagnosed(replace(made, deployment=dep), tmp_path / "run")
     assert found.metric == FINISHED and found.finished[0] < 0.9 and found.cause is None
-    assert found.verdict().startswith("unexplained: no constraint lets a tenth of the requests that come to nothing")
+    assert found.verdict().startswith("unexplained: lifting one constraint lets less than a tenth of the unfinished")
 
 
 # Failures
@@ -222,7 +222,7 @@ def test_outputs_of_one_token_have_no_tpot(tmp_path: Path) -> None:
     found = diagnosed(one_token(100), tmp_path / "run")
     assert set(found.simulated) == set(found.recorded) == {"ttft_ms", "e2e_ms"}
     assert all(set(c.p99) == {"ttft_ms", "e2e_ms"} for c in found.counterfactuals if not c.skipped)
-    with pytest.raises(UserError, match="metric: 'tpot_ms': is of no request"):
+    with pytest.raises(UserError, match="metric: 'tpot_ms': has no value in this run"):
         diagnosed(one_token(100), tmp_path / "again", judged="tpot_ms")
 
 
@@ -472,7 +472,7 @@ def routed(slow_run: Path) -> Path:
 def test_a_simulated_fleet_is_simulated_again_as_it_was(routed: Path) -> None:
     told = json.loads(run("diagnose", routed, "-c", routed.parent / "calibration", "--format", "json").output)
     assert told["simulated_p99"] == told["recorded_p99"] and told["warning"] is None
-    assert "least-tokens looks at loads already" in json.dumps(told["counterfactuals"])
+    assert "least-tokens already balances loads" in json.dumps(told["counterfactuals"])
 
 
 def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp_path: Path) -> None:
@@ -499,7 +499,7 @@ def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
 
 def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:
     shown = " ".join(run("diagnose", slow_run / "run").output.split())
-    assert "evidence only" in shown and "no place to run" in shown
+    assert "evidence only" in shown and "max_num_seqs reached" in shown
 
 
 def test_bad_input_is_one_line(slow_run: Path, tmp_path: Path) -> None:
@@ -519,5 +519,5 @@ def test_a_run_of_which_nothing_finished_cannot_be_explained(tmp_path: Path) -> 
     scheduler = SchedulerConfig(max_num_seqs=1, max_model_len=32, max_num_batched_tokens=32, num_blocks=16)
     offered = Workload([WorkloadRequest(0, 0, (("", 100),), 5)], shares_prefixes=False)
     simulate_to(tmp_path / "run", offered, Deployment(scheduler=scheduler), TokenCost(1, 1, 1))
-    with pytest.raises(UserError, match="nothing to explain"):
+    with pytest.raises(UserError, match="nothing can be explained"):
         run("diagnose", tmp_path / "run")

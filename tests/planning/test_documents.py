@@ -116,7 +116,7 @@ def test_a_notebook_and_pandas_show_its_main_table(name: str) -> None:
     assert list(frame.columns) == table.column_names and len(frame) == table.num_rows > 0
     assert all(field.metadata[b"definition"] for field in table.schema)
     assert document._repr_html_().startswith("<pre>")
-    with pytest.raises(UserError, match="table: 'nonsense': is none that this has"):
+    with pytest.raises(UserError, match="table: 'nonsense': does not exist here"):
         document.to_arrow("nonsense")
 
 

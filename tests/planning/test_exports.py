@@ -194,8 +194,9 @@ def test_our_own_reader_of_prometheus_finds_the_run_again(run, tmp_path):
     assert measured.figures["output_throughput"] == pytest.approx(metrics.scalars()["output_throughput"])
     window = Window(tmp_path / "before", tmp_path / "after")
     for name, prometheus in (("ttft_ms", "time_to_first_token"), ("itl_ms", "inter_token_latency")):
-        low, high = window.histogram(f"vllm:{prometheus}_seconds").percentile_bounds(99)
-        assert low < metrics.distribution(name).p99 / 1e3 <= high
+        histogram = window.histogram(f"vllm:{prometheus}_seconds")
+        bucket = int(np.searchsorted(np.cumsum(histogram.counts), 0.99 * histogram.count))
+        assert (0.0, *histogram.bounds)[bucket] < metrics.distribution(name).p99 / 1e3 <= histogram.bounds[bucket]
 
 
 def test_what_was_not_kept_is_left_out(tmp_path):
@@ -290,7 +291,7 @@ def test_the_report_shows_the_diagnosis_where_there_is_one(tmp_path):
     assert verdict in beside and verdict not in without and "What would help" not in without
     assert verdict in written(RecordedRun(RUN_SAMPLE), "html").decode()
     (tmp_path / "run" / "diagnosis.json").write_text("{}")
-    with pytest.raises(UserError, match=r"diagnosis\.verdict: 'none': is missing"):
+    with pytest.raises(UserError, match=r"diagnosis\.verdict: is missing"):
         written(RecordedRun(tmp_path / "run"), "html")
 
 
@@ -350,7 +351,7 @@ def test_steps_that_were_not_kept_are_refused(tmp_path):
     with RecordingWriter(tmp_path / "run", {"run_id": "x", "clock": "virtual"}):
         pass
     command = ["export", str(tmp_path / "run"), "--to", "csv", "--table", "steps", "-o", str(tmp_path / "x.csv")]
-    with pytest.raises(UserError, match="table: 'steps': is none that this has; choose requests"):
+    with pytest.raises(UserError, match=r"table: 'steps': does not exist in .*; choose requests"):
         cli.main(command, standalone_mode=False)
     assert not (tmp_path / "x.csv").exists()
 

@@ -124,12 +124,12 @@ def answering(**methods: Any) -> Any:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (1.5e6, "gave 1500000.0, which is no int"),
-        (float("nan"), "gave nan, which is no int"),
-        (None, "gave None, which is no int"),
-        (True, "gave True, which is no int"),
-        (-1, "gave -1 ns"),
-        (10**30, "give a time from 0 up"),
+        (1.5e6, "returned 1500000.0 instead of whole nanoseconds"),
+        (float("nan"), "returned nan instead of whole"),
+        (None, "returned None instead of whole"),
+        (True, "returned True instead of whole"),
+        (-1, "returned -1 ns"),
+        (10**30, "instead of a time of 0 or more"),
         (ZeroDivisionError("no\ntime"), "raised ZeroDivisionError"),
         (SystemExit(0), "raised SystemExit"),
     ],
@@ -146,7 +146,7 @@ def test_an_answer_that_is_no_time_is_one_line_with_model_and_step(method: str, 
 
 
 def test_a_run_of_another_length_is_refused() -> None:
-    with pytest.raises(UserError, match="gave 1 times for 2 steps"):
+    with pytest.raises(UserError, match="returned 1 times instead of 2"):
         list(OwnCost("mine:Mine", answering(step_ns=5, decode_run_ns=[5])).decode_run_ns(3, 60, 1200, 2))
 
 
@@ -154,7 +154,7 @@ def test_a_run_of_another_length_is_refused() -> None:
 def test_an_interval_that_is_none_is_refused(interval: Any) -> None:
     model = answering(step_ns=5)
     model.interval = interval
-    with pytest.raises(UserError, match="has an interval"):
+    with pytest.raises(UserError, match="states the interval"):
         OwnCost("mine:Mine", model)
 
 

@@ -11,21 +11,21 @@ from planning.plan.bisection import Bisection
 
 
 def answered(bisection: Bisection, threshold: int, within: int | None = None) -> tuple[Bisection, list[int]]:
-    asked = []
+    tried = []
     while not bisection.done:
         number = bisection.ask(within)
-        asked.append(number)
-        bisection = bisection.told(number, number >= threshold)
-    return bisection, asked
+        tried.append(number)
+        bisection = bisection.answered(number, number >= threshold)
+    return bisection, tried
 
 
 @given(st.integers(0, 300), st.integers(1, 400), st.integers(1, 500), st.integers(1, 500))
 def test_it_finds_the_least_number_that_holds(low: int, room: int, start: int, threshold: int) -> None:
     most, threshold = low + room, max(threshold, low + 1)
-    found, asked = answered(Bisection(low, most, start), threshold)
+    found, tried = answered(Bisection(low, most, start), threshold)
     assert found.high == (threshold if threshold <= most else None)
-    assert all(low < number <= most for number in asked)
-    assert len(asked) == len(set(asked)) <= 2 * log2(room + 1) + 3
+    assert all(low < number <= most for number in tried)
+    assert len(tried) == len(set(tried)) <= 2 * log2(room + 1) + 3
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
@@ -34,7 +34,7 @@ def test_numbers_beyond_a_limit_are_not_asked_for_while_none_holds(threshold: in
     while bisection.high is None and bisection.low < within:
         number = bisection.ask(within)
         assert bisection.low < number <= within
-        bisection = bisection.told(number, number >= threshold)
+        bisection = bisection.answered(number, number >= threshold)
     assert (bisection.high is not None) == (threshold <= within)
 
 

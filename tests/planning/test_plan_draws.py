@@ -75,15 +75,15 @@ def test_a_draw_that_is_refused_is_left_out() -> None:
 
 
 def test_the_answer_says_on_how_many_draws_the_slos_hold() -> None:
-    asked = question(*SLOS)
+    query = question(*SLOS)
     kinds = {"as hard": traffic(seed=3), "twice as hard": traffic(500, rate=120.0, seed=4)}
-    with Workers(asked, 1) as workers:
+    with Workers(query, 1) as workers:
         found = make_plan(workers, [engine()], [], Limits(most=64), draws=list(kinds.values()))
     best = found.recommendation
     assert best is not None
     expected = [
         try_fleet(
-            replace(asked, workload=each, requests=len(list(each.requests))), engine(), best.offer.trial.replicas
+            replace(query, workload=each, requests=len(list(each.requests))), engine(), best.offer.trial.replicas
         ).met
         for each in kinds.values()
     ]
@@ -98,8 +98,8 @@ def test_the_answer_says_on_how_many_draws_the_slos_hold() -> None:
 def test_a_longer_request_than_any_planned_for_has_room_unless_the_length_was_stated() -> None:
     planned = Workload([WorkloadRequest(i, i * 10**9, ((PRIVATE, 500),), 5) for i in range(30)])
     longer = Workload([replace(r, prompt=((PRIVATE, 1500),)) for r in planned.requests])
-    asked = question("ttft_ms p99<=100000", workload=planned)
+    query = question("ttft_ms p99<=100000", workload=planned)
     base = Deployment(model="Llama-3.1-8B", scheduler=SchedulerConfig(num_blocks=600))
-    assert holds(asked, Engine("slow", 1.0, long_enough(base, planned)), 1, longer)
+    assert holds(query, Engine("slow", 1.0, long_enough(base, planned)), 1, longer)
     stated = base.model_copy(update={"scheduler": base.scheduler.model_copy(update={"max_model_len": 600})})
-    assert not holds(asked, Engine("slow", 1.0, stated), 1, longer)
+    assert not holds(query, Engine("slow", 1.0, stated), 1, longer)

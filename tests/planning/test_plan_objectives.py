@@ -40,11 +40,11 @@ def test_objectives_are_read_as_written() -> None:
 @pytest.mark.parametrize(
     ("texts", "names"),
     [
-        (["ttft_ms p99<500"], "should be like"),
+        (["ttft_ms p99<500"], "must be like"),
         (["fast p99<=5"], "fast_ms"),
         (["ttft_ms p0<=5"], "above 0"),
         (["ttft_ms p101<=5"], "at most 100"),
-        (["ttft_ms p99<=nan"], "no number"),
+        (["ttft_ms p99<=nan"], "is not a number"),
         (["ttft_ms p99<=-3"], "above 0"),
         (["ttft_ms<=500"], "add 'attainment"),
         (["attainment>=0.9"], "bounds no latency"),

@@ -29,8 +29,8 @@ SLOS = ("ttft_ms p99<=400", "tpot_ms p95<=45")
 ENGINES = [engine(gpu, tp, usd) for gpu, usd in (("slow", 1.0), ("fast", 2.2)) for tp in (1, 2)]
 
 
-def planned(asked: Question, engines: list = ENGINES, limits: Limits | None = None, jobs: int = 1) -> Plan:
-    with Workers(asked, jobs) as workers:
+def planned(query: Question, engines: list = ENGINES, limits: Limits | None = None, jobs: int = 1) -> Plan:
+    with Workers(query, jobs) as workers:
         return make_plan(workers, engines, [], limits or Limits(most=64))
 
 
@@ -51,10 +51,10 @@ def plan() -> Plan:
     spares=st.integers(0, 2),
 )
 def test_it_is_what_trying_every_fleet_finds(rate: float, seed: int, ttft: int, fast_usd: float, spares: int) -> None:
-    asked = question(f"ttft_ms p95<={ttft}", "tpot_ms p90<=60", workload=traffic(120, rate, seed))
+    query = question(f"ttft_ms p95<={ttft}", "tpot_ms p90<=60", workload=traffic(120, rate, seed))
     engines = [engine("slow", 1), engine("slow", 2), engine("fast", 1, fast_usd)]
-    best = planned(asked, engines, Limits(12, spares)).recommendation
-    expected = cheapest(asked, engines, 12, spares)
+    best = planned(query, engines, Limits(12, spares)).recommendation
+    expected = cheapest(query, engines, 12, spares)
     if expected is None:
         assert best is None
     else:
@@ -72,11 +72,11 @@ def test_every_offer_is_the_fewest_replicas_of_its_engine(plan: Plan) -> None:
 
 
 def test_engines_that_cost_more_than_the_kept_are_given_up_and_no_other() -> None:
-    asked = question(*SLOS)
+    query = question(*SLOS)
     engines = [engine("slow", usd=usd) for usd in (1.0, 1.01, 5.0)]
-    with Workers(asked, 1) as workers:
+    with Workers(query, 1) as workers:
         one, all_of_them = (search(workers, engines, 64, keep=keep) for keep in (1, 3))
-    n = fewest(asked, engine("slow"), 64)
+    n = fewest(query, engine("slow"), 64)
     assert n is not None and n > 2
     assert [entry.replicas for entry in all_of_them] == [n, n, n]
     assert one[2].pruned and not one[0].pruned
@@ -87,13 +87,13 @@ def test_engines_that_cost_more_than_the_kept_are_given_up_and_no_other() -> Non
 
 
 def test_spares_are_paid_for_and_carry_nothing() -> None:
-    asked = question(*SLOS)
-    without, with_two = (planned(asked, [engine()], Limits(64, spares)).recommendation for spares in (0, 2))
+    query = question(*SLOS)
+    without, with_two = (planned(query, [engine()], Limits(64, spares)).recommendation for spares in (0, 2))
     assert without is not None and with_two is not None
     assert with_two.offer.trial == without.offer.trial
     assert with_two.offer.point.gpus == without.offer.point.gpus + 2
     assert with_two.offer.point.usd_per_hour == without.offer.point.usd_per_hour + 2
-    assert "2 spares" in answer(planned(asked, [engine()], Limits(64, 2)))
+    assert "2 spares" in answer(planned(query, [engine()], Limits(64, 2)))
 
 
 def test_a_stricter_bound_never_costs_less() -> None:
@@ -125,8 +125,8 @@ def test_headroom_ends_where_an_objective_breaks(plan: Plan) -> None:
     assert best is not None and best.knee.breaks in SLOS
     for percent, holds in ((best.knee.headroom_percent, True), (best.knee.headroom_percent + 1, False)):
         faster = reshaped(plan.question.workload, rate_scale=1 + percent / 100)
-        asked = replace(plan.question, workload=faster)
-        assert try_fleet(asked, best.offer.engine, best.offer.trial.replicas).met == holds
+        query = replace(plan.question, workload=faster)
+        assert try_fleet(query, best.offer.engine, best.offer.trial.replicas).met == holds
 
 
 def test_headroom_without_an_end_says_so() -> None:
@@ -138,8 +138,8 @@ def test_the_plausible_range_is_the_answer_at_the_ends_of_the_interval(plan: Pla
     best = plan.recommendation
     assert best is not None
     for end, speed in ((best.fast, 1 / 0.8), (best.slow, 1 / 1.2)):
-        asked = replace(plan.question, pricing=Scaled(speed))
-        assert end.replicas == fewest(asked, best.offer.engine, 64)
+        query = replace(plan.question, pricing=Scaled(speed))
+        assert end.replicas == fewest(query, best.offer.engine, 64)
     assert best.fast.replicas <= best.offer.trial.replicas <= best.slow.replicas
     assert best.fast.replicas < best.slow.replicas
 
@@ -160,24 +160,24 @@ class Scaled(BySpeed):
 )
 @pytest.mark.parametrize("rate", [10.0, 60.0])
 def test_throughput_alone_never_asks_for_more_than_it_takes(slos: tuple[str, ...], rate: float) -> None:
-    asked = question(*slos, workload=traffic(400, rate))
+    query = question(*slos, workload=traffic(400, rate))
     for of in (engine("slow"), engine("fast")):
-        least, needed = least_replicas(asked, of, asked.pricing(of)), fewest(asked, of, 64)
+        least, needed = least_replicas(query, of, query.pricing(of)), fewest(query, of, 64)
         assert needed is not None and 1 <= least <= needed
 
 
 def test_throughput_alone_rules_out_most_small_fleets_of_a_busy_one() -> None:
-    asked = question("e2e_ms p99<=3000", workload=traffic(1500, 100.0))
-    needed = fewest(asked, engine(), 128)
-    assert needed is not None and least_replicas(asked, engine(), asked.pricing(engine())) > needed / 4
+    query = question("e2e_ms p99<=3000", workload=traffic(1500, 100.0))
+    needed = fewest(query, engine(), 128)
+    assert needed is not None and least_replicas(query, engine(), query.pricing(engine())) > needed / 4
 
 
 def test_a_trial_stops_early_only_when_it_would_fail_anyway() -> None:
     many = traffic(4500, 60.0, tokens=40)
-    asked = question("ttft_ms p99<=400", workload=many)
+    query = question("ttft_ms p99<=400", workload=many)
     verdicts = []
     for replicas in (1, 2, 3, 4, 6):
-        quick, whole = (try_fleet(asked, engine(), replicas, to_the_end) for to_the_end in (False, True))
+        quick, whole = (try_fleet(query, engine(), replicas, to_the_end) for to_the_end in (False, True))
         assert quick.met == whole.met
         assert quick.figures is None or quick == whole
         verdicts.append((quick.met, quick.figures is None))
@@ -185,11 +185,11 @@ def test_a_trial_stops_early_only_when_it_would_fail_anyway() -> None:
 
 
 def test_alone_is_the_best_that_replicas_can_do() -> None:
-    asked = question(*SLOS)
-    alone = try_alone(asked, engine()).figures
+    query = question(*SLOS)
+    alone = try_alone(query, engine()).figures
     assert alone is not None
     for replicas in (2, 5, 40):
-        figures = try_fleet(asked, engine(), replicas, to_the_end=True).figures
+        figures = try_fleet(query, engine(), replicas, to_the_end=True).figures
         assert figures is not None
         assert all(a <= b for a, b in zip(alone.observed, figures.observed, strict=True))
 
@@ -210,7 +210,7 @@ def test_infeasible_names_the_binding_objective_of_the_closest_engine(slos: tupl
     assert found.recommendation is None
     assert [failure.name for failure in found.failures] == ["TP1 slow", "TP1 snail"]
     assert found.failures[0].reason.startswith(binding)
-    assert answer(found).startswith(f"Infeasible: no fleet meets the SLOs. Closest is TP1 slow: {binding}")
+    assert answer(found).startswith(f"Infeasible: no fleet meets the SLOs. The closest is TP1 slow: {binding}")
     assert not plan_document(None, found, [], {}).feasible
 
 
@@ -234,8 +234,8 @@ def test_the_number_of_workers_changes_nothing(plan: Plan) -> None:
 
 
 def test_workers_answer_in_the_order_of_their_tasks() -> None:
-    asked = question(*SLOS)
-    with Workers(asked, 2) as workers:
+    query = question(*SLOS)
+    with Workers(query, 2) as workers:
         trials = workers.run([partial(try_fleet, engine=engine(), replicas=n) for n in (7, 1, 4)])
     assert [trial.replicas for trial in trials] == [7, 1, 4]
 
@@ -282,9 +282,9 @@ def test_frontier_and_prices_follow_from_the_run(plan: Plan) -> None:
 
 
 def test_figures_are_those_of_the_run_metrics() -> None:
-    asked = question(*SLOS)
-    figures = try_fleet(asked, engine(), 9, to_the_end=True).figures
-    run = run_metrics(asked.workload, engine().deployment, Steps(1.0), 9, lambda: find_router("least-requests"))
+    query = question(*SLOS)
+    figures = try_fleet(query, engine(), 9, to_the_end=True).figures
+    run = run_metrics(query.workload, engine().deployment, Steps(1.0), 9, lambda: find_router("least-requests"))
     assert figures is not None
     assert figures.observed == (run.distribution("ttft_ms").p99, run.distribution("tpot_ms").p95)
     assert figures.e2e_p99_s == run.distribution("e2e_ms").p99 / 1e3

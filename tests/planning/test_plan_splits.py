@@ -46,21 +46,21 @@ def test_a_split_replica_is_all_of_its_engines() -> None:
 
 
 def test_a_split_fleet_is_found_by_trying_every_one() -> None:
-    asked, engines = question(*SLOS), [engine(), split(1, 1), split(1, 3)]
-    with Workers(asked, 1) as workers:
+    query, engines = question(*SLOS), [engine(), split(1, 1), split(1, 3)]
+    with Workers(query, 1) as workers:
         found = make_plan(workers, engines, [], Limits(most=32))
     best = found.recommendation
     assert best is not None
     offers = {offer.engine.name: offer.trial.replicas for offer in (best.offer, *found.runners_up)}
-    needed = {of.name: fewest(asked, of, 32) for of in engines}
+    needed = {of.name: fewest(query, of, 32) for of in engines}
     assert offers.items() <= needed.items() and len(offers) + len(found.dearer) == 3
     costs = {of.name: needed[of.name] * of.usd_per_hour for of in engines if needed[of.name] is not None}
     assert best.offer.point.usd_per_hour == pytest.approx(min(costs.values()))
 
 
 def test_decodes_are_not_held_up_by_prompts_once_they_are_apart() -> None:
-    asked = question(*SLOS, workload=traffic(300, 30.0, tokens=1500))
-    together, apart = (try_fleet(asked, of, 4, to_the_end=True).figures for of in (engine(), split(1, 1)))
+    query = question(*SLOS, workload=traffic(300, 30.0, tokens=1500))
+    together, apart = (try_fleet(query, of, 4, to_the_end=True).figures for of in (engine(), split(1, 1)))
     assert together is not None and apart is not None
     assert apart.observed[1] < together.observed[1]
 
@@ -68,14 +68,14 @@ def test_decodes_are_not_held_up_by_prompts_once_they_are_apart() -> None:
 @pytest.mark.parametrize("of", [split(1, 1), split(1, 3), split(3, 1)], ids=lambda of: of.name)
 @pytest.mark.parametrize("slos", [("ttft_ms p99<=500",), ("e2e_ms p90<=2500",)])
 def test_throughput_alone_never_asks_for_more_than_it_takes(of: Engine, slos: tuple[str, ...]) -> None:
-    asked = question(*slos, workload=traffic(300, 60.0))
-    needed = fewest(asked, of, 40)
-    assert needed is not None and least_replicas(asked, of, asked.pricing(of)) <= needed
+    query = question(*slos, workload=traffic(300, 60.0))
+    needed = fewest(query, of, 40)
+    assert needed is not None and least_replicas(query, of, query.pricing(of)) <= needed
 
 
 def test_the_recommended_deployment_brings_its_fleet_and_no_command() -> None:
-    asked = question(*SLOS)
-    with Workers(asked, 1) as workers:
+    query = question(*SLOS)
+    with Workers(query, 1) as workers:
         found = make_plan(workers, [split(1, 1)], [], Limits(most=32))
     best = plan_document(None, found, [], {}).as_json()["recommendation"]
     deployment = parse(Deployment, best["deployment"], where="recommendation")
@@ -100,5 +100,5 @@ def test_candidates_may_be_split_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["1", "0:1", "1:x", "1:2:3", "65:1"])
 def test_what_is_no_split_is_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match="should be PREFILL:DECODE"):
+    with pytest.raises(UserError, match="must be none, or PREFILL:DECODE"):
         plan(tmp_path, "--split", text)

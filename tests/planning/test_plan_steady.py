@@ -23,8 +23,8 @@ from tests.planning.plan_samples import engine, question, traffic
 LOOSE = "tpot_ms p99<=1000"
 
 
-def steady(asked: Question, replicas: int):
-    figures = try_fleet(asked, engine(), replicas, to_the_end=True).figures
+def steady(query: Question, replicas: int):
+    figures = try_fleet(query, engine(), replicas, to_the_end=True).figures
     assert figures is not None
     return figures.steady
 
@@ -76,8 +76,8 @@ def test_a_fleet_that_does_not_serves_what_its_engine_can() -> None:
 
 
 def test_half_as_many_requests_pile_up_as_half_the_fleet_leaves() -> None:
-    asked = question(LOOSE, workload=alike(1200, 0.1))
-    piling_up = [steady(asked, replicas).piling_up_per_s for replicas in (1, 2, 3)]
+    query = question(LOOSE, workload=alike(1200, 0.1))
+    piling_up = [steady(query, replicas).piling_up_per_s for replicas in (1, 2, 3)]
     assert piling_up[0] > piling_up[1] > 0.1 > 1e-3 > piling_up[2]
 
 
@@ -85,8 +85,8 @@ def test_half_as_many_requests_pile_up_as_half_the_fleet_leaves() -> None:
 
 
 def test_a_fleet_that_does_not_keep_up_is_no_answer_though_every_bound_holds() -> None:
-    asked = question(LOOSE, workload=alike(1200, 0.1))
-    with Workers(asked, 1) as workers:
+    query = question(LOOSE, workload=alike(1200, 0.1))
+    with Workers(query, 1) as workers:
         found = make_plan(workers, [engine()], [], Limits(most=16))
     best = found.recommendation
     assert best is not None and best.offer.trial.replicas == 3
@@ -105,8 +105,8 @@ def test_what_keeps_up_at_its_rate_has_headroom_until_it_does_not() -> None:
 
 @pytest.mark.parametrize(("requests", "short"), [(30, True), (300, False)])
 def test_traffic_that_ends_before_the_fleet_is_full_is_said_to(requests: int, short: bool) -> None:
-    asked = question(LOOSE, workload=alike(requests, 0.1))
-    with Workers(asked, 1) as workers:
+    query = question(LOOSE, workload=alike(requests, 0.1))
+    with Workers(query, 1) as workers:
         found = plan_document(None, make_plan(workers, [engine()], [], Limits(most=16)), [], {}).as_json()
     assert (found["too_short"] is not None) == short
     if short:
@@ -120,12 +120,12 @@ def test_traffic_that_ends_before_the_fleet_is_full_is_said_to(requests: int, sh
 def test_a_part_of_a_fleet_tells_of_the_whole(replicas: int) -> None:
     """At half the load that all can bear and at twice, where there is nothing to be unsure of."""
     for load, met in ((0.5, True), (2.0, False)):
-        asked = question("ttft_ms p99<=400", workload=alike(6000, 0.27 / replicas / load))
-        assert try_share(asked, engine(), replicas, 500).met == try_fleet(asked, engine(), replicas).met == met
+        query = question("ttft_ms p99<=400", workload=alike(6000, 0.27 / replicas / load))
+        assert try_share(query, engine(), replicas, 500).met == try_fleet(query, engine(), replicas).met == met
 
 
 def test_a_part_is_never_more_than_the_whole() -> None:
-    asked = question("ttft_ms p99<=400", workload=traffic(300, 20.0))
+    query = question("ttft_ms p99<=400", workload=traffic(300, 20.0))
     for replicas in (1, 3, 7):
-        whole = try_fleet(asked, engine(), replicas)
-        assert try_share(asked, engine(), replicas, 500) == whole
+        whole = try_fleet(query, engine(), replicas)
+        assert try_share(query, engine(), replicas, 500) == whole

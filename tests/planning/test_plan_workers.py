@@ -64,11 +64,11 @@ def test_a_cost_model_asked_before_prices_as_a_new_one_and_stands_for_its_own_st
 
 
 def test_a_trial_that_was_stopped_says_what_broke() -> None:
-    asked = question("ttft_ms p99<=400", "tpot_ms p95<=45", workload=traffic(9000, 60.0, tokens=40))
+    query = question("ttft_ms p99<=400", "tpot_ms p95<=45", workload=traffic(9000, 60.0, tokens=40))
     of = Engine("slow", 1.0, Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": 8})))
-    stopped = try_fleet(asked, of, 1)
-    assert stopped.figures is None and stopped.broken in asked.objectives.each
-    only = replace(asked, objectives=replace(asked.objectives, each=(stopped.broken,)))
+    stopped = try_fleet(query, of, 1)
+    assert stopped.figures is None and stopped.broken in query.objectives.each
+    only = replace(query, objectives=replace(query.objectives, each=(stopped.broken,)))
     assert not try_fleet(only, of, 1, to_the_end=True).met
 
 
@@ -81,15 +81,15 @@ def test_a_trial_of_few_requests_stops_early_too(monkeypatch: pytest.MonkeyPatch
         look(watch, columns)
 
     monkeypatch.setattr(_Watch, "add_requests", counted)
-    asked = question("ttft_ms p99<=400", workload=traffic(900, 60.0))
+    query = question("ttft_ms p99<=400", workload=traffic(900, 60.0))
     of = Engine("slow", 1.0, Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": 8})))
-    assert try_fleet(asked, of, 1).figures is None
+    assert try_fleet(query, of, 1).figures is None
     assert 9 < sum(seen) < 300  # nine of 900 may be late
 
 
-def sleep(asked: Question) -> None:
+def sleep(query: Question) -> None:
     """A task that no one waits for to end."""
-    Path(asked.router).touch()
+    Path(query.router).touch()
     time.sleep(600)
 
 
@@ -98,7 +98,7 @@ def test_a_worker_that_dies_costs_its_task_and_no_other() -> None:
     with Workers(3, jobs=2) as workers:
         found = dict(workers.each([operator.neg, os._exit, operator.neg]))
         assert (found[0], found[2]) == (-3, -3) and isinstance(found[1], WorkerDied)
-        with pytest.raises(UserError, match="a worker died"):
+        with pytest.raises(UserError, match="a worker process died"):
             workers.run([operator.neg, os._exit])
         with pytest.raises(TypeError, match="has no len"):
             workers.run([len, operator.neg])

@@ -80,26 +80,26 @@ def test_what_cannot_run_is_a_point_with_an_error_unless_all_are(folder: Path) -
     assert bad.error == other.error
     assert "base.deployment.scheduler.max_num_seqs: 0: " in bad.error
     assert (bad.parameters["seed"], other.parameters["seed"]) == (0, 1)
-    with pytest.raises(UserError, match="max_num_seq: 4: is no setting"):
+    with pytest.raises(UserError, match="max_num_seq: 4: is not a setting"):
         made(folder, grid={"deployment.scheduler.max_num_seq": [4, 5]}, seeds=2)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"grid": {"replicas": [1, 1]}}, "comes about twice"),
+        ({"grid": {"replicas": [1, 1]}}, "is in the sweep twice"),
         ({"grid": {RATE: [1]}, "list": [{RATE: 2}]}, "set twice"),
         ({"grid": {RATE: [1], "workload.arrivals": [{"kind": "poisson", "rate": 2}]}}, "set twice"),
-        ({"grid": {"workload.seed": [1]}, "seeds": 2}, "seeds set workload.seed"),
+        ({"grid": {"workload.seed": [1]}, "seeds": 2}, "seeds and workload.seed set the same value"),
         ({"grid": {"workload.arrivals.rate.x": [1]}}, "single value"),
         ({"grid": {"replicas": []}}, "at least 1 item"),
-        ({"grids": {}}, "is no setting"),
-        ({"partition": ["gpu"]}, "partition gpu is not varied"),
+        ({"grids": {}}, "is not a setting"),
+        ({"partition": ["gpu"]}, "partition gpu must be a path"),
         ({"sobol": {"points": 6, "ranges": {RATE: {"low": 1, "high": 2}}}}, "power of two"),
         ({"sobol": {"points": 4, "ranges": {RATE: {"low": 0, "high": 2, "scale": "log"}}}}, "above 0"),
         ({"sobol": {"points": 4, "ranges": {RATE: {"low": 2, "high": 2}}}}, "below high"),
-        ({"base": {"workload": {"trace": "t.csv"}, "deployment": {}}}, "give a gpu or a calibration"),
-        ({"list": [{"slo.ttft": 5}]}, "is none of ttft_ms"),
+        ({"base": {"workload": {"trace": "t.csv"}, "deployment": {}}}, "give gpu or calibration"),
+        ({"list": [{"slo.ttft": 5}]}, "is not a known latency; choose one of ttft_ms"),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:
@@ -110,7 +110,11 @@ def test_a_mistake_is_one_line(folder: Path, settings: dict[str, Any], message: 
 
 def test_files_are_read_with_their_mistakes(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
-    for text, message in (("- 1", "no mapping"), ("a: [", "not YAML"), ("base: {a: 2026-01-01}", "more than text")):
+    for text, message in (
+        ("- 1", "must be a mapping"),
+        ("a: [", "not YAML"),
+        ("base: {a: 2026-01-01}", "may only hold text"),
+    ):
         file.write_text(text)
         with pytest.raises(UserError, match=message):
             load_sweep(file)
@@ -186,7 +190,7 @@ def test_columns_are_named_shortly_typed_and_explained(folder: Path) -> None:
     assert all(field.metadata[b"definition"] for field in schema)
     assert partition_keys(None, runs, schema) == ["deployment_policy", "scheduler_policy"]
     assert partition_keys([RATE, "seed"], runs, schema) == ["rate", "seed"]
-    with pytest.raises(UserError, match="no single value"):
+    with pytest.raises(UserError, match="must be a single value"):
         partition_keys(["workload.output"], runs, schema)
 
 

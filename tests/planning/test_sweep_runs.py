@@ -146,7 +146,7 @@ def test_another_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     swept(one, out)
     before = content(out)
-    with pytest.raises(UserError, match="--resume continues"):
+    with pytest.raises(UserError, match="use --resume to continue"):
         swept(one, out)
     for changed, message in (
         ({"base": base(folder, requests=31), "grid": {RATE: [10]}}, "base.workload.requests: 31: was 30 in"),
@@ -159,7 +159,7 @@ def test_another_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
     assert content(out) == before
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(UserError, match="directory of other files"):
+    with pytest.raises(UserError, match="holds other files"):
         swept(one, tmp_path / "full", resume=True)
 
 
@@ -231,7 +231,7 @@ def test_a_fleet_is_priced_pool_by_pool(folder: Path, tmp_path: Path) -> None:
         assert outcome.values["gpus"] == point.parameters["deployment.fleet.pools.0.replicas"] + 1
         assert outcome.values["num_blocks"] is None
     wrong = sweep_file(tmp_path / "w.yaml", run, grid={"replicas": [2]})
-    with pytest.raises(UserError, match="says replicas and router there"):
+    with pytest.raises(UserError, match="leave replicas and router out"):
         points(load_sweep(wrong))
 
 

@@ -374,12 +374,12 @@ def test_ctrl_c_ends_a_run_on_two_ranks_with_a_recording(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("deployment", "says"),
     [
-        ({"attention": "flash"}, r"attention.*is not one of auto, torch, triton, hybrid"),
+        ({"attention": "flash"}, r"attention.*must be one of auto, torch, triton, hybrid"),
         ({"attention": "triton"}, r"attention.*needs device cuda"),
         ({"attention": "hybrid", "batch_invariant": True}, r"batch_invariant.*triton or torch"),
-        ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size: 2: is only simulated"),
-        ({"device": "cuda"}, r"device.*CUDA devices; use cpu"),
-        ({"device": "cuda", "tensor_parallel_size": 2}, r"device.*CUDA devices; use cpu"),
+        ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size: 2: works only in the simulator"),
+        ({"device": "cuda"}, r"device.*CUDA device; use cpu"),
+        ({"device": "cuda", "tensor_parallel_size": 2}, r"device.*CUDA device; use cpu"),
     ],
 )
 def test_what_this_machine_cannot_do_is_one_line(deployment: dict[str, Any], says: str) -> None:

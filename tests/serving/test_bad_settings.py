@@ -19,25 +19,25 @@ from traces.synth import SynthSpec
 @pytest.mark.parametrize(
     ("model", "data", "line"),
     [
-        (Deployment, {"polcy": "vllm"}, "x.polcy: 'vllm': is no setting; did you mean policy?"),
+        (Deployment, {"polcy": "vllm"}, "x.polcy: 'vllm': is not a setting; did you mean policy?"),
         (
             Deployment,
             {"scheduler": {"max_num_seq": 9}},
-            "x.scheduler.max_num_seq: 9: is no setting; did you mean max_num_seqs?",
+            "x.scheduler.max_num_seq: 9: is not a setting; did you mean max_num_seqs?",
         ),
         (
             Deployment,
             {"fleet": {"pools": [{"replica": 2}]}},
-            "x.fleet.pools.0.replica: 2: is no setting; did you mean replicas?",
+            "x.fleet.pools.0.replica: 2: is not a setting; did you mean replicas?",
         ),
-        (Deployment, {"zzz": 1}, "x.zzz: 1: is no setting; leave it out"),
-        (SynthSpec, {"prompt": 1, "output": 1, "requests": 1}, "x.arrivals: 'none': is missing; give it"),
+        (Deployment, {"zzz": 1}, "x.zzz: 1: is not a setting; leave it out"),
+        (SynthSpec, {"prompt": 1, "output": 1, "requests": 1}, "x.arrivals: is missing; add it"),
         (
             SynthSpec,
             {"arrivals": {"kind": "poisson", "rat": 3, "rate": 3}, "prompt": 1, "output": 1, "requests": 1},
-            "x.arrivals.poisson.rat: 3: is no setting; did you mean rate?",
+            "x.arrivals.poisson.rat: 3: is not a setting; did you mean rate?",
         ),
-        (SweepSettings, {"base": {}, "gird": {}}, "x.gird: 'given': is no setting; did you mean grid?"),
+        (SweepSettings, {"base": {}, "gird": {}}, "x.gird: is not a setting; did you mean grid?"),
     ],
 )
 def test_a_near_miss_and_a_gap_are_named(model: type[BaseModel], data: dict[str, Any], line: str) -> None:
@@ -75,10 +75,10 @@ def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, arguments: tuple[st
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--attention", "foo"), "attention: 'foo': is none of auto, torch, triton, hybrid"),
-        (("--attention", "triton"), "attention: 'triton': is the real engine's; leave it out with --gpu"),
-        (("--device", "cpu"), "device: 'cpu': is the real engine's; leave it out with --gpu"),
-        (("--threads", "4"), "threads: 4: is the real engine's; leave it out with --gpu"),
+        (("--attention", "foo"), "attention: 'foo': must be one of auto, torch, triton, hybrid"),
+        (("--attention", "triton"), "attention: 'triton': works only on the real engine; leave it out with --gpu"),
+        (("--device", "cpu"), "device: 'cpu': works only on the real engine; leave it out with --gpu"),
+        (("--threads", "4"), "threads: 4: works only on the real engine; leave it out with --gpu"),
     ],
 )
 def test_a_gpu_that_is_simulated_refuses_what_only_the_real_engine_heeds(flags: tuple[str, ...], line: str) -> None:
@@ -91,5 +91,5 @@ def test_a_gpu_that_is_simulated_refuses_what_only_the_real_engine_heeds(flags: 
 
 def test_help_says_what_a_setting_is() -> None:
     text = " ".join(CliRunner().invoke(cli, ["simulate", "--help"]).output.split())
-    assert "requests running at once [a deployment's default: 128]" in text
+    assert "Most requests that run at once [a deployment's default: 128]" in text
     assert "Override" not in text

@@ -46,7 +46,7 @@ BROKEN = {
     "DecodesWithoutBlocks": r"step \d+: decodes over \d+ tokens and holds \d+ KV blocks of 16",
     "PromisesNone": r"step 0: steady_steps\(\) is None; it must be a whole number",
     "PromisesTooMuch": r"step \d+: promises \d+ steady steps; one ends in \d+",
-    "PromisesUnasked": r"step \d+, request \d+: is not the decode set alone, as steady_steps\(\) had promised",
+    "PromisesAlone": r"step \d+, request \d+: is not the decode set alone, as steady_steps\(\) had promised",
     "EndsNobody": r"step \d+, request 0: commit\(\) returned Request\(0, running.*which has not ended",
 }
 
@@ -59,7 +59,7 @@ def run(policy: str, steps: bool = False, requests: Workload = WORKLOAD, **limit
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_the_contract_is_one_line(name: str) -> None:
     with pytest.raises(UserError, match=BROKEN[name]) as caught:
-        offered = STREAM if name == "PromisesUnasked" else WORKLOAD
+        offered = STREAM if name == "PromisesAlone" else WORKLOAD
         run(f"{FAILING}:{name}", requests=offered, num_blocks=42 if name == "ManyBlocks" else 200)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("policy: ") and f"failing_policies.py:{name}'" in str(caught.value)
@@ -126,17 +126,17 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("content", "name", "says"),
     [
-        (None, "mine.py:Own", "there is no file .*mine.py"),
+        (None, "mine.py:Own", "the file .*mine.py does not exist"),
         ("x = 1\n", "mine.py:Own", "mine.py has no Own"),
         ("1 / 0\n", "mine.py:Own", r"cannot be imported: ZeroDivisionError: division by zero \(mine.py, line 1\)"),
         ("raise SystemExit\n", "mine.py:Own", r"cannot be imported: SystemExit \(mine.py, line 1\)"),
         ("def f(:\n", "mine.py:Own", "cannot be imported: SyntaxError"),
-        ("import no_such_module_anywhere\n", "mine.py:Own", "no module 'no_such_module_anywhere' can be imported"),
-        ("class Own:\n    pass\n", "mine.py:Own", "is not a class with add, schedule"),
-        ("Own = 3\n", "mine.py:Own", "is not a class with add, schedule"),
-        (None, "mine.py:", "is none of vllm, static"),
-        (None, "mine", "is none of vllm, static.*path/to/file.py:Class"),
-        (None, "\0.py:Own", "there is no file"),
+        ("import no_such_module_anywhere\n", "mine.py:Own", "the module 'no_such_module_anywhere' cannot be imported"),
+        ("class Own:\n    pass\n", "mine.py:Own", "must be a class with add, schedule"),
+        ("Own = 3\n", "mine.py:Own", "must be a class with add, schedule"),
+        (None, "mine.py:", "must be vllm, static"),
+        (None, "mine", "must be vllm, static.*path/to/file.py:Class"),
+        (None, "\0.py:Own", "the file .* does not exist"),
     ],
 )
 def test_a_file_that_holds_no_policy_is_one_line(

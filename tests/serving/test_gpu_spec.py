@@ -47,7 +47,7 @@ def test_a_type_without_a_unit_is_computed_in_16_bits() -> None:
 
 def test_names_are_found_in_any_case_and_unknown_ones_are_told_what_there_is() -> None:
     assert find_gpu("h100") is find_gpu("H100")
-    with pytest.raises(UserError, match=r"'H300': is not one of .*H200.*nor a YAML file"):
+    with pytest.raises(UserError, match=r"'H300': is not a known GPU; choose one of .*H200.*or give a YAML file"):
         find_gpu("H300")
 
 
@@ -65,8 +65,8 @@ def test_a_gpu_of_ones_own_is_a_catalogue_entry_in_a_file(tmp_path: Path) -> Non
     [
         (None, "cannot be read"),
         ("a: [", "is not YAML"),
-        ("- H100", "is no mapping"),
-        ("H100: 80", "is no mapping"),
+        ("- H100", "must map a GPU's name"),
+        ("H100: 80", "must map a GPU's name"),
         ("{}", "describes 0 GPUs"),
         ("a: {memory_bytes: -1}", "a.memory_bytes: -1"),
         ("a: {tflops: 3}", "a.memory_bytes"),

@@ -82,7 +82,7 @@ def test_a_model_goes_by_many_names(called: str, name: str, stored: str) -> None
 
 @pytest.mark.parametrize("name", ["gpt-5", "Qwen/Qwen3-32B-AWQ", "Mistral-7B-v0.1", "fp8"])
 def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
-    with pytest.raises(UserError, match=r"nor one of Llama-3.1-8B, .*Qwen3-32B") as caught:
+    with pytest.raises(UserError, match=r"choose one of Llama-3.1-8B, .*Qwen3-32B") as caught:
         find_model(name)
     assert "\n" not in str(caught.value)
 
@@ -110,7 +110,7 @@ def test_a_config_is_found_as_a_file_or_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read as JSON"):
         find_model(str(tmp_path))
     path.write_text("[]")
-    with pytest.raises(UserError, match="is not a JSON object"):
+    with pytest.raises(UserError, match="must be a JSON object"):
         find_model(str(path))
     with pytest.raises(UserError, match="cannot be read as JSON"):
         find_model(str(tmp_path / "none.json"))
@@ -133,7 +133,7 @@ def test_the_verb_lists_and_inspects() -> None:
         (["Qwen3-32B", "--gpu", "H300"], "gpu: 'H300'"),
         (["Qwen3-32B", "--tp", "3"], "tensor_parallel_size: 3"),
         (["Qwen3-32B", "--quantization", "int3"], "options.quantization: 'int3'"),
-        (["Qwen3-32B", "--gpu", "L4"], "no KV block fits beside Qwen3-32B's weights"),
+        (["Qwen3-32B", "--gpu", "L4"], "has no room for KV blocks beside Qwen3-32B's weights"),
     ],
 )
 def test_the_verb_refuses_in_one_line(arguments: list[str], says: str) -> None:

@@ -131,13 +131,13 @@ MIXTURE = {
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
-        ({"architectures": ["FalconForCausalLM"]}, "architectures", "'FalconForCausalLM': is not one of Llama"),
+        ({"architectures": ["FalconForCausalLM"]}, "architectures", "'FalconForCausalLM': must be one of Llama"),
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "architectures", "multi-head latent attention"),
         ({"kv_lora_rank": 512}, "architectures", "multi-head latent attention"),
-        ({"architectures": 3}, "architectures", "is not one of"),
-        ({"architectures": None}, "architectures", "'missing': is not one of"),
-        ({"architectures": []}, "architectures", "of a model built like one of them, name that one"),
-        ({"architectures": [[]]}, "architectures", "is not one of"),
+        ({"architectures": 3}, "architectures", "must be one of"),
+        ({"architectures": None}, "architectures", "model.architectures: must be one of"),
+        ({"architectures": []}, "architectures", "if your model is built like one of them, name that one"),
+        ({"architectures": [[]]}, "architectures", "must be one of"),
         ({"rope_scaling": "yarn"}, "rope_scaling", "dictionary"),
         ({"rope_parameters": [1]}, "rope_parameters", "dictionary"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor", "valid number"),
@@ -146,19 +146,31 @@ MIXTURE = {
         ({"rope_theta": 0}, "rope_theta", "greater than 0"),
         ({"sliding_window": "wide"}, "sliding_window", "valid integer"),
         ({"sliding_window": 0}, "sliding_window", "greater than or equal to 1"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types", "'linear_attention': is not priced"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "layer_types",
+            "'linear_attention': has no cost model",
+        ),
         ({"quantization_config": "fp8"}, "quantization_config", "dictionary"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "'awq': is not priced"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config", "'gptq': is not priced"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "'awq': has no cost model"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantization_config",
+            "'gptq': has no cost model",
+        ),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "quantization_config", "NVFP4"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config", "None: is not priced"),
-        ({**MIXTURE, "num_experts": None}, "num_experts", "'missing'"),
-        ({**MIXTURE, "num_experts_per_tok": None}, "num_experts_per_tok", "is needed in config.json of a qwen3_moe"),
-        ({**MIXTURE, "num_experts_per_tok": 65}, "", "experts_per_token must be from 1 to 64"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config", "quantization_config: has no cost model"),
+        ({**MIXTURE, "num_experts": None}, "num_experts", "is missing"),
+        (
+            {**MIXTURE, "num_experts_per_tok": None},
+            "num_experts_per_tok",
+            "is missing; add it to config.json, because a qwen3_moe model needs it",
+        ),
+        ({**MIXTURE, "num_experts_per_tok": 65}, "", "experts need experts_per_token from 1 to 64"),
         ({**MIXTURE, "decoder_sparse_step": 0}, "decoder_sparse_step", "greater than or equal to 1"),
         ({"num_attention_heads": 0}, "num_attention_heads", "greater than or equal to 1"),
         ({"num_attention_heads": "many"}, "num_attention_heads", "valid integer"),
-        ({"num_key_value_heads": 5}, "num_key_value_heads", "does not divide num_attention_heads, 32"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads", "must divide num_attention_heads, which is 32"),
         ({"head_dim": 65}, "head_dim", "multiple of 2"),
         ({"num_hidden_layers": -1}, "num_hidden_layers", "greater than"),
         ({"num_hidden_layers": 1_000_000}, "num_hidden_layers", "less than or equal to 10000"),
@@ -178,14 +190,18 @@ def test_what_cannot_be_priced_is_refused_in_one_line(changes: dict[str, Any], f
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
-        ({"architectures": ["Phi3ForCausalLM"]}, "architectures", "'phi3': can only be simulated"),
-        (MIXTURE, "architectures", "'qwen3_moe': can only be simulated"),
+        ({"architectures": ["Phi3ForCausalLM"]}, "architectures", "'phi3': works only in the simulator"),
+        (MIXTURE, "architectures", "'qwen3_moe': works only in the simulator"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type", "default and llama3"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type", "'linear'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type", "'dynamic'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor", "0.5"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor", "0.25"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding_window", "lower those to 4096"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+            "sliding_window",
+            "max_position_embeddings to 4096",
+        ),
         ({"architectures": ["MistralForCausalLM"]}, "sliding_window", "4096"),  # what transformers takes for silence
         (
             {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096, "use_sliding_window": True},
@@ -291,7 +307,7 @@ def test_how_a_checkpoint_is_stored_is_read(config: Any, stored: str) -> None:
 )
 def test_a_checkpoint_that_is_fp8_in_parts_is_refused_with_a_remedy(kept: Any, named: str) -> None:
     stored = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept}
-    with pytest.raises(UserError, match=f"modules_to_not_convert: '?{named}.*plan with quantization fp8") as caught:
+    with pytest.raises(UserError, match=f"modules_to_not_convert: '?{named}.*set quantization to fp8") as caught:
         spec(quantization_config=stored)
     assert "\n" not in str(caught.value)
 

@@ -264,7 +264,7 @@ def test_layers_are_shared_out_as_vllm_does(layers: int, stages: int, shares: li
 @given(st.integers(1, 130), st.integers(1, 64))
 def test_no_layer_is_lost_and_none_is_twice(layers: int, stages: int) -> None:
     if stages > layers:
-        with pytest.raises(UserError, match=f"is more than the model's {layers} layers"):
+        with pytest.raises(UserError, match=f"must be at most {layers}, the number of the model's layers"):
             layers_of_stages(layers, stages)
         return
     shares = layers_of_stages(layers, stages)
@@ -430,9 +430,13 @@ def test_stages_are_paid_for_and_passed_on_to_vllm() -> None:
 
 
 def test_what_is_not_simulated_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"scheduler\.async_scheduling: True: is not simulated with pipeline_parallel"):
+    with pytest.raises(
+        UserError, match=r"scheduler\.async_scheduling: True: cannot be combined with pipeline_parallel"
+    ):
         Deployment(pipeline_parallel_size=2, scheduler=SchedulerConfig(async_scheduling=True))
-    with pytest.raises(UserError, match="pipeline_parallel_size: 2: needs a cost model of operations"):
+    with pytest.raises(UserError, match="pipeline_parallel_size: 2: needs the kernel tables of a GPU"):
         run(TokenCost(1000, 0, 0), prompts(1), 2)
-    with pytest.raises(UserError, match="pipeline_parallel_size: 33: is more than the model's 32 layers"):
+    with pytest.raises(
+        UserError, match="pipeline_parallel_size: 33: must be at most 32, the number of the model's layers"
+    ):
         PipelineCost(LLAMA, deployment(pipeline_parallel_size=33), Roofline())

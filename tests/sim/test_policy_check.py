@@ -33,7 +33,7 @@ def test_our_own_policies_keep_their_contract(name: str) -> None:
         ("TakesNoBlocks", "KV"),
         ("Doubles", "rows"),
         ("PlansNothing", "progress"),
-        ("PromisesUnasked", "promises"),
+        ("PromisesAlone", "promises"),
         ("Raises", "calls"),
         ("Guesses", "determinism"),
     ],

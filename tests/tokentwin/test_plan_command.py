@@ -67,13 +67,13 @@ def test_the_report_says_the_same(shape: Path) -> None:
     sentence = json.loads(plan(*arguments, "--format", "json").stdout)["answer"]
     shown = plan(*arguments).stdout
     assert shown.startswith(sentence)
-    assert "why not one fewer: " in shown and "Frontier" in shown and "\nvllm serve " in shown
+    assert "why not one replica fewer: " in shown and "Frontier" in shown and "\nvllm serve " in shown
 
 
 def test_infeasible_has_an_exit_status_of_its_own(shape: Path) -> None:
     result = plan(shape, "--slo", EASY, "--slo", HARD, "--gpu", "L40S")
     assert result.exit_code == 4
-    assert result.stdout.startswith(f"Infeasible: no fleet meets the SLOs. Closest is TP1 L40S: {HARD}")
+    assert result.stdout.startswith(f"Infeasible: no fleet meets the SLOs. The closest is TP1 L40S: {HARD}")
 
 
 def test_infeasible_when_the_model_fits_nowhere(shape: Path) -> None:
@@ -86,11 +86,11 @@ def test_infeasible_when_the_model_fits_nowhere(shape: Path) -> None:
     ("arguments", "names"),
     [
         (("--gpu", "H100", "--slo", "speed p99<=3"), "speed"),
-        (("--slo", EASY), "gpu: 'none'"),
+        (("--slo", EASY), "gpu: is missing"),
         (("--gpu", "H100", "--slo", EASY, "--tp", "two"), "tp: 'two'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100"), "price: 'H100'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=nan"), "price"),
-        (("--gpu", "H100", "--slo", EASY, "--price", "H200=3"), "none of the candidates H100"),
+        (("--gpu", "H100", "--slo", EASY, "--price", "H200=3"), "is the price of no candidate; choose from H100"),
         (("--gpu", "TPU", "--slo", EASY), "TPU"),
         (("--gpu", "H100", "--slo", EASY, "--policy", "magic"), "magic"),
         (("--gpu", "H100", "--slo", EASY, "--router", "magic"), "magic"),
@@ -192,7 +192,7 @@ def test_a_closed_loop_has_no_rate_to_plan_for() -> None:
 
 def test_requests_of_one_instant_have_no_rate_to_plan_for() -> None:
     at_once = [WorkloadRequest(number, 5, (("", 10),), 5) for number in range(50)]
-    with pytest.raises(UserError, match="holds requests of one instant, which have no rate") as caught:
+    with pytest.raises(UserError, match="has all arrivals at one instant, and so no rate") as caught:
         planned_traffic(Workload(at_once, "burst"), 3600, 2.0)
     assert "\n" not in str(caught.value)
 
@@ -250,7 +250,7 @@ def test_what_is_stated_stays_and_is_said() -> None:
 
 
 def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:
-    with pytest.raises(UserError, match="none of vLLM's"):
+    with pytest.raises(UserError, match="does not exist in vLLM"):
         vllm_command(Deployment(policy="sjf"))
 
 
@@ -300,7 +300,7 @@ def test_a_combination_that_is_not_allowed_is_ruled_out_and_says_why() -> None:
         ("max_num_seqs", "NAME=VALUE"),
         ("max_num_seqs=[", "YAML"),
         ("policy=vllm,sjf", "--policy"),
-        ("dtype.bits=8", "dtype has no settings"),
+        ("dtype.bits=8", "dtype is a single value"),
     ],
 )
 def test_a_setting_that_cannot_vary_is_one_line(shape: Path, varied: str, names: str) -> None:

@@ -45,12 +45,12 @@ def test_a_yaml_spec_and_options_over_it(tmp_path):
     "arguments, message",
     [
         (("inspect", "nothing"), "trace: 'nothing': cannot be read: No such file or directory"),
-        (("inspect", "junk"), "trace: 'junk': is in no known format"),
-        (("convert", "good", "good"), "output: 'good'|choose a format"),
+        (("inspect", "junk"), "trace: 'junk': has no known format"),
+        (("convert", "good", "good"), "output: 'good'|give --to"),
         (("convert", "good", "kept.parquet"), "kept.parquet': exists; use --force"),
         (("synth", "new.parquet", "--prompt", "normal", *SYNTH[:4], "--output", 3), "spec.prompt"),
-        (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' is not key=value"),
-        (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': is no mapping"),
+        (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' must be key=value"),
+        (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': must be a mapping"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, message):

@@ -40,7 +40,7 @@ def test_it_stands_beside_a_recording_and_says_what_its_files_say(recording):
 def test_the_verb_prints_them(recording):
     shown = CliRunner().invoke(cli, ["columns", str(recording), "--dataset", "steps", "--format", "json"])
     assert json.loads(shown.output) == {"steps": recording_columns()["steps"]}
-    assert "when the scheduler was asked" in CliRunner().invoke(cli, ["columns"]).output
+    assert "when the scheduler began to plan" in CliRunner().invoke(cli, ["columns"]).output
 
 
 @pytest.mark.parametrize("name", ["none.parquet", "bad.parquet", "empty"])

@@ -111,18 +111,18 @@ CAKE = '{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [
 MISTAKES = {
     "empty": (b"", "trace.*is empty"),
     "blank": ("\n \n", "is empty"),
-    "junk": (bytes(range(256)) * 9, "is in no known format"),
-    "words": ("hello\nworld\n", "is in no known format"),
+    "junk": (bytes(range(256)) * 9, "has no known format"),
+    "words": ("hello\nworld\n", "has no known format"),
     "header only": (CSV, "holds no requests"),
     "azure header only": (AZURE.splitlines()[0], "holds no requests"),
     "azure time": (AZURE.replace("2023-11-17 00:00:04.5", "yesterday"), ":4: TIMESTAMP: 'yesterday'"),
     "azure date": (AZURE.replace("11-17 00:00:04.5", "13-17 00:00:04.5"), ":4: TIMESTAMP"),
     "azure zero": (AZURE.replace("396", "0"), ":3: ContextTokens: '0': must be at least 1"),
-    "azure column": (AZURE.replace("GeneratedTokens", "Tokens"), ":2: Tokens: '44': no such field"),
-    "no unit": ("arrival,prompt_tokens,output_tokens\n1,1,1\n", "no such field; known are arrival_s"),
+    "azure column": (AZURE.replace("GeneratedTokens", "Tokens"), ":2: Tokens: '44': is not a known field"),
+    "no unit": ("arrival,prompt_tokens,output_tokens\n1,1,1\n", "is not a known field; choose from arrival_s"),
     "no arrival": ("prompt_tokens,output_tokens\n1,1\n", ":2: arrival: '': give exactly one of"),
     "two arrivals": ("arrival_s,arrival_ms,prompt_tokens,output_tokens\n1,1,1,1\n", "exactly one of"),
-    "no output": ("arrival_s,prompt_tokens\n1,1\n", ":2: output_tokens: '': is missing"),
+    "no output": ("arrival_s,prompt_tokens\n1,1\n", ":2: output_tokens: is missing"),
     "negative": (CSV + "0,1,1\n0,-5,1\n", ":3: prompt_tokens: '-5': must be at least 1"),
     "zero output": (CSV + "0,1,0\n", ":2: output_tokens: '0': must be at least 1"),
     "fraction": (CSV + "0,1.5,1\n", ":2: prompt_tokens: '1.5': must be a whole number"),
@@ -141,30 +141,39 @@ MISTAKES = {
     "azure huge": (AZURE.replace("396", "39600000000"), ":3: ContextTokens: '39600000000': must be at most"),
     "cake huge": (CAKE.replace("1000", "1000000000000"), ":1: input_length: 1000000000000: must be at most"),
     "word": (CSV + "0,many,1\n", ":2: prompt_tokens: 'many': must be a number"),
-    "short row": (CSV + "0,1\n", ":2: '0,1': has 2 cells where the header has 3"),
+    "short row": (CSV + "0,1\n", ":2: '0,1': has 2 cells, but the header has 3"),
     "same column": ("arrival_s,arrival_s\n1,1\n", "'arrival_s': appears twice"),
     "open quote": (CSV + '"0,1,1\n', "is not CSV"),
     "not text": (CSV.encode() + b"0,\xff,1\n", ":2.*is not UTF-8"),
-    "same id": ("id,arrival_s,prompt_tokens,output_tokens\n3,0,1,1\n3,1,1,1\n", ":3: id: 3: was used on line 2"),
+    "same id": (
+        "id,arrival_s,prompt_tokens,output_tokens\n3,0,1,1\n3,1,1,1\n",
+        ":3: id: 3: is already the id of line 2",
+    ),
     "truncated": (JSONL + JSONL[:20], ":2: .*is not JSON"),
-    "array": ('{"a": 1}\n'.replace('{"a": 1}', "[1]"), "is in no known format"),
+    "array": ('{"a": 1}\n'.replace('{"a": 1}', "[1]"), "has no known format"),
     "array later": (JSONL + "[1]\n", ":2: .*must be a JSON object"),
     "json nan": (JSONL.replace('"arrival_s": 0', '"arrival_s": NaN'), ":1: arrival_s: .*finite"),
     "json type": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": [1]'), ":1: prompt_tokens: .*a number"),
     "json bool": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": true'), "prompt_tokens: True"),
-    "json null": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": null'), "prompt_tokens: None"),
+    "json null": (JSONL.replace('"prompt_tokens": 1', '"prompt_tokens": null'), "prompt_tokens: must be a number"),
     "deep": ("{" + '"a":[' * 100_000 + "\n", ":1: .*is not JSON"),
     "tenant": (JSONL.replace("}", ', "tenant": 3}'), ":1: tenant: 3: must be a string"),
-    "no segments": (JSONL.replace('"prompt_tokens": 1', '"prompt": []'), "must hold a segment"),
-    "segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a"]]'), r"each segment is \[name, tokens\]"),
+    "no segments": (JSONL.replace('"prompt_tokens": 1', '"prompt": []'), "must hold at least one segment"),
+    "segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a"]]'), r"must be a segment \[name, tokens\]"),
     "empty segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a", 0]]'), "prompt: 0: must be at least"),
-    "sum": (JSONL.replace("}", ', "prompt": [["a", 4]]}'), "prompt_tokens: 1: the segments of prompt sum to 4"),
-    "no such output": (SEGMENTS.replace("out:4", "out:5"), ":3: prompt: 'out:5': no earlier request"),
-    "too much output": (SEGMENTS.replace('"out:4", 80', '"out:4", 81'), "no earlier request generates 81 tokens"),
-    "own output": (SEGMENTS.replace("out:4", "out:9"), "no earlier request"),
-    "cake ids": (CAKE.replace("[0, 1]", "[0]"), ":1: hash_ids: '1 ids': must be 2 for input_length 1000"),
-    "cake id": (CAKE.replace("[0, 1]", '[0, "x"]'), ":1: hash_ids: 'x': must be whole numbers"),
-    "cake no ids": (CAKE + JSONL, ":2: arrival_s: 0: no such field"),
+    "sum": (
+        JSONL.replace("}", ', "prompt": [["a", 4]]}'),
+        "prompt_tokens: 1: must be 4, the sum of the segments",
+    ),
+    "no such output": (SEGMENTS.replace("out:4", "out:5"), ":3: prompt: 'out:5': must name an earlier request"),
+    "too much output": (
+        SEGMENTS.replace('"out:4", 80', '"out:4", 81'),
+        "must name an earlier request that generates at least 81 tokens",
+    ),
+    "own output": (SEGMENTS.replace("out:4", "out:9"), "must name an earlier request"),
+    "cake ids": (CAKE.replace("[0, 1]", "[0]"), ":1: hash_ids: '1 ids': must have 2 entries for input_length 1000"),
+    "cake id": (CAKE.replace("[0, 1]", '[0, "x"]'), ":1: hash_ids: 'x': must hold whole numbers only"),
+    "cake no ids": (CAKE + JSONL, ":2: arrival_s: 0: is not a known field"),
     "cake length": (CAKE.replace("1000", "-1"), ":1: input_length: -1: must be at least 1"),
     "cut gzip": (gzip.compress(AZURE.encode() * 999)[:200], "cannot be read|is not"),
 }
@@ -194,13 +203,16 @@ PARQUET_MISTAKES = {
     "huge output": ({"output_len": [1, 2**31]}, "row 1: output_len: 2147483648: must be at most"),
     "huge priority": ({"priority": [0, 2**31]}, "row 1: priority: 2147483648: must be at most"),
     "too late": ({"arrival_ns": [0, 2**62 + 1]}, "row 1: arrival_ns: .*is too late"),
-    "null": ({"tenant": ["", None]}, "row 1: tenant: None: must not be null"),
+    "null": ({"tenant": ["", None]}, "row 1: tenant: must not be null"),
     "sum": ({"prompt_len": [7, 8]}, "row 1: prompt_len: 8: must be the sum"),
     "no prompt": ({"prompt": [[], [("a", 7)]]}, "row 0: prompt_len"),
     "empty segment": ({"prompt": [[("a", 7), ("b", 0)], [("a", 7)]]}, "row 0: prompt: 7: each segment"),
-    "output": ({"prompt": [[("a", 7)], [("out:0", 4), ("a", 3)]]}, "row 1: prompt: 'out:0': no earlier"),
-    "own output": ({"prompt": [[("out:0", 1), ("a", 6)], [("a", 7)]]}, "row 0: prompt: 'out:0': no earlier"),
-    "odd output": ({"prompt": [[("a", 7)], [("out:x", 7)]]}, "row 1: prompt: 'out:x': after out: comes"),
+    "output": ({"prompt": [[("a", 7)], [("out:0", 4), ("a", 3)]]}, "row 1: prompt: 'out:0': must name an earlier"),
+    "own output": ({"prompt": [[("out:0", 1), ("a", 6)], [("a", 7)]]}, "row 0: prompt: 'out:0': must name an earlier"),
+    "odd output": (
+        {"prompt": [[("a", 7)], [("out:x", 7)]]},
+        "row 1: prompt: 'out:x': must have the id of a request after",
+    ),
 }
 
 
@@ -237,7 +249,7 @@ def test_foreign_and_damaged_parquet(tmp_path):
         read_workload(tmp_path / "t")
     about = {"tokentwin.workload": "{}"}
     pq.write_table(pa.table({"id": [1]}).replace_schema_metadata(about), tmp_path / "t")
-    with pytest.raises(UserError, match="arrival_ns: 'missing'"):
+    with pytest.raises(UserError, match="arrival_ns: this column is missing"):
         read_workload(tmp_path / "t")
     (tmp_path / "t").write_bytes(b"PAR1" + bytes(100))
     with pytest.raises(UserError, match="not a readable Parquet"):

@@ -109,7 +109,7 @@ def test_an_existing_recording_is_kept_unless_told(tmp_path):
         raise ZeroDivisionError
     assert Recording.load(tmp_path / "rec").steps.num_rows == 3
     assert write(tmp_path / "rec", steps=1, overwrite=True).steps.num_rows == 1
-    with pytest.raises(UserError, match="holds no workload"):
+    with pytest.raises(UserError, match=r"does not hold its trace, workload\.parquet"):
         Recording.load(tmp_path / "rec").workload()
 
 
@@ -124,7 +124,7 @@ def test_other_peoples_files_are_never_overwritten(tmp_path):
 def test_a_killed_run_is_no_recording_and_can_be_written_over(tmp_path):
     killed = RecordingWriter(tmp_path / "rec", RUN)
     killed.add_step(step=0)
-    with pytest.raises(UserError, match="holds no recording"):
+    with pytest.raises(UserError, match="is not a recording"):
         Recording.load(tmp_path / "rec")
     assert write(tmp_path / "rec").steps.num_rows == 3
 
@@ -151,7 +151,7 @@ def test_a_wrong_type_is_named(tmp_path):
     path = tmp_path / "rec" / "steps.parquet"
     table = pq.read_table(path)
     pq.write_table(table.set_column(1, "step", table["step"].cast(pa.string())), path)
-    with pytest.raises(UserError, match="step: 'string': should be step: int64"):
+    with pytest.raises(UserError, match="step: 'string': must be step: int64"):
         Recording.load(tmp_path / "rec")
 
 

@@ -109,7 +109,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
         write_workload(workload, tmp_path / "t.parquet")
     write_workload(workload, tmp_path / "t.parquet", "mooncake", overwrite=True)
     assert len(list(read_workload(tmp_path / "t.parquet").requests)) == 1
-    with pytest.raises(UserError, match=r"t\.csv.*choose a format"):
+    with pytest.raises(UserError, match=r"t\.csv.*give --to"):
         write_workload(workload, tmp_path / "t.csv")
     with pytest.raises(UserError, match="cannot be written"):
         write_workload(workload, tmp_path / "no" / "t.parquet")

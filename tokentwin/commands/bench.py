@@ -20,14 +20,18 @@ option = options_of(Offered)
 
 @click.command()
 @click.argument("traffic", metavar="TRACE", type=click.Path())
-@click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
+@click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
 @option("--window-s", type=float)
-@click.option("--minutes", type=Finite(min=0, min_open=True), help="Only the first requests that fit into so long.")
-@click.option("--virtual-arrivals", is_flag=True, help="Offer all requests at once, to measure saturation.")
 @click.option(
-    "--time-operations", is_flag=True, help="Time every operation of every step; this is slower and uses no graphs."
+    "--minutes", type=Finite(min=0, min_open=True), help="Run only the first requests that fit into this time."
+)
+@click.option("--virtual-arrivals", is_flag=True, help="Send all requests at once, to measure saturation.")
+@click.option(
+    "--time-operations",
+    is_flag=True,
+    help="Time every operation of every step; this is slower and runs without CUDA graphs.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
@@ -40,19 +44,20 @@ def bench(
     deployment_file: str | None,
     **given: Any,
 ) -> None:
-    """Replay TRACE in real time on the real engine and record every step and token.
+    """Replay TRACE in real time on the real engine, and record every step and token.
 
-    Requests are offered at their intended arrivals (or with the trace's own concurrency) and timed from there.
-    Outputs have the trace's lengths: end-of-sequence is ignored. Ctrl-C writes what there is.
+    Requests are sent at the arrival times of the trace, or with the trace's own concurrency, and latencies count from
+    there. Every output has the length that the trace states; end-of-sequence tokens are ignored. If you press Ctrl-C,
+    what was recorded so far is written.
     """
     from serving.errors import UserError
     from tokentwin.run_table import print_reasons
     from traces.recording import Recording
 
-    asked = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
+    request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
     if (Path(out) / "runs.parquet").exists() and not force:
         raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
-    deployment, workload = read_deployment(deployment_file, given), asked.workload()
+    deployment, workload = read_deployment(deployment_file, given), request.workload()
 
     from planning.measure.load_engine import load_engine
     from planning.measure.run_estimate import fitting

@@ -32,21 +32,22 @@ option = options_of(CalibrateRequest)
 def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     """Run the engine over a designed set of short traces and fit what a step costs.
 
-    Writes calibration.json (prices, domain, held-out residuals, hardware, noise), steps.parquet and the recordings.
-    With --from-iterations and --from-case nothing is run: what was measured of another engine corrects the kernel
-    tables of its GPU, and engine.json is written, which simulate takes as well.
+    This writes calibration.json (prices, domain, held-out errors, hardware, noise), steps.parquet and the recordings.
+
+    With --from-iterations or --from-case nothing is run. The measurements of another engine then correct the kernel
+    tables of its GPU. This writes engine.json, which `simulate` also accepts.
     """
     from calibration.steps.external_calibration import ExternalCalibration
     from planning.measure import calibrator
-    from tokentwin.commands.validate_external import print_outcomes
+    from tokentwin.commands.validate_external import print_results
 
-    asked = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}
+    stated = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}
     if deployment_file or any(value is not None for value in given.values()):
-        asked["deployment"] = read_deployment(deployment_file, given)
-    request = requested(CalibrateRequest, asked)
+        stated["deployment"] = read_deployment(deployment_file, given)
+    request = requested(CalibrateRequest, stated)
     calibration, outcome = calibrator.calibrate(request, overwrite=force, say=partial(click.echo, err=True))
     if outcome is not None:
-        print_outcomes([outcome])
+        print_results([outcome])
     elif isinstance(calibration, ExternalCalibration):
         _print_correction(calibration)
     else:

@@ -9,12 +9,12 @@ import click
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("--dataset", help="Only this dataset, e.g. steps.")
+@click.option("--dataset", help="Show only this dataset, e.g. steps.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def columns(path: Path | None, dataset: str | None, style: str) -> None:
-    """Name, unit and definition of every column.
+    """Explain every column: its name, unit and definition.
 
-    PATH is a recording, a sweep or a Parquet file. Without it, the columns that every recording has are shown.
+    PATH is a recording, a sweep or a Parquet file. Without PATH you see the columns of every recording.
     """
     from rich.console import Console
     from rich.table import Table
@@ -25,7 +25,7 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
     found = recording_columns() if path is None else columns_at(path)
     if dataset is not None:
         if dataset not in found:
-            raise UserError("dataset", dataset, f"is not there; choose {', '.join(found)}")
+            raise UserError("dataset", dataset, f"does not exist; choose {', '.join(found)}")
         found = {dataset: found[dataset]}
     if style == "json":
         click.echo(columns_text(found), nl=False)

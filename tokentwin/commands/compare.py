@@ -30,33 +30,35 @@ option = options_of(CompareRequest, Timing)
 @click.command()
 @click.argument("sides", nargs=-1, type=click.Path(), metavar="[A B]")
 @option("--trace", "traffic", type=click.Path())
-@click.option("--deployment", "-d", type=click.Path(), help="YAML file with the deployment of both sides.")
+@click.option("--deployment", "-d", type=click.Path(), help="YAML file of the deployment of both sides.")
 @option("--calibration", "-c", type=click.Path())
 @option("--gpu")
 @option("--model")
 @option("--tensor-parallel-size", type=int)
-@click.option(
-    "--a", "own_a", multiple=True, metavar="NAME=VALUE", help="A setting of side A, e.g. policy=vllm; repeat for more."
-)
-@click.option(
-    "--b", "own_b", multiple=True, metavar="NAME=VALUE", help="A setting of side B, e.g. policy=fair; repeat for more."
-)
+@click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
+@click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="Setting of B, e.g. policy=fair; repeatable.")
 @option("--seeds", type=int)
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
 @option("--window-s", type=float)
-@click.option("--slo", help="Compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
+@click.option("--slo", help="Also compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
 @click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
 @click.option(
-    "--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="With --engine: real runs of each side."
+    "--repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="With --engine: number of real runs of each side.",
 )
 @click.option(
-    "--minutes", type=Finite(min=0, min_open=True), help="With --engine: only the first requests that fit into so long."
+    "--minutes",
+    type=Finite(min=0, min_open=True),
+    help="With --engine: run only the first requests that fit into this time.",
 )
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory for the real recordings.")
-@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer in this file, as JSON.")
-@click.option("--force", is_flag=True, help="Replace recordings in OUT, or the file of --save.")
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory of the real recordings.")
+@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
+@click.option("--force", is_flag=True, help="Replace existing recordings in --out, or the file of --save.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def compare(
     sides: tuple[str, ...],
@@ -76,11 +78,12 @@ def compare(
 ) -> None:
     """Compare B with A, request by request.
 
-    A and B are deployments in YAML, simulated on --trace; or directories, each a recording or several of them, of the
-    same workload. Without them both are --deployment, or the calibrated one, and differ in --a and --b: NAME is a
-    setting (policy, scheduler.max_num_seqs, fleet.router), or replicas, router, gpu, calibration.
+    A and B are either deployments in YAML, which are simulated on --trace, or directories with one or more recordings
+    of the same workload. Without A and B, both sides start from --deployment or the calibrated deployment, and --a
+    and --b say how they differ. NAME is a setting (policy, scheduler.max_num_seqs, fleet.router), or one of replicas,
+    router, gpu and calibration.
 
-    Exit status: 0 a difference can be claimed, 3 none can, 4 the real engine (--engine) reverses what was claimed.
+    Exit status: 0 if a difference can be claimed, 3 if none can, 4 if the real engine (--engine) contradicts a claim.
     """
     from planning.compare import comparer
     from planning.exports.file import check_free
@@ -91,10 +94,10 @@ def compare(
 
     if save is not None:
         check_free(save, force)
-    asked = {"command": command_line(click.get_current_context(), leave_out=("style", "save", "force"))}
+    inputs = {"command": command_line(click.get_current_context(), leave_out=("style", "save", "force"))}
     given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):
-        raise UserError("A B", list(sides), "give both, or neither and --a, --b")
+        raise UserError("A B", list(sides), "give both A and B, or neither of them with --a and --b")
     for name, side in zip("AB", sides, strict=False):
         if not Path(side).exists():
             raise UserError(name, side, "does not exist; give a deployment in YAML or a directory of recordings")
@@ -102,24 +105,31 @@ def compare(
     if any(recorded):
         judged = {name: given.pop(name) for name in ("bounds", "threshold")}
         if not all(recorded) or any((*given.values(), deployment, own_a, own_b, engine, out)):
-            raise UserError("A B", list(sides), "a recording is compared with a recording, with nothing to simulate")
+            raise UserError(
+                "A B",
+                list(sides),
+                "recordings can only be compared with recordings; leave the options of a simulation out",
+            )
         of_two = requested(CompareRecordingsRequest, {"a": sides[0], "b": sides[1], **judged})
-        _finish(comparer.compare_recordings(of_two, asked=asked, names=sides), style, save, force)
+        _finish(comparer.compare_recordings(of_two, inputs=inputs, names=sides), style, save, force)
         return
     if given["traffic"] is None:
-        raise UserError("trace", "none", "give --trace, which both sides are offered")
+        raise UserError("trace", None, "is missing; give the trace that both sides serve")
     if engine and out is None:
-        raise UserError("out", "none", "give --out, where --engine records its runs")
+        raise UserError("out", None, "is missing; give the directory where --engine records its runs")
     if not engine and (out is not None or repeats > 1 or minutes):
-        raise UserError("out/repeats/minutes", str(out or minutes or repeats), "goes with --engine")
+        field = "out" if out else "minutes" if minutes else "repeats"
+        raise UserError(field, str(out or minutes or repeats), "needs --engine; leave it out")
     if sides and deployment:
-        raise UserError("deployment", deployment, "goes with --a and --b; A and B are deployments already")
+        raise UserError(
+            "deployment", deployment, "cannot be combined with A and B, which are deployments already; leave it out"
+        )
     timing = requested(Timing, {name: given.pop(name) for name in Timing.model_fields})
     files = sides or (deployment, deployment)
     a, b = (_side(f"--{s}", file, pairs) for s, file, pairs in zip("ab", files, (own_a, own_b), strict=True))
     request = requested(CompareRequest, given | {"a": a, "b": b, "timing": timing})
     if not (sides or engine) and request.a == request.b:
-        raise UserError("a/b", list(own_a) or "none", "A and B are the same; say what differs, e.g. --b policy=fair")
+        raise UserError("a/b", list(own_a) or None, "A and B are the same; say what differs, e.g. --b policy=fair")
     names = [
         " ".join([*([file] if file else []), *own]) or "as it is"
         for file, own in zip(files, (own_a, own_b), strict=True)
@@ -132,13 +142,13 @@ def compare(
                 repeats=repeats,
                 minutes=minutes,
                 overwrite=force,
-                asked=asked,
+                inputs=inputs,
                 names=names,
                 say=lambda line: click.echo(line, err=True),
                 tell=tell,
             )
         else:
-            document = comparer.compare(request, asked=asked, names=names, tell=tell)
+            document = comparer.compare(request, inputs=inputs, names=names, tell=tell)
     _finish(document, style, save, force)
 
 

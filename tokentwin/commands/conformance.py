@@ -7,11 +7,11 @@ import click
 
 @click.command()
 @click.argument("recordings", nargs=-1, required=True, type=click.Path())
-@click.option("--policy", default="vllm", show_default=True, help="A policy's name, or path/to/file.py:Class.")
+@click.option("--policy", default="vllm", show_default=True, help="Policy, by name or as path/to/file.py:Class.")
 def conformance(recordings: tuple[str, ...], policy: str) -> None:
-    """Replay oracle RECORDINGs through our scheduler on the virtual clock.
+    """Replay RECORDINGS of vLLM's scheduler through ours, and compare every decision.
 
-    Prints one line for each; exits 1 on any difference.
+    Prints one line for each recording. The exit status is 1 if any decision differs.
     """
     from sim.conformance import conform
 

@@ -14,9 +14,9 @@ from serving.errors import UserError
 @click.command()
 @click.argument("runs_dir", required=False, type=click.Path(path_type=Path))
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is everyone's.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every network.")
 def dashboard(runs_dir: Path | None, port: int, host: str) -> None:
-    """Open the dashboard on the recordings and validation reports under RUNS_DIR (default: ./runs)."""
+    """Open the dashboard on the recordings and reports in RUNS_DIR (by default ./runs)."""
     if runs_dir is not None and not runs_dir.is_dir():
         raise UserError("RUNS_DIR", str(runs_dir), "is not a directory; give one that holds recordings")
     for package in ("streamlit", "plotly", "duckdb"):
@@ -50,8 +50,6 @@ def _check_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except socket.gaierror:
-        raise UserError("host", host, "is no address of this machine; 127.0.0.1 is the usual one") from None
+        raise UserError("host", host, "is not an address of this machine; 127.0.0.1 is the usual one") from None
     except OSError as error:
-        raise UserError(
-            "port", port, f"cannot be listened on at {host} ({error.strerror}); try --port {port + 1}"
-        ) from None
+        raise UserError("port", port, f"is not free at {host} ({error.strerror}); try --port {port + 1}") from None

@@ -25,15 +25,16 @@ DEMO_SCHEDULER = {
 
 
 @click.command()
-@click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Where everything goes.")
-@click.option("--model", help="A model folder or random:FAMILY instead of SmolLM2.")
+@click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Directory to write to.")
+@click.option("--model", help="Model folder or random:FAMILY, instead of SmolLM2.")
 @click.option("--minutes", default=3.0, show_default=True, type=Finite(min=0.1), help="How long it may take, about.")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
 def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
-    """Record real traffic on the real engine, calibrate, simulate the same traffic, and say how far apart they are.
+    """Record traffic on the real engine, calibrate, simulate the same traffic, and report the error.
 
-    The traffic is as much as this machine can serve in --minutes. Calibration traces and real runs take turns, so that
-    both see the same machine. Replaces an earlier demo.
+    The demo first measures this machine, and chooses as much traffic as it can serve in --minutes. Calibration traces
+    and real runs take turns, so that both see the same state of the machine. An earlier demo in the same directory is
+    replaced.
     """
     began = perf_counter()
 

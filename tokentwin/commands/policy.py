@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 @click.group()
 def policy() -> None:
-    """Scheduling policies: ours, and your own."""
+    """Scheduling policies: the built-in ones, and your own."""
 
 
 @policy.command()
 @click.argument("name")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def check(name: str, style: str) -> None:
-    """Run a policy through scripted workloads and say what holds.
+    """Run a policy through scripted workloads, and report which rules of the contract it keeps.
 
-    NAME is path/to/file.py:Class, package.module:Class, or one of our own policies. The workloads are tight KV, prefix
-    reuse, bursts, priorities, aborts and long prompts, each in the plain and in the overlapped loop.
+    NAME is a built-in policy, path/to/file.py:Class or package.module:Class. The workloads have little KV memory,
+    shared prefixes, bursts, priorities, aborts and long prompts. Each runs in the plain and in the overlapped loop.
 
-    Exits 0 when the contract holds, 1 when it does not, 2 when there is no such policy. Whether requests can starve,
-    and whether a steady decode step costs O(1), is printed and changes no exit status (docs/policies.md).
+    Exit status: 0 if the policy keeps the contract, 1 if it does not, 2 if there is no such policy. The report also
+    says whether requests can starve and whether a steady decode step costs O(1); neither changes the exit status
+    (docs/policies.md).
     """
     from sim.policy_check import check_policy
 
@@ -48,8 +49,8 @@ def _print(found: PolicyCheck) -> None:
         marks = ("BROKEN" if finding.broken[loop] else "holds" for loop in LOOPS)
         click.echo(f"{finding.rule:14}" + "".join(f"{mark:12}" for mark in marks) + RULES[finding.rule])
     for finding in found.findings:
-        for loop, told in finding.broken.items():
-            if told:
-                click.echo(f"{finding.rule}, {loop} loop: {told}")
+        for loop, what in finding.broken.items():
+            if what:
+                click.echo(f"{finding.rule}, {loop} loop: {what}")
     click.echo(f"{'starvation':14}{found.starves or 'nobody is passed by nearly all that come later'}")
     click.echo(f"{'steady decode':14}{found.grows or 'O(1): a step costs the same at a batch of 8 and of 128'}")

@@ -18,13 +18,13 @@ option = options_of(TraceWorkload, Scenario, Timing)
 @click.argument("trace", type=click.Path())
 @option("--calibration", "-c", type=click.Path())
 @option("--gpu")
-@click.option("--out", "-o", required=True, type=click.Path(), help="Directory of the recording.")
+@click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
 @option("--replicas", type=int)
 @option("--router")
 @option("--price", "prices", multiple=True)
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
-@click.option("--summary-only", is_flag=True, help="Keep no steps and token times; this is much faster and smaller.")
+@click.option("--summary-only", is_flag=True, help="Do not keep steps and token times; this is much faster.")
 @click.option(
     "--band/--no-band",
     default=True,
@@ -51,10 +51,11 @@ def simulate(
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Simulate TRACE with the step times of a calibration, or of a GPU's kernel tables.
+    """Simulate TRACE with step times from a calibration, or from the kernel tables of a GPU.
 
-    Without --deployment, the calibrated deployment is simulated (Llama-3.1-8B if there is none); flags change single
-    fields of it. On a --gpu, KV blocks follow from its memory unless the deployment states them.
+    Without --deployment this simulates the calibrated deployment, or Llama-3.1-8B if there is none. Flags change
+    single settings of it. With --gpu the number of KV blocks follows from the GPU's memory, unless the deployment
+    states it.
     """
     from planning.costs import base_deployment, named_prices
     from planning.deployments import read_deployment, refuse_engine_flags
@@ -79,7 +80,7 @@ def simulate(
         refuse_engine_flags(flags)
     for name in named_prices(prices):
         if name not in scenario.devices:
-            raise UserError("price", name, f"is of none that is simulated; give {', '.join(scenario.devices)}")
+            raise UserError("price", name, f"is not simulated here; give prices for {', '.join(scenario.devices)}")
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
     print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers)

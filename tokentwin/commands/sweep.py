@@ -10,19 +10,19 @@ import click
 
 @click.command()
 @click.argument("file", type=click.Path())
-@click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Directory of the dataset.")
-@click.option("--resume", is_flag=True, help="Continue the sweep in OUT: make only the runs that are missing.")
+@click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Directory to write the dataset to.")
+@click.option("--resume", is_flag=True, help="Continue the sweep in --out: make only the runs that are missing.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: also repeat the runs that failed.")
 @click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at once; by default one for each CPU.")
-@click.option("--dry-run", is_flag=True, help="Print how many runs FILE asks for, and make none.")
+@click.option("--dry-run", is_flag=True, help="Only print how many runs FILE describes.")
 def sweep(
     file: str, out: Path, resume: bool, retry_failed: bool, executor: str, jobs: int | None, dry_run: bool
 ) -> None:
-    """Simulate every run that FILE asks for.
+    """Simulate every run that FILE describes.
 
-    OUT/runs is a hive-partitioned Parquet dataset with one row a run. A run that fails is a row with its error; the
-    exit status is then 1.
+    OUT/runs is a hive-partitioned Parquet dataset with one row for each run. If a run fails, its row holds the error,
+    and the exit status is 1.
     """
     from planning.progress import telling
     from planning.sweep import sweep as sweeps

@@ -15,24 +15,22 @@ if TYPE_CHECKING:
     from traces.summary import WorkloadSummary
 
 _TRACE = click.Path(path_type=Path)
-_FORMAT = click.option(
-    "--format", "format_", type=click.Choice(["table", "json"]), default="table", help="What to print."
-)
+_FORMAT = click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", help="Format.")
 _TO = click.option(
-    "--to", type=click.Choice(["parquet", "mooncake"]), help="Format to write; by default the name of OUT decides."
+    "--to",
+    type=click.Choice(["parquet", "mooncake"]),
+    help="Format to write; by default it follows from the name of OUT.",
 )
-_FORCE = click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
-_SPREAD = click.option(
-    "--spread-ticks", is_flag=True, help="Spread arrivals that share a timestamp evenly over the tick."
-)
+_FORCE = click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+_SPREAD = click.option("--spread-ticks", is_flag=True, help="Spread arrivals with equal timestamps evenly.")
 
 
 @click.group()
 def trace() -> None:
-    """Inspect, convert or synthesise a workload.
+    """Inspect, convert or generate a trace of requests.
 
-    Formats are found by content: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV and JSON
-    lines (all text also gzipped), and recordings, which hold the workload they were made from.
+    The format of a trace is found from its content: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV
+    or simple JSON lines. Text may be gzipped. A recording counts as the trace that it was made from.
     """
 
 
@@ -42,7 +40,7 @@ def trace() -> None:
 @_SPREAD
 @_FORMAT
 def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> None:
-    """Rates, burstiness, lengths, and the prefix-hit rate of an infinite cache."""
+    """Show arrival rates, burstiness, lengths, and the prefix-hit rate of an infinite cache."""
     from traces.summary import summarise
 
     _print(summarise(_read(path, spread_ticks), block_size), format_)
@@ -57,8 +55,8 @@ def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> No
 def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bool) -> None:
     """Write TRACE to OUT as Parquet (exact) or Mooncake JSON lines (512-token blocks).
 
-    Mooncake keeps milliseconds, lengths and shared whole blocks; it has no place for ids, priorities, tenants,
-    SLO classes or a closed loop.
+    Mooncake keeps milliseconds, lengths, and prefixes that are shared in whole blocks. It cannot store ids,
+    priorities, tenants, SLO classes or a closed loop.
     """
     from traces.writer import write_workload
 
@@ -68,9 +66,9 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 
 @trace.command()
 @click.argument("out", type=_TRACE)
-@click.option("--spec", "spec_path", type=_TRACE, help="YAML file with the specification; options override it.")
+@click.option("--spec", "spec_path", type=_TRACE, help="YAML file of the specification; options override it.")
 @click.option("--requests", metavar="N", help="Number of requests.")
-@click.option("--duration-s", metavar="S", help="Stop arrivals after this many seconds, instead of --requests.")
+@click.option("--duration-s", metavar="S", help="Seconds during which requests arrive, instead of --requests.")
 @click.option("--seed", metavar="N", help="Seed of all random draws.")
 @click.option(
     "--arrivals",
@@ -81,19 +79,20 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 @click.option(
     "--prompt",
     metavar="L",
-    help="Tokens of the user's part: 512 | uniform:low=1,high=99 | "
+    help="Length of the user's part of a prompt: 512 | uniform:low=1,high=99 | "
     "lognormal:mean=950,p99=7000,max=8000 | exponential:mean=200 | empirical:path=trace.csv",
 )
-@click.option("--output", metavar="L", help="Tokens to generate, as a distribution like --prompt.")
-@click.option("--system-prompts", metavar="P", help="count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
-@click.option("--sessions", metavar="S", help="turns=4,think_ms=20000,max_prompt_tokens=8000")
+@click.option("--output", metavar="L", help="Length of the output, given like --prompt.")
+@click.option("--system-prompts", metavar="P", help="For example count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
+@click.option("--sessions", metavar="S", help="For example turns=4,think_ms=20000,max_prompt_tokens=8000")
 @_TO
 @_FORCE
 @_FORMAT
 def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format_: str, **options: str | None) -> None:
-    """Synthesise a workload into OUT; the same specification and seed give the same bytes.
+    """Generate a synthetic workload and write it to OUT.
 
-    For distributions inside `--system-prompts` and `--sessions`, use a YAML file.
+    The same specification and seed give the same bytes. Use a YAML file for distributions inside `--system-prompts`
+    and `--sessions`.
     """
     from serving.yaml_file import read_mapping
     from traces.reader import read_workload
@@ -134,7 +133,7 @@ def _parsed(name: str, text: str) -> Any:
     for item in rest.split(",") if rest else []:
         key, equals, value = item.partition("=")
         if not equals:
-            raise UserError(f"--{name.replace('_', '-')}", text, f"{item!r} is not key=value")
+            raise UserError(f"--{name.replace('_', '-')}", text, f"{item!r} must be key=value")
         fields[key.strip()] = value.strip()
     return fields
 

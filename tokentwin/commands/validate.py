@@ -29,10 +29,10 @@ class _Rungs(click.Group):
 
 @click.group(cls=_Rungs)
 def validate() -> None:
-    """Hold the simulator against real runs, rung by rung.
+    """Compare the simulator with real runs.
 
-    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`: rungs 1 to 3, on recordings of our own
-    engine. `validate external` is rung 4, on published measurements of others.
+    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`: rungs 1 to 3 of the validation, on
+    recordings of our own engine. `validate external` is rung 4, on published measurements of other engines.
     """
 
 
@@ -49,15 +49,15 @@ validate.add_command(external)
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
 @option("--window-s", type=float)
-@click.option("--max-error", type=Finite(min=0), help="Exit 3 if any run error exceeds this many percent.")
+@click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out.")
 def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None:
     """Compare the simulator with REAL recordings of one workload (repeats give the noise floor).
 
-    Rung 1: every decision of the real run, replayed, must come out identical; exit 1 otherwise. Rung 2: step
-    times. Rung 3: TTFT, TPOT, E2E and throughput of the run. Writes report.json, step_residuals.parquet and the
-    simulated run.
+    Rung 1 replays every decision of the real run; the exit status is 1 if any differs. Rung 2 compares step times.
+    Rung 3 compares TTFT, TPOT, E2E and throughput of the whole run. This writes report.json, step_residuals.parquet
+    and the simulated run.
     """
     from planning.measure import validator
     from serving.document import print_document

@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from calibration.validation.external.predictor import Predictor
-    from calibration.validation.external.scoring import Outcome
+    from calibration.validation.external.scoring import CaseResult
 
 TARGET_MISSED = 3
 
@@ -19,17 +19,18 @@ TARGET_MISSED = 3
 @click.command()
 @click.option("--data", default="../shared/data", show_default=True, type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
-@click.option("--case", "names", multiple=True, help="Use only the case of this name; repeat for more.")
+@click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--write", "page", type=click.Path(), help="Also write the report as a Markdown page.")
+@click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
 @click.option("--out", "-o", type=click.Path(), help="Also write external.json here, for the dashboard's Trust page.")
 def external(
     data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None, out: str | None
 ) -> None:
-    """Simulate measured runs of other engines with their own settings, and set the figures side by side.
+    """Simulate measured runs of other engines with their own settings, and compare the figures.
 
-    A case file names the engine's settings, the files in --data, and how close a prediction should come. Exits 0 when
-    every target is met, 3 when one is missed, 2 when a file or a setting is wrong.
+    A case file names the engine's settings, its files in --data, and how close the prediction should be.
+
+    Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
     from calibration.validation.external.case import load_cases
     from calibration.validation.external.page import as_dict, markdown
@@ -40,27 +41,28 @@ def external(
 
     folder = Path(data)
     if not folder.is_dir():
-        raise UserError("data", data, "is no folder; give --data DIR, where the measured runs lie")
+        raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
     chosen = load_cases(Path(cases) if cases else None)
     for name in names:
         if name not in [case.name for case in chosen]:
-            raise UserError("case", name, f"is none of {', '.join(case.name for case in chosen)}")
+            remedy = f"is not a known case; choose one of {', '.join(case.name for case in chosen)}"
+            raise UserError("case", name, remedy)
     if names:
         chosen = [case for case in chosen if case.name in names]
-    outcomes = []
+    results = []
     for at, case in enumerate(chosen, start=1):
         click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
-        outcomes.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
+        results.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
     if page:
-        _write("write", Path(page), markdown(outcomes))
+        _write("write", Path(page), markdown(results))
     if out:
         created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-        _write("out", Path(out) / "external.json", json.dumps({**created, **as_dict(outcomes)}) + "\n")
+        _write("out", Path(out) / "external.json", json.dumps({**created, **as_dict(results)}) + "\n")
     if style == "json":
-        click.echo(json.dumps(as_dict(outcomes)))
+        click.echo(json.dumps(as_dict(results)))
     else:
-        print_outcomes(outcomes)
-    if not all(verdict.met for outcome in outcomes for verdict in outcome.verdicts):
+        print_results(results)
+    if not all(verdict.met for result in results for verdict in result.verdicts):
         raise SystemExit(TARGET_MISSED)
 
 
@@ -80,7 +82,7 @@ def _write(option: str, path: Path, text: str) -> None:
         raise UserError(option, str(path), f"cannot be written: {reason(error)}") from None
 
 
-def print_outcomes(outcomes: list[Outcome]) -> None:
+def print_results(results: list[CaseResult]) -> None:
     """Every case as a table, long ones summed up by group; the targets last."""
     from rich.console import Console
     from rich.table import Table
@@ -96,17 +98,17 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
     )
 
     console = Console()
-    for outcome in outcomes:
-        long = len(outcome.runs) > MANY
-        header = group_header(outcome) if long else ROW_HEADER
-        table = Table(*header, title=outcome.case.title, title_justify="left")
-        for cells in group_rows(outcome) if long else map(row_cells, outcome.rows):
+    for result in results:
+        long = len(result.runs) > MANY
+        header = group_header(result) if long else ROW_HEADER
+        table = Table(*header, title=result.case.title, title_justify="left")
+        for cells in group_rows(result) if long else map(row_cells, result.rows):
             table.add_row(*cells)
         console.print(table)
-        mark, why = outcome.provenance
-        console.print(f"{mark.name.lower()}: {why}", highlight=False)
+        coverage, why = result.provenance
+        console.print(f"{coverage.name.lower()}: {why}", highlight=False)
     targets = Table(*TARGET_HEADER, title="targets", title_justify="left")
-    for outcome in outcomes:
-        for verdict in outcome.verdicts:
-            targets.add_row(*(cell.replace("**", "") for cell in target_row((outcome, verdict))))
+    for result in results:
+        for verdict in result.verdicts:
+            targets.add_row(*(cell.replace("**", "") for cell in target_row((result, verdict))))
     console.print(targets)

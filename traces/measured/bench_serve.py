@@ -43,7 +43,7 @@ class BenchServe(BaseModel):
         lengths, starts = _lengths(file), _starts(file)
         served = [i for i, (prompt, outputs) in enumerate(lengths) if prompt >= 1 and outputs >= 1]
         if not served:
-            raise file.error("output_lens", [], "has no request that was answered")
+            raise file.error("output_lens", [], "must hold at least one answered request")
         rate = _rate(file)
         burstiness = 1.0 if file.get("burstiness") is None else file.number("burstiness", 1e-3)
         arrivals = starts or _drawn(len(lengths), rate, burstiness, self.seed)
@@ -94,7 +94,7 @@ def _starts(file: JsonFile) -> list[float]:
         return []
     starts = file.numbers("start_times")
     if len(starts) != len(file.get("input_lens") or starts):
-        raise file.error("start_times", f"{len(starts)} times", "must be as many as input_lens")
+        raise file.error("start_times", f"{len(starts)} times", "must have as many entries as input_lens")
     return starts
 
 
@@ -123,7 +123,7 @@ def _observed_figures(
         return {}
     ttfts, itls = file.numbers("ttfts", 0, _LONGEST_S), file.get("itls")
     if not isinstance(itls, list) or not len(ttfts) == len(itls) == len(lengths):
-        raise file.error("itls", "other counts", f"must be {len(lengths)} lists, as ttfts and input_lens")
+        raise file.error("itls", "other counts", f"must hold {len(lengths)} lists, as many as ttfts and input_lens")
     observed = []
     for at_ns, i in offered:
         first_ns = at_ns + round(1e9 * ttfts[i])

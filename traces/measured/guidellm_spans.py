@@ -70,6 +70,6 @@ def _observed(id_: int, row: Row, start: int) -> Observed:
     arrival = row.time_ns("arrival_s", SECOND_NS) - start
     ttft, e2e = row.time_ns("ttft_s", SECOND_NS), row.time_ns("e2e_s", SECOND_NS)
     if ttft > e2e:
-        raise row.error("ttft_s", row.fields["ttft_s"], "is longer than e2e_s")
+        raise row.error("ttft_s", row.fields["ttft_s"], "must not be longer than e2e_s")
     prompt, outputs = row.integer("prompt_tokens", 1), row.integer("output_tokens", 1)
     return Observed(id_, prompt, outputs, arrival, arrival + ttft, arrival + e2e)

@@ -37,7 +37,7 @@ class LlmServingSim(BaseModel):
         folder = data / self.folder
         measured, offered = list(json_rows(folder / self.requests)), list(json_rows(folder / self.workload))
         if not measured or len(measured) != len(offered):
-            remedy = f"has {len(measured)} requests where {self.workload} has {len(offered)}"
+            remedy = f"has {len(measured)} requests, but {self.workload} has {len(offered)}"
             raise UserError("requests", str(folder / self.requests), remedy)
         start = min(row.time_ns("arrival_time", SECOND_NS) for row in measured)
         clocks = min(row.time_ns("queued_ts", SECOND_NS) - row.time_ns("arrival_time", SECOND_NS) for row in measured)
@@ -52,12 +52,12 @@ def _request(row: Row, offered: Row, start: int, engine_start: int) -> tuple[Wor
     """One request; the run starts at `start` ns on the client's clock and at `engine_start` on the engine's."""
     prompt, outputs = row.integer("input_toks", 1), row.integer("output_toks", 1)
     if (offered.integer("input_toks", 1), offered.integer("output_toks", 1)) != (prompt, outputs):
-        raise offered.error("input_toks", offered.fields["input_toks"], f"is another request than {row.path.name}'s")
+        raise offered.error("input_toks", offered.fields["input_toks"], f"differs from the request in {row.path.name}")
     id_ = row.line - 1
     arrival_ns = row.time_ns("arrival_time", SECOND_NS) - start
     first, last = (row.time_ns(name, SECOND_NS) - engine_start for name in ("first_token_ts", "last_token_ts"))
     if not arrival_ns <= first <= last:
-        raise row.error("first_token_ts", row.fields["first_token_ts"], "lies outside arrival to last token")
+        raise row.error("first_token_ts", row.fields["first_token_ts"], "must lie between arrival and last token")
     return (
         WorkloadRequest(id_, arrival_ns, tuple(_segments(offered, prompt)), outputs),
         Observed(id_, prompt, outputs, arrival_ns, first, last),
@@ -68,7 +68,7 @@ def _segments(row: Row, prompt: int) -> Iterator[Segment]:
     """Full prompt blocks by their ids; the rest of the prompt is nobody else's."""
     full = row.integer("n_prompt_blocks_16", 0)
     if full != prompt // BLOCK_TOKENS or len(row.items("hash_ids_16")) < full:
-        raise row.error("n_prompt_blocks_16", full, f"must be {prompt // BLOCK_TOKENS}, with an id for each")
+        raise row.error("n_prompt_blocks_16", full, f"must be {prompt // BLOCK_TOKENS}, with one id for each block")
     for id_ in row.items("hash_ids_16")[:full]:
         yield f"h{id_}", BLOCK_TOKENS
     if prompt % BLOCK_TOKENS:

@@ -1,4 +1,4 @@
-"""A running vLLM, from two scrapes of its `/metrics`: what it was asked in between, and how long that took.
+"""A running vLLM, from two scrapes of its `/metrics`: the requests in between, and how long they took.
 
 The scrapes hold sums and histograms, no requests. So the workload is made to have their means: Poisson arrivals at the
 rate at which requests ended, prompt and output lengths drawn within their buckets, and as much shared prefix as the
@@ -44,7 +44,8 @@ class Prometheus(BaseModel):
         outputs = window.histogram("vllm:request_generation_tokens")
         count = round(outputs.count)
         if count < 1:
-            raise UserError("measured.after", self.after, "no request ended between the snapshots")
+            remedy = "no request ended between the two snapshots; take them further apart"
+            raise UserError("measured.after", self.after, remedy)
         draw = random.Random(self.seed)
         shared = _shared_share(window)
         lengths = zip(_drawn(prompts, count, draw), _drawn(outputs, count, draw), strict=True)

@@ -39,16 +39,6 @@ class Histogram:
         """Exact: the sum is kept beside the buckets."""
         return self.total / self.count
 
-    def percentile_bounds(self, rank: float) -> tuple[float, float]:
-        """Between which bounds the nearest-rank percentile lies."""
-        wanted, seen, low = math.ceil(rank / 100 * self.count), 0.0, 0.0
-        for bound, count in zip(self.bounds, self.counts, strict=True):
-            seen += count
-            if count and seen >= wanted:
-                return low, bound
-            low = bound
-        return low, math.inf
-
 
 class Window:
     """What happened between two snapshots of one engine; samples of all label sets are added up."""
@@ -69,7 +59,7 @@ class Window:
         bucket = f"{name}_bucket"
         bounds = sorted(bound for bound in self._after.get(bucket, {}) if bound is not None)
         if not bounds or not math.isinf(bounds[-1]):
-            raise UserError(str(self._after_path), name, "is no histogram with a bucket of le=+Inf here")
+            raise UserError(str(self._after_path), name, "must be a histogram with a bucket le=+Inf")
         cumulative = [self._growth(bucket, bound) for bound in bounds]
         counts = tuple(now - before for now, before in zip(cumulative, [0.0, *cumulative], strict=False))
         if min(counts) < 0:
@@ -79,10 +69,11 @@ class Window:
     def _growth(self, name: str, bound: float | None) -> float:
         after = self._after.get(name, {}).get(bound)
         if after is None:
-            raise UserError(str(self._after_path), name, "is not in the snapshot")
+            raise UserError(str(self._after_path), name, "is missing in this snapshot")
         grown = after - self._before.get(name, {}).get(bound, 0.0)
         if grown < 0:
-            raise UserError(str(self._after_path), name, "went down: are the files swapped, or was it restarted?")
+            remedy = "decreased between the snapshots: are the files swapped, or was the server restarted?"
+            raise UserError(str(self._after_path), name, remedy)
         return grown
 
 
@@ -98,7 +89,7 @@ def read_samples(path: Path) -> Samples:
             continue
         found = _SAMPLE.fullmatch(line)
         if not found:
-            raise UserError(f"{path}:{number}", line, "is no Prometheus sample")
+            raise UserError(f"{path}:{number}", line, "is not a Prometheus sample")
         name, labels, text = found.groups()
         value = _number(path, number, text)
         le = dict(_LABEL.findall(labels or "")).get("le")

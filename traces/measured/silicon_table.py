@@ -48,7 +48,7 @@ class Load(BaseModel):
     def _in_order(self) -> Load:
         for lengths in (self.lengths, self.or_lengths or self.lengths):
             if lengths[0] > lengths[1]:
-                raise ValueError("must be the smaller share first")
+                raise ValueError("must give the smaller share first")
         return self
 
 
@@ -97,7 +97,7 @@ class SiliconTable(BaseModel):
     def _run(self, row: _Deployed, floor_pct: Mapping[str, float], caution: str) -> MeasuredRun:
         system = row.text("system")
         if system not in self.systems:
-            raise row.row.error("system", system, f"is none of {', '.join(self.systems)}")
+            raise row.row.error("system", system, f"must be one of {', '.join(self.systems)}")
         return MeasuredRun(
             name=row.text("id"),
             workload=row.workload(self.seed, row.load.lengths),

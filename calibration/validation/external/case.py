@@ -117,5 +117,5 @@ def load_cases(folder: Path | None = None) -> list[Case]:
     cases = [load_case(path) for path in paths]
     for case, path in zip(cases, paths, strict=True):
         if [c.name for c in cases].count(case.name) > 1:
-            raise UserError(f"{path.name}.name", case.name, "is the name of another case, too")
+            raise UserError(f"{path.name}.name", case.name, "is the name of another case too; choose another name")
     return cases

@@ -65,7 +65,8 @@ def fit_correction(
     fitted = {name: figure for name in ("decode", "prefill", "overhead") if (figure := getattr(anchor, name))}
     for name, figure in fitted.items():
         if figure not in measured:
-            raise UserError(f"anchor.{name}", figure, f"is no figure of {anchor.run}: {', '.join(measured)}")
+            remedy = f"is not a figure of {anchor.run}; choose one of {', '.join(measured)}"
+            raise UserError(f"anchor.{name}", figure, remedy)
     correction = Correction()
     for _ in range(_ROUNDS):
         simulated = simulate(correction)

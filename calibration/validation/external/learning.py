@@ -14,7 +14,7 @@ from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import factors_of
 from calibration.steps.operation_cost import HostTimes
 from calibration.steps.predict import blind
-from calibration.validation.external.scoring import Outcome
+from calibration.validation.external.scoring import CaseResult
 from serving.errors import UserError
 
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
@@ -22,32 +22,31 @@ _REACH = 1.645
 _LEAST = 0.02  # one run never teaches better than this
 
 
-def learnt_from(outcome: Outcome, created: str) -> ExternalCalibration:
+def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
     """The calibration of the engine of a scored case. Raises UserError if the case has no anchor."""
-    case, found = outcome.case, outcome.correction
+    case, found = result.case, result.correction
     if case.anchor is None or found is None:
-        raise UserError(
-            f"{case.name}.anchor", "none", "name the run to learn from, and the figures it should reproduce"
-        )
+        remedy = "is missing; name the run to learn from, and the figures to reproduce"
+        raise UserError(f"{case.name}.anchor", None, remedy)
     start = blind()
-    deployment, _ = case.deployment_of(outcome.runs[0])
+    deployment, _ = case.deployment_of(result.runs[0])
     return replace(
         start,
-        gpu=outcome.runs[0].gpu or case.gpu,
+        gpu=result.runs[0].gpu or case.gpu,
         deployment=deployment.model_dump_json(),
         correction=replace(
             start.correction.scaled(found.decode, found.prefill), source=f"{case.name}, run {case.anchor.run}"
         ),
         host=HostTimes(start.host.step_ns * found.decode, start.host.row_ns * found.decode),
-        **_intervals(outcome),
+        **_intervals(result),
         source=f"{case.title}, run {case.anchor.run}; before that {start.source}",
         created=created,
     )
 
 
-def _intervals(outcome: Outcome) -> dict[str, Any]:
+def _intervals(result: CaseResult) -> dict[str, Any]:
     """How far the anchored column is off on the runs that did not teach it; nothing when there are no others."""
-    errors = [row.error_pct("anchored") for row in outcome.rows if row.figure in _FIGURES]
+    errors = [row.error_pct("anchored") for row in result.rows if row.figure in _FIGURES]
     logs = [log(1 + error / 100) for error in errors if error is not None and error > -100]
     if not logs:
         return {}

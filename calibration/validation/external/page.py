@@ -10,7 +10,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from calibration.validation.external.scoring import Outcome, Row, Verdict
+from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from traces.measured.run import MeasuredRun
 
 MANY = 20  # runs beyond which a case is summed up instead of listed
@@ -37,24 +37,24 @@ writes this page. You can [add a run](external-cases.md).
 """
 
 
-def as_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def as_dict(results: Sequence[CaseResult]) -> dict[str, Any]:
     """The report, as `--format json` prints it."""
-    return {"met": all(verdict.met for o in outcomes for verdict in o.verdicts), "cases": [_case(o) for o in outcomes]}
+    return {"met": all(verdict.met for o in results for verdict in o.verdicts), "cases": [_case(o) for o in results]}
 
 
-def _case(outcome: Outcome) -> dict[str, Any]:
-    case = outcome.case
-    mark, why = outcome.provenance
+def _case(result: CaseResult) -> dict[str, Any]:
+    case = result.case
+    coverage, why = result.provenance
     return {
         "name": case.name,
         "title": case.title,
         "source": case.source,
         "engine": case.engine,
         "gpu": case.gpu,
-        "standing": mark.name.lower(),
+        "standing": coverage.name.lower(),
         "why": why,
         "anchor": None if case.anchor is None else case.anchor.run,
-        "correction": None if outcome.correction is None else asdict(outcome.correction),
+        "correction": None if result.correction is None else asdict(result.correction),
         "targets": [
             {
                 **verdict.target.model_dump(mode="json"),
@@ -62,7 +62,7 @@ def _case(outcome: Outcome) -> dict[str, Any]:
                 "at": verdict.run,
                 "met": verdict.met,
             }
-            for verdict in outcome.verdicts
+            for verdict in result.verdicts
         ],
         "rows": [
             {
@@ -71,50 +71,50 @@ def _case(outcome: Outcome) -> dict[str, Any]:
                 "anchored_error_pct": row.error_pct("anchored"),
                 "covered": row.covered,
             }
-            for row in outcome.rows
+            for row in result.rows
         ],
-        "cautions": {run.name: run.caution for run in outcome.runs if run.caution},
+        "cautions": {run.name: run.caution for run in result.runs if run.caution},
     }
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
+def markdown(results: Sequence[CaseResult]) -> str:
     """The page `docs/external.md`."""
-    parts = [_PREFACE, "## Targets\n", _table(TARGET_HEADER, map(target_row, _verdicts(outcomes)))]
-    parts += _intervals(outcomes)
-    for outcome in outcomes:
-        parts += list(_section(outcome))
+    parts = [_PREFACE, "## Targets\n", _table(TARGET_HEADER, map(target_row, _verdicts(results)))]
+    parts += _intervals(results)
+    for result in results:
+        parts += list(_section(result))
     return "\n".join(parts).rstrip() + "\n"
 
 
 TARGET_HEADER = ("case", "target", "error", "at", "met")
 
 
-def _verdicts(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, Verdict]]:
-    return ((outcome, verdict) for outcome in outcomes for verdict in outcome.verdicts)
+def _verdicts(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Verdict]]:
+    return ((result, verdict) for result in results for verdict in result.verdicts)
 
 
-def target_row(pair: tuple[Outcome, Verdict]) -> tuple[str, ...]:
+def target_row(pair: tuple[CaseResult, Verdict]) -> tuple[str, ...]:
     """One target, as cells under `TARGET_HEADER`."""
-    outcome, verdict = pair
+    result, verdict = pair
     target = verdict.target
     over = "median of " if target.over == "median" else ""
     what = f"{target.column}: {over}{target.figure} within {target.within_pct:g} %"
-    return outcome.case.name, what, f"{verdict.error_pct:.1f} %", verdict.run, "met" if verdict.met else "**missed**"
+    return result.case.name, what, f"{verdict.error_pct:.1f} %", verdict.run, "met" if verdict.met else "**missed**"
 
 
 _INTERVAL_HEADER = ("case", "figure", "measured", "in their interval", "", "median width, of the predicted")
 
 
-def _intervals(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
     """How many figures lie in their intervals, and how wide these are."""
-    rows = [row for outcome in outcomes for row in outcome.rows]
+    rows = [row for result in results for row in result.rows]
     if not rows:
         return
-    doubtful = {run.name for outcome in outcomes for run in outcome.runs if run.caution}
+    doubtful = {run.name for result in results for run in result.runs if run.caution}
     calm = [row for row in rows if row.run not in doubtful]
     yield "\n## Intervals\n"
     yield f"{_share(rows)} lie in their 90 % interval; {_share(calm)} of runs that no caution is about.\n"
-    yield _table(_INTERVAL_HEADER, (cells for outcome in outcomes for cells in _interval_rows(outcome)))
+    yield _table(_INTERVAL_HEADER, (cells for result in results for cells in _interval_rows(result)))
 
 
 def _share(rows: Sequence[Row]) -> str:
@@ -122,37 +122,37 @@ def _share(rows: Sequence[Row]) -> str:
     return f"{covered} of {len(rows)} figures ({100 * covered / max(len(rows), 1):.0f} %)"
 
 
-def _interval_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    for figure in dict.fromkeys(row.figure for row in outcome.rows):
-        rows = [row for row in outcome.rows if row.figure == figure]
+def _interval_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
+    for figure in dict.fromkeys(row.figure for row in result.rows):
+        rows = [row for row in result.rows if row.figure == figure]
         covered = sum(row.covered for row in rows)
         widths = [100 * (row.high - row.low) / row.blind for row in rows if row.blind]
         width = f"{median(widths):.0f} %" if widths else ""
         share = f"{100 * covered / len(rows):.0f} %"
-        yield outcome.case.name, figure, str(len(rows)), str(covered), share, width
+        yield result.case.name, figure, str(len(rows)), str(covered), share, width
 
 
-def _section(outcome: Outcome) -> Iterator[str]:
-    case = outcome.case
-    mark, why = outcome.provenance
+def _section(result: CaseResult) -> Iterator[str]:
+    case = result.case
+    coverage, why = result.provenance
     yield f"\n## {case.title}\n"
-    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {mark.name.lower()}: {why}.\n"
-    covered = sum(row.covered for row in outcome.rows)
-    yield f"{covered} of {len(outcome.rows)} figures lie in their 90 % interval.\n"
-    if outcome.correction is not None and case.anchor is not None:
-        fit = outcome.correction
+    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {coverage.name.lower()}: {why}.\n"
+    covered = sum(row.covered for row in result.rows)
+    yield f"{covered} of {len(result.rows)} figures lie in their 90 % interval.\n"
+    if result.correction is not None and case.anchor is not None:
+        fit = result.correction
         yield (
             f"Anchored on *{case.anchor.run}*: decode steps x {fit.decode:.3f}, prompts x {fit.prefill:.3f}, "
             f"{fit.overhead_ms:.1f} ms outside the engine.\n"
         )
     if case.notes:
         yield f"{case.notes}\n"
-    if len(outcome.runs) > MANY:
-        yield from _summed_up(outcome)
+    if len(result.runs) > MANY:
+        yield from _summed_up(result)
     else:
-        yield _table(ROW_HEADER, map(row_cells, outcome.rows))
-    cautions = [run for run in outcome.runs if run.caution]
-    if cautions and len(outcome.runs) <= MANY:
+        yield _table(ROW_HEADER, map(row_cells, result.rows))
+    cautions = [run for run in result.runs if run.caution]
+    if cautions and len(result.runs) <= MANY:
         yield "\n" + "\n".join(f"- *{run.name}*: {run.caution}." for run in cautions)
 
 
@@ -174,52 +174,52 @@ def row_cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def group_header(outcome: Outcome) -> tuple[str, ...]:
+def group_header(result: CaseResult) -> tuple[str, ...]:
     """Header of the medians of a long case."""
-    return ("by", "", "runs", *(f"{figure}, median error" for figure in outcome.case.shown))
+    return ("by", "", "runs", *(f"{figure}, median error" for figure in result.case.shown))
 
 
-def group_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
     """Medians of the absolute error, over all runs and by each group that the runs are in."""
-    yield from _group_row(outcome, "all", "", outcome.runs)
-    keys = dict.fromkeys(key for run in outcome.runs for key in run.group)
+    yield from _group_row(result, "all", "", result.runs)
+    keys = dict.fromkeys(key for run in result.runs for key in run.group)
     for key in keys:
         values = sorted(
-            {run.group.get(key, "") for run in outcome.runs}, key=lambda v: (len(v) if v.isdigit() else 0, v)
+            {run.group.get(key, "") for run in result.runs}, key=lambda v: (len(v) if v.isdigit() else 0, v)
         )
         for value in values:
-            yield from _group_row(outcome, key, value, [run for run in outcome.runs if run.group.get(key, "") == value])
+            yield from _group_row(result, key, value, [run for run in result.runs if run.group.get(key, "") == value])
 
 
-def _group_row(outcome: Outcome, key: str, value: str, runs: Sequence[MeasuredRun]) -> Iterator[tuple[str, ...]]:
-    medians = (outcome.median_error_pct(figure, [run.name for run in runs]) for figure in outcome.case.shown)
+def _group_row(result: CaseResult, key: str, value: str, runs: Sequence[MeasuredRun]) -> Iterator[tuple[str, ...]]:
+    medians = (result.median_error_pct(figure, [run.name for run in runs]) for figure in result.case.shown)
     yield key, value, str(len(runs)), *("" if m is None else f"{m:.1f} %" for m in medians)
 
 
-def _summed_up(outcome: Outcome) -> Iterator[str]:
+def _summed_up(result: CaseResult) -> Iterator[str]:
     yield "Medians of the absolute error of *blind*:\n"
-    yield _table(group_header(outcome), group_rows(outcome))
-    calm = [run.name for run in outcome.runs if not run.caution]
-    medians = (outcome.median_error_pct(figure, calm) for figure in outcome.case.shown)
-    told = ", ".join(f"{f} {m:.1f} %" for f, m in zip(outcome.case.shown, medians, strict=True) if m is not None)
-    yield f"\nThe {len(calm)} rows that nothing below speaks against: {told}.\n"
+    yield _table(group_header(result), group_rows(result))
+    calm = [run.name for run in result.runs if not run.caution]
+    medians = (result.median_error_pct(figure, calm) for figure in result.case.shown)
+    errors = ", ".join(f"{f} {m:.1f} %" for f, m in zip(result.case.shown, medians, strict=True) if m is not None)
+    yield f"\nThe {len(calm)} rows that nothing below speaks against: {errors}.\n"
     yield f"### Rows that look wrong, or are more than {_FAR_OFF:g} % off\n\nThey are scored like all others.\n"
-    header = ("row", *(f"{figure} {what}" for figure in outcome.case.shown for what in ("measured", "error")), "why")
-    yield _table(header, _doubtful(outcome))
+    header = ("row", *(f"{figure} {what}" for figure in result.case.shown for what in ("measured", "error")), "why")
+    yield _table(header, _doubtful(result))
 
 
-def _doubtful(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+def _doubtful(result: CaseResult) -> Iterator[tuple[str, ...]]:
     by_run: dict[str, dict[str, Row]] = {}
-    for row in outcome.rows:
+    for row in result.rows:
         by_run.setdefault(row.run, {})[row.figure] = row
-    for run in outcome.runs:
+    for run in result.runs:
         rows = by_run.get(run.name, {})
         errors = [abs(row.error_pct() or 0.0) for row in rows.values()]
         if not run.caution and max(errors, default=0.0) <= _FAR_OFF:
             continue
         cells = [
             cell
-            for figure in outcome.case.shown
+            for figure in result.case.shown
             for cell in (
                 (shown(rows[figure].measured), percent(rows[figure].error_pct())) if figure in rows else ("", "")
             )

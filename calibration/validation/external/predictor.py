@@ -10,7 +10,7 @@ from serving.deployments.config import Deployment
 
 
 class Prediction(NamedTuple):
-    """A cost model, asked nothing yet, and the KV blocks that the engine would have where a case does not state them.
+    """A new cost model, and the KV blocks that the engine would have where a case does not state them.
 
     client_ms   what a client adds to TTFT at most, 9 times out of 10
     """

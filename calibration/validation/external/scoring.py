@@ -67,7 +67,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """A case, scored."""
 
     case: Case
@@ -85,7 +85,7 @@ class Outcome:
         return median(errors) if errors else None
 
 
-def score(case: Case, data: Path, predictor: Predictor) -> Outcome:
+def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
     """Simulate the runs of `case`, whose files lie under `data`. Raises UserError for whatever a file gets wrong."""
     ready = [_ready(case, run, predictor) for run in case.format.read(data)]
     correction = _fit(case, ready)
@@ -97,7 +97,7 @@ def score(case: Case, data: Path, predictor: Predictor) -> Outcome:
     scored = [run.name for run in runs if case.anchor is None or run.name != case.anchor.run]
     verdicts = [_judge(case, target, rows, scored) for target in case.targets]
     provenance = max((each.prediction.cost.provenance() for each in ready), key=lambda found: found[0])
-    return Outcome(case, rows, verdicts, runs, correction, provenance)
+    return CaseResult(case, rows, verdicts, runs, correction, provenance)
 
 
 def simulated_figures(
@@ -115,7 +115,7 @@ def simulated_figures(
     metrics = run_metrics(run.workload, deployment, cost, replicas, lambda: find_router(router))
     rejected = metrics.statuses().get("rejected", 0)
     if rejected:
-        remedy = f"turns {rejected} of its requests away; check max_model_len and num_blocks"
+        remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"
         raise UserError(f"deployment of {run.name}", f"max_model_len {deployment.scheduler.max_model_len}", remedy)
     found = figures(metrics, run.offered_per_s)
     if overhead_ms:
@@ -183,7 +183,7 @@ def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
         if each.run.name == case.anchor.run:
             return fit_correction(case.anchor, each.run.figures, each.simulated)
     names = ", ".join(each.run.name for each in ready)
-    raise UserError(f"{case.name}.anchor.run", case.anchor.run, f"is none of {names}")
+    raise UserError(f"{case.name}.anchor.run", case.anchor.run, f"is not a run of this case; choose one of {names}")
 
 
 def _rows(shown: Sequence[str], ready: _Ready, correction: Correction | None) -> list[Row]:
@@ -219,7 +219,8 @@ def _judge(case: Case, target: Target, rows: Sequence[Row], scored: Sequence[str
                 errors[row.run] = abs(error)
     if not errors or set(target.runs) - errors.keys():
         missing = ", ".join(sorted(set(target.runs) - errors.keys())) or "every run"
-        raise UserError(f"{case.name}.targets", target.figure, f"has no {target.column} figure for {missing}")
+        remedy = f"has no {target.column} figure for {missing}; change the target"
+        raise UserError(f"{case.name}.targets", target.figure, remedy)
     if target.over == "median":
         return Verdict(target, median(errors.values()), f"median of {len(errors)}")
     worst = max(errors, key=lambda run: errors[run])

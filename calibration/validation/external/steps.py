@@ -21,7 +21,7 @@ from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.predict import blind, kernels
 from calibration.validation.external.case import Case, Target
-from calibration.validation.external.scoring import Outcome, Row, Verdict
+from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from calibration.validation.external.teaching import source_of
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
@@ -43,7 +43,7 @@ class StepLog(BaseModel):
     file: str
 
 
-def score_steps(case: Case, data: Path) -> Outcome:
+def score_steps(case: Case, data: Path) -> CaseResult:
     """Score a log under `data`. Raises UserError when it cannot be read, or a target is about no regime in it."""
     deployment = parse(Deployment, {"device": "cuda", **case.deployment}, where=f"{case.name}.deployment")
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
@@ -59,7 +59,7 @@ def score_steps(case: Case, data: Path) -> Outcome:
         columns[end] = priced.predict(known.correction.scaled(decode, prompts), middle)
     rows = list(_rows(found.measured_ns, columns, regimes(found.sizes)))
     verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
-    return Outcome(case, rows, verdicts, [], None, provenance_of(cost, corners))
+    return CaseResult(case, rows, verdicts, [], None, provenance_of(cost, corners))
 
 
 def _rows(
@@ -80,7 +80,7 @@ def _rows(
 def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict:
     regime, _, statistic = target.figure.partition(".")
     if regime not in errors or statistic not in ("median", "p95"):
-        raise UserError(f"{case.name}.targets", target.figure, f"is not median or p95 of {', '.join(errors)}")
+        raise UserError(f"{case.name}.targets", target.figure, f"must be median or p95 of {', '.join(errors)}")
     found = errors[regime]
     return Verdict(target, found.median_pct if statistic == "median" else found.p95_pct, f"{found.steps} steps")
 

@@ -56,7 +56,7 @@ _PRIORS: dict[str, tuple[float, float]] = {
 }
 _FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _LEAST_TTFT_MS = 80.0  # below that a client's own milliseconds are too much of it
-_SHORT_TTFT_MS = 100.0  # up to there a client's own are enough of it to be told
+_SHORT_TTFT_MS = 100.0  # up to there the client's share is large enough to be seen
 _NOISE = 0.08  # log errors that need no explanation
 _OUTLIER = 0.25  # log errors beyond this count less and less: queueing amplifies
 _ROUNDS = 3
@@ -169,12 +169,12 @@ def calibrations(
     found = {}
     for left_out, logs in numbers.items():
         others = ", ".join(name for name in learnt.sources if name != left_out)
-        told = f"measured runs other than {left_out}" if left_out else f"measured runs: {others}"
+        source = f"measured runs other than {left_out}" if left_out else f"measured runs: {others}"
         interval = learnt.interval(left_out)
         client_ms = most_of_one_more([ms for name, ms in late_ms.items() if name != left_out])
-        found[left_out] = calibration_of(logs, told, interval, client_ms)
+        found[left_out] = calibration_of(logs, source, interval, client_ms)
         if say:
-            print(f"{told}: {interval}, {client_ms:.1f} ms of a client", flush=True)
+            print(f"{source}: {interval}, {client_ms:.1f} ms of a client", flush=True)
     return found
 
 
@@ -228,9 +228,9 @@ def _late_ms(taken: Sequence[Lesson], numbers: Mapping[str, Floats]) -> dict[str
     """
     found = {}
     for source in dict.fromkeys(lesson.source for lesson in taken):
-        told = [each for each in taken if each.source == source and each.run.by_client and not each.run.or_workload]
-        told.sort(key=_ttft_ms)
-        shortest = [each for each in told[: max(len(told) // 4, 1)] if _ttft_ms(each) < _SHORT_TTFT_MS]
+        unloaded = [each for each in taken if each.source == source and each.run.by_client and not each.run.or_workload]
+        unloaded.sort(key=_ttft_ms)
+        shortest = [each for each in unloaded[: max(len(unloaded) // 4, 1)] if _ttft_ms(each) < _SHORT_TTFT_MS]
         calibration = calibration_of(numbers[source], "")
         late_ms = [_ttft_ms(each) - _simulated(each, calibration)["ttft_ms.mean"] for each in shortest]
         if late_ms:
@@ -272,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", default="../shared/data", type=Path)
     parser.add_argument("--write", default=Path(__file__).parents[2] / "steps" / "blind.json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="Keep the bundled numbers, learn how far off they are.")
+    parser.add_argument("--keep", action="store_true", help="Keep the bundled numbers, and only learn their errors.")
     given = parser.parse_args()
     taken = lessons(load_cases(), given.data)
     if given.keep:

@@ -1,0 +1,75 @@
+"""How latencies are distributed: a panel for each metric, a line for each run or side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from dashboard.palette import empty, finish
+from serving.metrics import axis_of
+
+_FEW = 10  # values of which a line alone would show little
+
+
+Values = Sequence[float] | NDArray[Any]
+Curve = tuple[Values, Values]
+
+
+class Line(NamedTuple):
+    """Distributions by metric, as values and the percent of the requests that do not exceed each; and how to draw."""
+
+    curves: Mapping[str, Curve]
+    name: str
+    colour: str
+    width: float = 2.2
+    opacity: float = 1.0
+
+
+def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x: bool) -> go.Figure:
+    """Metrics without any value are left out. Linear axes end past every p99, but no straggler flattens the rest."""
+    panels = [metric for metric in metrics if any(len(line.curves[metric][0]) for line in lines)]
+    if not panels:
+        return empty("No request finished", height)
+    figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035)
+    named: set[str] = set()
+    for line in lines:
+        for at, metric in enumerate(panels, start=1):
+            x, y = line.curves[metric]
+            if not len(x):
+                continue
+            figure.add_scatter(
+                x=x,
+                y=y,
+                mode="lines" if len(x) >= _FEW else "lines+markers",
+                line={"color": line.colour, "width": line.width, "shape": "hv"},
+                opacity=line.opacity,
+                name=line.name,
+                legendgroup=line.name,
+                showlegend=line.name not in named,
+                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
+                row=1,
+                col=at,
+            )
+            named.add(line.name)
+    for at, metric in enumerate(panels, start=1):
+        figure.update_xaxes(title_text=axis_of(metric), row=1, col=at)
+        ends = (
+            {"type": "log"}
+            if log_x
+            else {"type": "linear", "range": [0, _reach([line.curves[metric] for line in lines])]}
+        )
+        figure.update_xaxes(**ends, row=1, col=at)
+    figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
+    figure.update_yaxes(title_text="requests (%)", row=1, col=1)
+    return finish(figure, height)
+
+
+def _reach(curves: Sequence[Curve]) -> float:
+    known = [(x, y) for x, y in curves if len(x)]
+    tails = [x[min(int(np.searchsorted(y, 99)), len(x) - 1)] for x, y in known]
+    return float(min(max(x[-1] for x, _ in known), 1.3 * max(tails)) * 1.03)

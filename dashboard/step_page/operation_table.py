@@ -1,0 +1,24 @@
+"""Operations as a table, on the pages of a step and of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from calibration.steps.explanation import ExplainedOperation
+from dashboard.number_columns import number_columns
+
+
+def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:
+    """A row for each: what it is, the `amounts` by the names of their columns, and how near the roofline it comes."""
+    columns = {
+        "operation": [o.name for o in operations],
+        "standing": [o.coverage.name.lower() for o in operations],
+        **amounts,
+        "of roofline (%)": [100 * o.utilisation for o in operations],
+        "bound by": [o.bound for o in operations],
+        "known to (± %)": [100 * o.sigma for o in operations],
+    }
+    decimals = [name for name, values in columns.items() if isinstance(values[0], float)] if operations else []
+    st.dataframe(columns, hide_index=True, column_config=number_columns(dict.fromkeys(decimals, "%.1f")))
