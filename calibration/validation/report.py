@@ -100,6 +100,22 @@ class RunRow(RunFigures):
             return None
         return abs(self.error_pct) <= abs(self.floor_pct)
 
+    @property
+    def in_weather(self) -> RunRow | None:
+        """The row with what came out in the weather of the real runs; None where that is not known."""
+        if self.weather_error_pct is None:
+            return None
+        return RunRow(
+            metric=self.metric,
+            stat=self.stat,
+            real=self.real,
+            simulated=self.weather_simulated,
+            error_pct=self.weather_error_pct,
+            floor_pct=self.weather_floor_pct,
+            low=self.weather_low,
+            high=self.weather_high,
+        )
+
 
 class RunRung(Part):
     """Rungs 3 and 5."""
@@ -145,6 +161,11 @@ class ValidationReport(Document):
     def rows(self) -> tuple[RunRow, ...]:
         """Those of rung 3."""
         return self.rungs.run.rows if self.rungs.run else ()
+
+    @property
+    def weather_rows(self) -> tuple[RunRow, ...]:
+        """The same in the weather of the real runs; empty where that is not known."""
+        return tuple(same for row in self.rows if (same := row.in_weather))
 
     def worst_error_pct(self) -> float:
         """The largest error of the run in absolute value; 0 without any."""

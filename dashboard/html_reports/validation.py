@@ -16,7 +16,15 @@ from dashboard.trust_page.external_results import External, newest_external, pro
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import LADDER, rungs
-from dashboard.trust_page.words import FLOOR, bias, disturbance, figure_rows
+from dashboard.trust_page.words import (
+    ERRORS_IN_WEATHER,
+    FLOOR,
+    IN_WEATHER,
+    bias,
+    blind_title,
+    disturbance,
+    figure_rows,
+)
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from traces.recording import Recording
@@ -63,9 +71,14 @@ def _distributions(source: Validation) -> Iterator[str]:
 
 
 def _errors(report: ValidationReport) -> Iterator[str]:
-    yield heading("Error against the noise floor")
+    if report.weather_rows:
+        yield heading(IN_WEATHER)
+        yield figure(trust_charts.errors(report.weather_rows), of_report(report))
+        yield paragraph(ERRORS_IN_WEATHER, soft=True)
+    yield heading(blind_title(report))
     yield figure(trust_charts.errors(report.rows), of_report(report))
-    yield table([row | {"error (%)": _signed(row["error (%)"])} for row in figure_rows(report)])
+    signed = ("error (%)", "its error (%)")
+    yield table([row | {name: _signed(row[name]) for name in signed if name in row} for row in figure_rows(report)])
 
 
 def _steps(directory: Path, report: ValidationReport) -> Iterator[str]:

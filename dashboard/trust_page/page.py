@@ -26,7 +26,7 @@ from dashboard.trust_page.external_view import show_external
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
 from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import LADDER, rungs
-from dashboard.trust_page.words import FLOOR, bias, disturbance, figure_rows
+from dashboard.trust_page.words import ERRORS_IN_WEATHER, FLOOR, IN_WEATHER, bias, blind_title, disturbance, figure_rows
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
@@ -109,6 +109,8 @@ def _verdict(report: ValidationReport) -> None:
     badge(of_report(report))
     st.caption(" · ".join(fact for fact in facts if fact))
     st.caption(FLOOR)
+    if report.weather_rows and report.disturbance:
+        st.caption(literal(f"While the real engine ran, {report.disturbance}."))
     if told := disturbance(report):
         st.warning(literal(told), icon=":material/warning:")
 
@@ -153,15 +155,19 @@ def _compared(directory: Path, report: ValidationReport) -> None:
 
 
 def _errors(report: ValidationReport) -> None:
-    rows = report.rows
-    figure(trust_charts.errors(rows), "errors", "Error against the noise floor", of_report(report), _ERRORS)
+    rows, same = report.rows, report.weather_rows
+    if same:
+        figure(trust_charts.errors(same), "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
+    figure(trust_charts.errors(rows), "errors", blind_title(report), of_report(report), _ERRORS)
     if rows:
         with st.expander("The figures"):
             st.dataframe(
                 figure_rows(report),
                 hide_index=True,
                 column_config=number_columns(
-                    {"real": "%.2f", "simulated": "%.2f", "error (%)": "%+.1f", "floor (%)": "%.1f"}
+                    dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
+                    | dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
+                    | dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f")
                 ),
             )
 

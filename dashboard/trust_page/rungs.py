@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from calibration.validation.report import RunRow, ValidationReport
+from calibration.validation.report import Regime, RunRow, ValidationReport
 from dashboard.trust_page.external_results import External, Source
 from serving.metrics import label_of
 
@@ -49,16 +49,24 @@ def _decisions(report: ValidationReport | None) -> Rung:
 
 def _steps(report: ValidationReport | None) -> Rung:
     title = "Rung 2 · Step times"
-    regimes = report.rungs.step.regimes if report and report.rungs.step else {}
-    if not regimes:
+    step = report.rungs.step if report else None
+    if step is None or not step.regimes:
         return Rung(title)
-    worst = max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None)
+    shown = step.same_weather or step.regimes
     parts = [
         f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
-        for name, r in regimes.items()
+        for name, r in shown.items()
     ]
-    told = f"median error **{_percent(worst)}** or less"
-    return _marked(report, Rung(title, told, f"On held-out steps: {'; '.join(parts)}.", symbol="timer"))
+    told = f"median error **{_worst(shown)}** or less"
+    why = f"On held-out steps: {'; '.join(parts)}."
+    if step.same_weather:
+        told = f"{told} in the same weather, {_worst(step.regimes)} blind"
+        why = f"CPU time of the steps, at the machine's speed then. {why}"
+    return _marked(report, Rung(title, told, why, symbol="timer"))
+
+
+def _worst(regimes: Mapping[str, Regime]) -> str:
+    return _percent(max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None))
 
 
 def _runs(report: ValidationReport | None) -> Rung:
@@ -70,12 +78,20 @@ def _runs(report: ValidationReport | None) -> Rung:
     held = [row for row in rows if not row.noisy]
     if not held:
         return _tells_nothing(title, noisy)
-    known = [row for row in held if row.within_floor is not None]
-    inside = sum(bool(row.within_floor) for row in known)
-    told = f"**{inside} of {len(known)}** figures within the real noise" if known else "the real run was not repeated"
+    inside, known = _within_noise(held)
+    told = f"**{inside} of {known}** figures within the real noise" if known else "the real run was not repeated"
+    if report and report.weather_rows:
+        blind, all_blind = _within_noise(report.rows)
+        told = f"{told} in the same weather, {blind} of {all_blind} blind"
     furthest = max(held, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
     edge = "Closest to the noise" if furthest.within_floor else "Furthest from the noise"
     return _marked(report, Rung(title, told, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
+
+
+def _within_noise(rows: Sequence[RunRow]) -> tuple[int, int]:
+    """How many of those whose noise is known."""
+    known = [row.within_floor for row in rows if row.within_floor is not None]
+    return sum(known), len(known)
 
 
 def _others(external: External | None) -> Rung:
@@ -141,7 +157,8 @@ def _marked(report: ValidationReport | None, rung: Rung) -> Rung:
 
 
 def _rows(report: ValidationReport | None) -> list[RunRow]:
-    return list(report.rungs.run.rows) if report and report.rungs.run else []
+    """In the same weather, where that is known."""
+    return list(report.weather_rows or report.rows) if report else []
 
 
 def _row(row: RunRow) -> str:

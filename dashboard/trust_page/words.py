@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from calibration.validation.report import ValidationReport
+from calibration.validation.report import RunRow, ValidationReport
 from serving.metrics import axis_of
 
 CANARY = "A canary step is a fixed step that is timed now and then and should always take as long. "
 FLOOR = "The floor is how far repeats of the same real run lie from each other."
+IN_WEATHER = "Error in the same weather"
+ERRORS_IN_WEATHER = (
+    "The simulator is told how slow the machine was at each moment of the real run, and nothing else of it. What is "
+    "left is the error of the simulator itself. The orange band is how far repeats of the real run lie from each other "
+    "once each is compared with its own simulation."
+)
 
 
 def disturbance(report: ValidationReport) -> str:
@@ -34,9 +40,19 @@ def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
             "floor (%)": row.floor_pct,
             "90 % band": None if row.low is None or row.high is None else f"{row.low:,.4g} to {row.high:,.4g}",
             "within the floor": row.within_floor,
+            **(_in_weather(same) if (same := row.in_weather) else {}),
         }
         for row in report.rows
     ]
+
+
+def _in_weather(same: RunRow) -> dict[str, Any]:
+    return {"in the same weather": same.simulated, "its error (%)": same.error_pct, "its floor (%)": same.floor_pct}
+
+
+def blind_title(report: ValidationReport) -> str:
+    """Of the figure of errors of the blind prediction, which may be the only one."""
+    return "Error of the blind prediction" if report.weather_rows else "Error against the noise floor"
 
 
 def bias(report: ValidationReport) -> str:

@@ -180,6 +180,24 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     assert len(charts(app)) == 5
 
 
+def test_both_verdicts_stand_side_by_side(tmp_path, samples):
+    content = report(samples)
+    for row in content["rungs"]["run"]["rows"]:
+        row |= {"weather_simulated": 1.01 * row["real"], "weather_error_pct": 1.0, "weather_floor_pct": 2.0}
+    of_steps = content["rungs"]["step"]
+    of_steps["same_weather"] = {name: of | {"median_error_pct": 0.7} for name, of in of_steps["regimes"].items()}
+    content["disturbance"] = "others took 43 % of the engine's time"
+    write_report(tmp_path / "validation", content)
+    app = trust(tmp_path)
+    assert not app.exception and not app.error
+    shown, count = text(app), len(content["rungs"]["run"]["rows"])
+    assert f"**{count} of {count}** figures within the real noise in the same weather" in shown and "blind" in shown
+    assert "median error **0.7 %** or less in the same weather" in shown
+    assert "While the real engine ran, others took 43 % of the engine's time." in shown
+    headings = [heading.value for heading in app.subheader]
+    assert headings.index("Error in the same weather") + 1 == headings.index("Error of the blind prediction")
+
+
 def test_the_bundled_demo_is_what_condensing_makes_and_small(tmp_path):
     laid_out = tmp_path / "demo"
     shutil.copytree(DEMO, laid_out)
