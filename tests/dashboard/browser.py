@@ -28,7 +28,7 @@ QUIET = [
 PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
 # Nothing that moves while a page is made: without a GPU each frame of it is drawn on the cores that make the page.
 STILL = """const still = new CSSStyleSheet()
-still.replaceSync('*, ::before, ::after { animation: none !important }')
+still.replaceSync('*, ::before, ::after { animation-duration: 0s !important; animation-iteration-count: 1 !important }')
 document.adoptedStyleSheets = [still]"""
 BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 28)"}
 FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
