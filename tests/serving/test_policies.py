@@ -85,13 +85,18 @@ def drive(
     depth: int = 1,
     look: Callable[[StepPlan], None] = lambda plan: None,
 ) -> list[object]:
-    """Every decision. A step takes a nanosecond; `look` is shown each plan."""
+    """Every decision, and where requests preempt one another for ever, what is said. A step takes a nanosecond;
+    `look` is shown each plan."""
     to_come, flying, log = deque(requests), deque[StepPlan](), list[object]()
     for now in itertools.count():
         while to_come and to_come[0].arrival_ns <= now:
             scheduler.add(to_come.popleft())
         while len(flying) < depth:
-            plan = scheduler.schedule()
+            try:
+                plan = scheduler.schedule()
+            except UserError as error:
+                assert "preempt one another for ever" in str(error)
+                return [*log, str(error)]
             look(plan)
             if plan.tokens or plan.preempted:
                 log.append([now, [(row.request.id, row.tokens) for row in plan.rows()], [r.id for r in plan.preempted]])

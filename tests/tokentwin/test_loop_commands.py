@@ -20,6 +20,7 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import replay_decisions
 from tests.command import tokentwin
 from tokentwin import api
+from tokentwin.commands.demo import DEMO_TRACE
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--sessions", "turns=2,think_ms=300",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    calibrated = tokentwin("calibrate", "-o", folder / "calibration", "--seconds", 6, "-d", folder / "deployment.yaml")
+    calibrated = tokentwin("calibrate", "-o", folder / "calibration", "--seconds", 5, "-d", folder / "deployment.yaml")
     assert calibrated.returncode == 0, calibrated.stderr
     assert "held-out" in calibrated.stdout
     benched = tokentwin("bench", folder / "trace.parquet", "-o", folder / "real", "-d", folder / "deployment.yaml")
@@ -180,10 +181,11 @@ def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
     assert replay_decisions(recording).exact
 
 
-def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
+def test_the_demo_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's first command, with a tiny model and a short trace."""
+    monkeypatch.setitem(DEMO_TRACE, "arrivals", {"kind": "gamma", "rate": 10, "cv": 1.3})
     done = tokentwin(
-        "demo", "-o", tmp_path / "demo", "--model", "random:llama", "--requests", 10, "--seconds", 5, "--patience", 8
+        "demo", "-o", tmp_path / "demo", "--model", "random:llama", "--requests", 10, "--seconds", 5, "--patience", 4
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "steps decided alike" in done.stdout
