@@ -114,11 +114,17 @@ def browser():
         yield found
 
 
-def new_context(browser, **options):
-    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them."""
+def new_context(browser, plots=True, **options):
+    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them.
+
+    Plots take most of a page's time: without `plots` they stay empty, for tests of the rest.
+    """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
     context.add_init_script(STILL)
+    if not plots:
+        empty = {"content_type": "text/javascript", "body": "export default () => null"}
+        context.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
     return context
 
 
