@@ -27,16 +27,17 @@ demo: setup
 #   test        for every merge: everything that must hold
 #   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole
 # How much a property is searched is a hypothesis profile (tests/budget.py), never a number of a test's own.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n 2
 
 check: lint types
-	$(PYTEST) --fast
+	$(PYTEST) --dist worksteal --fast
 
+# A file stays whole, with what its tests share, and the longest come first, so that both workers end together.
 test: lint types
-	$(PYTEST)
+	$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 test-long: setup
-	$(PYTEST) --hypothesis-profile long --timeout 7200 -m "hypothesis or deep"
+	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or deep"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ import signal
 
 import tests.budget  # noqa: F401
 import tokentwin  # noqa: F401
-from tests.dashboard.browser import browser, server, server_runs  # noqa: F401
+from tests.dashboard.browser import browser, own_runs, own_server, server, server_runs  # noqa: F401
 from tests.fast_lane import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,

@@ -19,6 +19,7 @@ from hypothesis import settings
 
 MOST_S = 0.05  # of CPU time, its fixtures and processes included, on average over its parameters
 SLOW = Path(__file__).with_name("slow_tests.txt")
+_LONGEST = ("browser", "engine", "aot")  # marks of the files that take longest, which come first
 _HEAVY = re.compile(r"importorskip\(\"(torch|triton|streamlit)\"|dashboard\.browser import")
 _TOOK_S: dict[str, list[float]] = defaultdict(list)
 
@@ -39,6 +40,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, _LONGEST)))
     if not config.getoption("--fast") or config.getoption("--measure"):
         return
     slow = set(SLOW.read_text(encoding="utf-8").split())

@@ -26,10 +26,15 @@ QUIET = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
+# Nothing that moves while a page is made: without a GPU each frame of it is drawn on the cores that make the page.
+STILL = """const still = new CSSStyleSheet()
+still.replaceSync('*, ::before, ::after { animation-duration: 0s !important; animation-iteration-count: 1 !important }')
+document.adoptedStyleSheets = [still]"""
+BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 28)"}
 FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.IGNORECASE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server_runs(tmp_path_factory):
     """The directory of runs that the server shows."""
     pytest.importorskip("streamlit")
@@ -81,10 +86,23 @@ def chromium(playwright):
     browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory, server_runs):
-    """The dashboard's address; one server for the tests of a file, so that no other's plans and runs are the newest."""
+    """The dashboard's address; one server for all files whose tests leave nothing behind."""
     with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def own_runs(tmp_path_factory, server_runs):
+    """A copy of them, which the tests of a file may add to."""
+    return shutil.copytree(server_runs, tmp_path_factory.mktemp("own") / "samples")
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory, own_runs):
+    """The address of a dashboard over `own_runs`, so that no other file's plans and runs are the newest."""
+    with dashboard(own_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 
 
@@ -96,11 +114,27 @@ def browser():
         yield found
 
 
-def new_context(browser, **options):
-    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them."""
+def new_context(browser, plots=True, **options):
+    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them.
+
+    Plots take most of a page's time: without `plots` they stay empty, for tests of the rest.
+    """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
+    context.add_init_script(STILL)
+    if not plots:
+        empty = {"content_type": "text/javascript", "body": "export default () => null"}
+        context.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
     return context
+
+
+def in_scheme(page, scheme):
+    """Turn the page to the light or the dark theme, as the system does; the background says that it is there."""
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(
+        "wanted => getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor === wanted",
+        arg=BACKGROUNDS[scheme],
+    )
 
 
 def settle(page, plots):

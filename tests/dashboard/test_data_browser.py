@@ -6,7 +6,7 @@ from dashboard.html_reports.report import write_report
 from dashboard.plan_page.example import example
 from planning.exports.export import export
 from planning.plan.document import PlanDocument
-from tests.dashboard.browser import CHROMIUM, new_context, settle
+from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, new_context, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -48,10 +48,9 @@ def test_a_glossary_link_leads_to_its_metric(server, browser):
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path, scheme):
+def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path):
     export(PlanDocument.read(example()["answer"]), "html", tmp_path / "plan.html", html=write_report)
-    page = new_context(browser, viewport={"width": 800, "height": 900}, color_scheme=scheme).new_page()
+    page = new_context(browser, viewport={"width": 800, "height": 900}, color_scheme="dark").new_page()
     asked, faults = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -59,6 +58,8 @@ def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browse
     page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 14")
     assert asked == [f"file://{tmp_path}/plan.html"] and not faults
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 28)"
-    assert dark == (scheme == "dark")
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == BACKGROUNDS["dark"]) == (scheme == "dark")
     page.close()

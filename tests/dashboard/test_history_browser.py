@@ -12,8 +12,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def page(browser):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
+def page(browser, request):
+    context = new_context(browser, plots="plots" in request.node.name, viewport={"width": 1280, "height": 900})
     yield context.new_page()
     context.close()
 
@@ -54,7 +54,7 @@ def test_back_and_forward_are_the_pages_as_they_were(server, page):
     set_rate(page, "26")
     page.get_by_role("link", name="Frontier", exact=True).click()
     page.get_by_text("What speed costs").wait_for()
-    settle(page, plots=2)
+    idle(page)
     page.go_back()
     assert rate(page, "26") == "26"
     page.wait_for_url("**rate=26")
@@ -92,7 +92,8 @@ def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
 
 def test_a_part_of_a_page_that_is_drawn_alone_is_one_step_and_names_the_run(server, page):
     page.goto(f"{server}/run")
-    settle(page, plots=6)
+    page.get_by_text("Select one to see where its time went").first.wait_for()
+    idle(page)
     page.wait_for_url("**/run")
     steps = page.evaluate("history.length")
     page.get_by_role("radio", name="Every metric").click()

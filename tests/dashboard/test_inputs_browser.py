@@ -13,7 +13,7 @@ pytestmark = [
 
 @pytest.fixture
 def page(browser):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    context = new_context(browser, plots=False, viewport={"width": 1280, "height": 900})
     yield context.new_page()
     context.close()
 
@@ -73,7 +73,7 @@ def drawn_again(page):
     ],
 )
 def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(browser, server, page, label, last, address):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    context = new_context(browser, plots=False, viewport={"width": 1280, "height": 900})
     calm = context.new_page()
     calm.goto(f"{server}/{address}")
     calm.get_by_label(last).first.wait_for()
@@ -95,7 +95,7 @@ def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(browser, s
 def test_shape_and_preset_in_quick_turns(server, page):
     page.goto(server)
     page.get_by_label("Peak req/s").first.wait_for()
-    for turn in range(20):
+    for turn in range(12):
         page.get_by_role("radio", name=("Shape", "Preset")[turn % 2]).first.click()
         page.wait_for_timeout((50, 100, 200, 400)[turn % 4])
     idle(page)

@@ -43,7 +43,7 @@ def begun(page, address, link):
 
 def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, browser, tmp_path):
     with dashboard(runs, tmp_path) as address:
-        context = new_context(browser)
+        context = new_context(browser, plots=False)
         first, second, other = (context.new_page() for _ in range(3))
         begun(first, address, HEAVY.format(30))
         (mark,) = marks(runs)
@@ -64,7 +64,7 @@ def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, 
 
 
 def test_no_kill_loses_work(runs, browser, tmp_path):
-    page = new_context(browser).new_page()
+    page = new_context(browser, plots=False).new_page()
     with dashboard(runs, tmp_path, end=subprocess.Popen.kill) as address:
         begun(page, address, LIGHT)
     (mark,) = marks(runs)

@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-LINK = "?model=Llama-3.1-8B&gpus=H100&rate=4&slo=ttft_ms+p99%3C%3D2000"
+LINK = "?model=Llama-3.1-8B&gpus=H100&traffic=shape&prompt=400&output=60&rate=4&slo=ttft_ms+p99%3C%3D2000"
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def page(browser):
     context.close()
 
 
-def test_from_a_question_to_a_run(server, page, tmp_path):
-    page.goto(f"{server}/{LINK}")
+def test_from_a_question_to_a_run(own_server, page, tmp_path):
+    page.goto(f"{own_server}/{LINK}")
     find = page.get_by_role("button", name="Find the fleet")
     find.wait_for()
     rate = page.get_by_role("spinbutton", name="Peak req/s")
@@ -74,8 +74,8 @@ def test_from_a_question_to_a_run(server, page, tmp_path):
     page.get_by_text("Four lifecycles").wait_for()
 
 
-def test_a_click_on_the_frontier_chooses_a_fleet(server, page):
-    page.goto(f"{server}/frontier?plan=example")
+def test_a_click_on_the_frontier_chooses_a_fleet(own_server, page):
+    page.goto(f"{own_server}/frontier?plan=example")
     settle(page, plots=2)
     before = page.url
     page.locator(".scatterlayer .points path.point").first.click(force=True)
@@ -84,8 +84,8 @@ def test_a_click_on_the_frontier_chooses_a_fleet(server, page):
     page.get_by_text("breaks the SLOs").last.wait_for()
 
 
-def test_an_upload_is_read_and_its_mistake_shown_in_a_line(server, page):
-    page.goto(f"{server}/?traffic=trace")
+def test_an_upload_is_read_and_its_mistake_shown_in_a_line(own_server, page):
+    page.goto(f"{own_server}/?traffic=trace")
     page.get_by_text("Upload a trace.").wait_for()
     upload = page.locator("input[type=file]")
     good = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 10},{100 + at},20\n" for at in range(60))

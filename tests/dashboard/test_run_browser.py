@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, new_context, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, new_context, settle, shoot
 
 pytestmark = [
     pytest.mark.browser,
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def timed(server, server_runs, tmp_path_factory):
+def timed(own_runs, tmp_path_factory):
     """A run that kernel tables timed, among those of the server; its name."""
     from click.testing import CliRunner
 
@@ -25,13 +25,13 @@ def timed(server, server_runs, tmp_path_factory):
     for command in (["trace", "synth", str(trace), *synth], ["simulate", str(trace), "--gpu", "H100", "-o", str(out)]):
         done = CliRunner().invoke(cli, command)
         assert done.exit_code == 0, done.output
-    shutil.copytree(out, server_runs / "timed")
+    shutil.copytree(out, own_runs / "timed")
     return "timed"
 
 
-def test_a_box_on_the_timeline_narrows_the_requests(server, browser, timed, tmp_path):
+def test_a_box_on_the_timeline_narrows_the_requests(own_server, browser, timed, tmp_path):
     page = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
-    page.goto(f"{server}/run?run={timed}")
+    page.goto(f"{own_server}/run?run={timed}")
     settle(page, plots=6)
     plot = page.locator("[data-testid=stPlotlyChart]").first.bounding_box()
     row = plot["y"] + plot["height"] / 3
@@ -51,9 +51,9 @@ def test_a_box_on_the_timeline_narrows_the_requests(server, browser, timed, tmp_
     page.wait_for_url(lambda url: "window=" not in url)
 
 
-def test_a_diagnosis_is_made_once(server, browser, timed, tmp_path):
+def test_a_diagnosis_is_made_once(own_server, browser, timed, tmp_path):
     page = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
-    page.goto(f"{server}/run?run={timed}")
+    page.goto(f"{own_server}/run?run={timed}")
     settle(page, plots=6)
     page.get_by_text("Diagnosis", exact=True).click()
     page.get_by_role("button", name="Find what would help").click()
@@ -67,13 +67,17 @@ def test_a_diagnosis_is_made_once(server, browser, timed, tmp_path):
     drawn(page, 60)
 
 
-@pytest.mark.parametrize(("view", "scheme"), [("steps", "light"), ("steps", "dark"), ("metrics", "light")])
-def test_every_view_opens(server, browser, timed, tmp_path, scheme, view):
-    page = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
-    page.goto(f"{server}/run?run={timed}&view={view}")
-    settle(page, plots=7 if view == "steps" else 5)
+def test_every_view_opens(own_server, browser, timed, tmp_path):
+    page = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
+    page.goto(f"{own_server}/run?run={timed}&view=steps")
+    page.get_by_text("What bounds it").wait_for()
+    for scheme, width in (("light", 1280), ("dark", 800)):
+        in_scheme(page, scheme)
+        settle(page, plots=7)
+        drawn(page, 60)
+        shoot(page, tmp_path / f"steps-{scheme}-{width}.png", width)
+    page.goto(f"{own_server}/run?run={timed}&view=metrics")
+    settle(page, plots=5)
     drawn(page, 60)
-    if view == "steps":
-        page.get_by_text("What bounds it").wait_for()
     for width in (1280, 800):
-        shoot(page, tmp_path / f"{view}-{scheme}-{width}.png", width)
+        shoot(page, tmp_path / f"metrics-{width}.png", width)

@@ -69,3 +69,8 @@ def sweep_file(file: Path, base: dict[str, Any], **settings: Any) -> Path:
     """`file` with a sweep of `base` in it."""
     file.write_text(yaml.safe_dump(json.loads(json.dumps({"base": base, **settings}))))
     return file
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Every file of a dataset."""
+    return {str(file.relative_to(out)): file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -29,7 +28,7 @@ from planning.sweep.sweep import Sweep, Swept
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.command import tokentwin
-from tests.planning.sweep_samples import SCHEDULER, base, calibrated, sweep_file
+from tests.planning.sweep_samples import SCHEDULER, base, calibrated, content, sweep_file
 from tests.serving.test_contract import FAILING
 from traces.schema import arrow_schema
 from traces.synth import parse_spec, synthesise
@@ -53,11 +52,6 @@ class Here:
 
 def swept(file: Path, out: Path, executor: Executor | None = None, **options: Any) -> Swept:
     return Sweep.of(load_sweep(file)).run(out, executor or Here(), **options)
-
-
-def content(out: Path) -> dict[str, bytes]:
-    """Every file of a dataset."""
-    return {str(file.relative_to(out)): file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
 
 
 def rows(out: Path) -> pd.DataFrame:
@@ -115,13 +109,6 @@ def test_the_bytes_do_not_depend_on_jobs_or_order(done: tuple[Path, Path], tmp_p
     file, out = done
     swept(file, tmp_path / "two", Processes(2))
     assert content(tmp_path / "two") == content(out)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
-def test_nor_on_the_executor(done: tuple[Path, Path], tmp_path: Path) -> None:
-    file, out = done
-    swept(file, tmp_path / "ray", find_executor("ray", None))
-    assert content(tmp_path / "ray") == content(out)
 
 
 def test_the_ray_executor_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

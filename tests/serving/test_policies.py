@@ -161,8 +161,15 @@ def test_blocks_with_and_without_identities_are_decided_alike(policy: str, seed:
     chance = random.Random(seed)
     depth, overlapped = loop
     config, requests = tight(chance, async_scheduling=overlapped), traffic(chance, 15)
-    with_identities = drive(find_policy(policy)(config, shares_prefixes=True), requests, depth)
-    assert with_identities == decisions(policy, config, requests, depth)
+
+    def decided(shares_prefixes: bool) -> object:
+        try:
+            return drive(find_policy(policy)(config, shares_prefixes=shares_prefixes), requests, depth)
+        except UserError as error:  # with full prompts not reserved, vLLM's rules may have requests preempt for ever
+            assert "preempt one another for ever" in str(error)
+            return str(error)
+
+    assert decided(shares_prefixes=True) == decided(shares_prefixes=False)
 
 
 @pytest.mark.parametrize("policy", NEW)

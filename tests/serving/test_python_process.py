@@ -13,6 +13,7 @@ import pytest
 
 from planning.jobs.job import Job
 from serving.python_process import HOME, module_command, module_environment
+from tests.planning.sweep_samples import content
 
 _OURS = ("serving", "sim", "calibration", "traces", "realengine", "tokentwin")
 _CONSOLE = "from tokentwin.cli import main\n\nif __name__ == '__main__':\n    main()\n"
@@ -41,10 +42,13 @@ def test_jobs_do_not_import_from_where_the_server_was_started(strangers: Path) -
 
 
 def test_workers_of_plans_and_sweeps_do_not_import_from_where_they_were_started(strangers: Path) -> None:
+    """And a sweep's bytes are the same on Ray, whose workers take longest to start: once in all tests."""
     plan = ("plan", "trace.csv", "--gpu", "H100", "--slo", "ttft_ms p99<=900")
     (strangers / "sweep.yaml").write_text(
         "base: {gpu: H100, workload: {trace: trace.csv}, deployment: {model: Llama-3.1-8B, device: cuda}}\n"
-        "grid: {deployment.policy: [vllm, sjf]}\n"
+        "grid: {deployment.policy: [vllm, sjf], deployment.scheduler.max_num_seqs: [1, 2, 8, 16]}\n"
+        "per_request: true\n"
+        "full_metrics: true\n"
     )
     script = strangers / "bin" / "tokentwin"  # where pip puts it, and Python looks first
     script.parent.mkdir()
@@ -53,6 +57,9 @@ def test_workers_of_plans_and_sweeps_do_not_import_from_where_they_were_started(
     for arguments in ((*plan, "--jobs", "2"), (*sweep, "-o", "swept"), *_with_ray((*sweep, "-o", "by-ray"))):
         done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+    assert len(content(strangers / "swept")) > 8
+    if find_spec("ray"):
+        assert content(strangers / "by-ray") == content(strangers / "swept")
 
 
 def _with_ray(sweep: tuple[str, ...]) -> list[tuple[str, ...]]:
