@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from serving.deployments.config import parse
 from serving.errors import UserError
@@ -32,6 +32,8 @@ def _none_if_infinite(value: Any) -> Any:
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {name: _rounded(of) for name, of in value.items()}
     return tuple(map(_rounded, value)) if type(value) is tuple else value
 
 
@@ -58,8 +60,8 @@ class Part(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _to_twelve_digits(cls, value: Any) -> Any:
-        return _rounded(value)
+    def _to_twelve_digits(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.field_name == "inputs" else _rounded(value)  # what was given stays as it was given
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON, for scripts and to be read again."""

@@ -125,5 +125,7 @@ def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, object], says
 
 
 def test_a_dense_model_has_no_experts_to_be_uneven() -> None:
-    with pytest.raises(UserError, match=r"expert_imbalance: 1\.5: llama-8b has no experts; leave it out"):
+    with pytest.raises(
+        UserError, match=r"expert_imbalance: 1\.5: cannot be set, because llama-8b has no experts; leave it out"
+    ):
         OperationCost(LLAMA, deployment(**SPREAD, expert_imbalance=1.5), Roofline())

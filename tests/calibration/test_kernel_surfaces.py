@@ -287,7 +287,7 @@ def test_damaged_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=why) as caught:
             read_surfaces(path, H100)
         assert path.name in str(caught.value)
-    with pytest.raises(UserError, match="are of H100, not of A100-80G"):
+    with pytest.raises(UserError, match="is for H100, not for A100-80G"):
         read_surfaces(bundled("H100"), find_gpu("A100-80G"))
 
 

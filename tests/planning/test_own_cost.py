@@ -86,7 +86,7 @@ def test_the_commands_of_the_docs_work(example: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("def wrong(plan): return 1.5", "gave 1.5, which is no int"),
+        ("def wrong(plan): return 1.5", "returned 1.5 instead of whole nanoseconds"),
         ("def wrong(plan): raise SystemExit", "raised SystemExit"),
         ("def wrong(): return 1", "raised TypeError"),
         ("wrong = 3", "neither a function of a step's plan nor a class with step_ns"),

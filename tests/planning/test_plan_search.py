@@ -275,7 +275,7 @@ def test_frontier_and_prices_follow_from_the_run(plan: Plan) -> None:
     best = plan.recommendation
     assert best is not None and best.offer.trial.figures is not None
     point, figures = best.offer.point, best.offer.trial.figures
-    assert point.tok_s_gpu == figures.steady.output_throughput / point.gpus
+    assert point.tok_s_gpu == pytest.approx(figures.steady.output_throughput / point.gpus, rel=1e-11)
     assert point.usd_per_mtok_out == pytest.approx(point.usd_per_hour / figures.steady.output_throughput / 3600 * 1e6)
     assert plan.frontier and all(p.met for p in (*plan.frontier, *plan.by_price))
     assert not all(p.met for p in plan.points)

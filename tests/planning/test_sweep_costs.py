@@ -62,7 +62,7 @@ def test_what_has_no_price_costs_nothing_that_is_known(tmp_path: Path) -> None:
 
 
 def test_a_price_of_no_gpu_is_refused() -> None:
-    with pytest.raises(UserError, match="H1000 is no GPU of the catalogue"):
+    with pytest.raises(UserError, match="H1000 is not a GPU of the catalogue"):
         parse(Scenario, ON_H100 | {"prices": {"H1000": 2.0}}, where="base")
 
 

@@ -342,13 +342,13 @@ def test_blocks_are_found_by_their_prefix_or_not_at_all():
 
 def test_a_tier_that_holds_no_block_is_refused():
     small = KvTier(name="cpu", capacity_gib=1e-6, read_gb_s=1, write_gb_s=1)
-    with pytest.raises(UserError, match="less than one KV block of 1600000 bytes"):
+    with pytest.raises(UserError, match="is smaller than one KV block of 1600000 bytes"):
         TieredRun(in_turn(A), small)
 
 
 def test_a_model_without_shapes_needs_its_bytes_said():
     deployment = Deployment(model="random:nothing", kv_tiers=KvTiersConfig(tiers=(tier(),)))
-    with pytest.raises(UserError, match=r"give kv_tiers\.kv_bytes_per_token"):
+    with pytest.raises(UserError, match=r"set kv_tiers\.kv_bytes_per_token"):
         Cluster(deployment, COST, TableSink())
 
 

@@ -57,5 +57,6 @@ def test_so_does_the_engine(name: str, folder: Path, monkeypatch: pytest.MonkeyP
     pytest.importorskip("torch", reason="the engine extra is not installed")
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=rf"policy: .*own.py:{name}': step \d+"):
-        run("bench", "short.jsonl", "--deployment", "engine.yaml", "--out", "run", "--policy", f"own.py:{name}")
+        bench = ("bench", "short.jsonl", "--virtual-arrivals", "--deployment", "engine.yaml", "--out", "run")
+        run(*bench, "--policy", f"own.py:{name}")
     assert not (folder / "run").exists()
