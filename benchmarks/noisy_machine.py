@@ -63,7 +63,8 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def validated(folder: Path, runs: int, minutes: float) -> Iterator[ValidationReport]:
-    engine = load_engine(parse(Deployment, {"model": "random:smollm2", "scheduler": SCHEDULER}, where="benchmark"))
+    deployment = parse(Deployment, {"model": "random:smollm2", "scheduler": SCHEDULER}, where="benchmark")
+    engine = load_engine(deployment, lambda line: print(line, file=sys.stderr))
     size = demo_size(Pace(*pace_of(engine)), SCHEDULER["max_num_seqs"] // 2, 60 * minutes, runs)
     workload = synthesise(parse_spec(size.trace(), where="benchmark"))
     calibrated, real = [], []
