@@ -34,7 +34,7 @@ from serving.errors import UserError
 _TO_OPEN = "frontier_to_open"  # the job whose recording is opened when it is there
 
 
-class _Asked(NamedTuple):
+class _Planned(NamedTuple):
     settings: Mapping[str, Any]
     answer: PlanDocument
 
@@ -45,8 +45,8 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     plans = _plans(runs)
     with titled("Every fleet of a plan", (1, 1)):
         name = choose("Plan", list(plans), "plan", show=lambda name: plan_name(*plans[name]), lasting=False)
-    asked = plans[name]
-    answer, points = asked.answer, asked.answer.points
+    planned = plans[name]
+    answer, points = planned.answer, planned.answer.points
     best = answer.recommendation
     st.caption(
         f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests. SLOs: "
@@ -60,39 +60,39 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
     rated = provenance_of(points, "fleets")
     with left:
         plot = frontier_charts.frontier(points, recommended)
-        _clickable(plot, "frontier", "Speed per user and per GPU", rated, asked, runs)
+        _clickable(plot, "frontier", "Speed per user and per GPU", rated, planned, runs)
     with right:
         plot = frontier_charts.price(points, recommended)
-        _clickable(plot, "price", "What speed costs", rated, asked, runs)
-    _fleet(runs, asked, points[_chosen(points, recommended)], run_page)
+        _clickable(plot, "price", "What speed costs", rated, planned, runs)
+    _fleet(runs, planned, points[_chosen(points, recommended)], run_page)
     st.dataframe(fleet_rows(answer, recommended), hide_index=True, height="content", column_config=_COLUMNS)
     downloads(answer, "plan")
 
 
-def _plans(runs: Path) -> dict[str, _Asked]:
+def _plans(runs: Path) -> dict[str, _Planned]:
     """The answered plans by the name of their job: the one last looked at, then the newest, then the bundled one.
 
     Plans without any fleet come last. Of a damaged one a line says so.
     """
-    found: dict[str, _Asked] = {}
+    found: dict[str, _Planned] = {}
     for job in finished(runs / "jobs", PLAN):
         try:
-            found[job.id] = _Asked(job.settings, PlanDocument.read(job.result))
+            found[job.id] = _Planned(job.settings, PlanDocument.read(job.result))
         except UserError:
             mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
-    found[EXAMPLE] = _Asked(example()["settings"], PlanDocument.read(example()["answer"]))
+    found[EXAMPLE] = _Planned(example()["settings"], PlanDocument.read(example()["answer"]))
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
     return {name: found[name] for name in order}
 
 
-def _clickable(plot: Any, key: str, text: str, rated: Provenance, asked: _Asked, runs: Path) -> None:
+def _clickable(plot: Any, key: str, text: str, rated: Provenance, planned: _Planned, runs: Path) -> None:
     def clicked() -> None:
         marks = [mark for mark in st.session_state[key].selection.points if "customdata" in mark]
         if marks:
-            point = asked.answer.points[int(marks[0]["customdata"][0])]
+            point = planned.answer.points[int(marks[0]["customdata"][0])]
             go_to(fleet=_name(point))
-            st.session_state[_TO_OPEN] = _job(runs, asked, point).id
+            st.session_state[_TO_OPEN] = _job(runs, planned, point).id
 
     figure(plot, key, text, rated, _HELP, on_select=clicked, selection_mode="points")
 
@@ -106,19 +106,19 @@ def _chosen(points: Sequence[Point], recommended: int | None) -> int:
     return at
 
 
-def _job(runs: Path, asked: _Asked, point: Point) -> Job:
+def _job(runs: Path, planned: _Planned, point: Point) -> Job:
     """What records the fleet."""
-    settings = {"plan": asked.settings, "engine": point.engine, "replicas": point.replicas}
+    settings = {"plan": planned.settings, "engine": point.engine, "replicas": point.replicas}
     return Job(runs / "jobs", FLEET, settings)
 
 
-def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | None) -> None:
+def _fleet(runs: Path, planned: _Planned, point: Point, run_page: StreamlitPage | None) -> None:
     """One point: what it is, and the way to a recording of it."""
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown(f"**{literal(carriers(point, asked.answer.spares))}** {verdict}", width="content")
+            st.markdown(f"**{literal(carriers(point, planned.answer.spares))}** {verdict}", width="content")
             badge(provenance(point))
         price = "" if point.usd_per_mtok_out is None else f", \\${point.usd_per_mtok_out:,.2f} per Mtok of output"
         text.caption(
@@ -126,7 +126,7 @@ def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | No
             f"{100 * point.attainment:.1f} % of the requests meet the SLOs; "
             f"{point.tok_s_user:,.3g} tokens/s per user, {point.tok_s_gpu:,.4g} per GPU"
         )
-        job = _job(runs, asked, point)
+        job = _job(runs, planned, point)
         try:
             status = follow(job)
         except UserError as error:
@@ -140,7 +140,7 @@ def _fleet(runs: Path, asked: _Asked, point: Point, run_page: StreamlitPage | No
             if button.button("Simulate it", key="simulate", help=_SIMULATE, width="stretch"):
                 st.session_state[_TO_OPEN] = job.id
                 start(job)
-        if candidate := asked.answer.candidates.get(point.engine):
+        if candidate := planned.answer.candidates.get(point.engine):
             with st.expander("Its deployment"):
                 st.json(candidate.deployment, expanded=1)
 

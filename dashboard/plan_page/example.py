@@ -48,7 +48,7 @@ def example() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = example_request().as_json()
+    settings = example_request().as_json()
     with tempfile.TemporaryDirectory() as folder:
-        found = plan(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
-    write_json(_FILE, {"settings": asked, "answer": found})
+        found = plan(settings, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
+    write_json(_FILE, {"settings": settings, "answer": found})

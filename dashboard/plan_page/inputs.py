@@ -102,9 +102,9 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     for what, there in (needed | {_LABELS[name]: values for name, values in (vary | fleet).items()}).items():
         if not there:
             return Incomplete(f"Choose at least one {what}.")
-    asked = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
-    asked["deployment"] = deployment
-    return parse(PlanRequest, asked, where="plan")
+    inputs = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
+    inputs["deployment"] = deployment
+    return parse(PlanRequest, inputs, where="plan")
 
 
 def _deployment(runs: Path) -> dict[str, Any] | Incomplete | None:

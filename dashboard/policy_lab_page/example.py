@@ -45,8 +45,8 @@ def recorded_request() -> CompareRecordingsRequest:
 
 def example_answer(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """The bundled answer, if there is one to `settings`."""
-    asked = _portable(settings)
-    return next((known["answer"] for known in _examples() if known["settings"] == asked), None)
+    portable = _portable(settings)
+    return next((known["answer"] for known in _examples() if known["settings"] == portable), None)
 
 
 def _portable(document: Mapping[str, Any]) -> Any:
@@ -63,10 +63,10 @@ def _examples() -> list[dict[str, Any]]:
 def _make() -> None:
     made = []
     for task, request in ((simulated, example_request()), (recorded, recorded_request())):
-        asked = request.as_json()
+        settings = request.as_json()
         with tempfile.TemporaryDirectory() as folder:
-            answer = task(asked, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
-        made.append({"settings": _portable(asked), "answer": _portable(answer)})
+            answer = task(settings, Path(folder), lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
+        made.append({"settings": _portable(settings), "answer": _portable(answer)})
     write_json(_FILE, made)
 
 

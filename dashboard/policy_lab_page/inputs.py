@@ -67,7 +67,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
     for side in sides:
         if isinstance(side, Incomplete):
             return side
-    asked = {
+    inputs = {
         "a": sides[0],
         "b": sides[1],
         **traffic,
@@ -76,7 +76,7 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
         "bounds": bounds,
         "threshold": threshold,
     }
-    request = parse(CompareRequest, asked, where="lab")
+    request = parse(CompareRequest, inputs, where="lab")
     check_few_enough(request, read=False)
     return request
 
@@ -97,7 +97,7 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         bounds = _bounds()
         threshold = _threshold()
-    asked = {
+    inputs = {
         "a": paths[0].resolve(),
         "b": paths[1].resolve(),
         "stamps": [_written(path) for path in paths],
@@ -105,7 +105,7 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
         "bounds": bounds,
         "threshold": threshold,
     }
-    return parse(CompareRecordingsRequest, asked, where="lab")
+    return parse(CompareRecordingsRequest, inputs, where="lab")
 
 
 def _is_bundled(path: Path) -> bool:

@@ -177,7 +177,7 @@ def _ranking(answer: ComparisonDocument) -> None:
 
 def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
     """The way to real recordings of these very deployments, if there are any."""
-    asked = [side.deployment.as_json() for side in (answer.a, answer.b)]
+    ran = [side.deployment.as_json() for side in (answer.a, answer.b)]
     for name, path in _recordings(runs).items():
         other = path.with_name("b")
         if path.name != "a" or not other.is_dir():
@@ -187,7 +187,7 @@ def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
             made = [recorded_deployment(side[0]).model_dump(mode="json") for side in sides]
         except UserError:
             continue  # damaged, or not finished yet
-        if made == asked and all(recording.run["clock"] == "wall" for side in sides for recording in side):
+        if made == ran and all(recording.run["clock"] == "wall" for side in sides for recording in side):
             beside = timing.calibration and Path(timing.calibration).relative_to(runs.resolve()).as_posix()
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.markdown(f"The real engine recorded these two in {verbatim(name.rpartition('/')[0])}.")

@@ -99,14 +99,14 @@ def _counterfactuals(found: DiagnosisDocument) -> None:
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:
-    asked = {
+    inputs = {
         "run": at,
         "stamp": stamp(recording.path),
         "calibration": source.calibration and str(Path(source.calibration).resolve()),
         "gpu": source.gpu,
         "metric": None if judged == _WORST else judged,
     }
-    return parse(DiagnoseRequest, asked, where="diagnosis").as_json()
+    return parse(DiagnoseRequest, inputs, where="diagnosis").as_json()
 
 
 def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | str:

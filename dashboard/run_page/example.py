@@ -59,9 +59,9 @@ def _example() -> dict[str, Any]:
 def _make() -> None:
     workload = replace(synthesise(parse_spec(_TRAFFIC)), name="chat")
     recorded(price_scenario(workload, None, _GPU, lambda _: Deployment(**_DEPLOYMENT)), RUN_SAMPLE, overwrite=True)
-    asked = example_settings()
-    answer = diagnosis(asked, RUN_SAMPLE, lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
-    write_json(_FILE, {"settings": _portable(asked), "answer": answer})
+    settings = example_settings()
+    answer = diagnosis(settings, RUN_SAMPLE, lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
+    write_json(_FILE, {"settings": _portable(settings), "answer": answer})
 
 
 if __name__ == "__main__":

@@ -179,17 +179,17 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     )
     group = ", ".join(found.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
-    asked = named("sql") or ""
+    query_text = named("sql") or ""
     key = fresh_key("query", "sql")
     with st.form("sql", border=False):
-        sql = st.text_area("Query", asked or suggested, height=120, label_visibility="collapsed", key=key)
+        sql = st.text_area("Query", query_text or suggested, height=120, label_visibility="collapsed", key=key)
         if st.form_submit_button("Run", icon=":material/play_arrow:"):
-            asked = sql
-    if not asked:
+            query_text = sql
+    if not query_text:
         return
-    keep("sql", asked)
+    keep("sql", query_text)
     try:
-        answer = _answer(str(directory), stamp(directory), asked)
+        answer = _answer(str(directory), stamp(directory), query_text)
     except UserError as error:
         mistake(error.remedy)
         return

@@ -33,11 +33,11 @@ def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -
         raise UserError("query", sql, "is empty; for example: select * from runs")
     if len(sql) > LONGEST:
         raise UserError("query", sql, f"is longer than {LONGEST:,} characters")
-    asked = {"sql": sql, "rows": rows, "seconds": seconds, "memory_mib": MEMORY_MIB}
+    limits = {"sql": sql, "rows": rows, "seconds": seconds, "memory_mib": MEMORY_MIB}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    given = json.dumps(asked).encode() + b"\n" + sink.getvalue().to_pybytes()
+    given = json.dumps(limits).encode() + b"\n" + sink.getvalue().to_pybytes()
     try:
         done = subprocess.run(
             [sys.executable, "-I", str(_PROCESS)],

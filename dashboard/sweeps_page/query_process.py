@@ -24,18 +24,18 @@ def main() -> int:
 
     Standard output: the first rows of the answer as an Arrow stream. Exit status 1: one line on standard error.
     """
-    asked = json.loads(sys.stdin.buffer.readline())
+    limits = json.loads(sys.stdin.buffer.readline())
     given = pa.ipc.open_stream(sys.stdin.buffer).read_all()
     for limit, most in (
-        (resource.RLIMIT_AS, asked["memory_mib"] * _MIB),
-        (resource.RLIMIT_CPU, 2 * asked["seconds"]),
+        (resource.RLIMIT_AS, limits["memory_mib"] * _MIB),
+        (resource.RLIMIT_CPU, 2 * limits["seconds"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (most, most))
-    signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # ends the process; starting it took its own time
+    signal.setitimer(signal.ITIMER_REAL, limits["seconds"])  # ends the process; starting it took its own time
     try:
-        answer = _answer(given, asked["sql"], asked["rows"])
+        answer = _answer(given, limits["sql"], limits["rows"])
     except MemoryError:
         print("needs too much memory", file=sys.stderr)
         return 1

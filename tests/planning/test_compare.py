@@ -379,7 +379,7 @@ def test_overrides_make_the_sides(spec: Path) -> None:
 
 
 def test_both_sides_serve_the_named_model(spec: Path) -> None:
-    """As on the Policy lab's page; unasked, the threshold is that of the request."""
+    """As on the Policy lab's page; by default the threshold is that of the request."""
     own = ("--model", "Llama-3.1-70B", "--tensor-parallel-size", 4, "--a", "max_num_seqs=4", "--b", "max_num_seqs=256")
     told = json.loads(run("compare", "--trace", spec, "--limit", 40, *FLAGS, *own).output)
     for side in "ab":
