@@ -7,7 +7,6 @@ the entries: killed anywhere in between, it can be done again. Rows are sorted, 
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serving.directory_lock import DirectoryLock
 from serving.errors import UserError, reason
 from serving.whole_file import whole_file
 from traces.column_dictionary import FILE as COLUMNS
@@ -43,13 +43,9 @@ class SweepDataset:
         self._journal = path / ".journal"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("w")
+            self._lock = DirectoryLock(path, "out")
         except OSError as error:
             raise UserError("out", str(path), f"cannot be made: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError("out", str(path), "is being written by another sweep; wait for it") from None
         try:
             self._claim(about, resume)
         except UserError:

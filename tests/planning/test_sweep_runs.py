@@ -200,7 +200,7 @@ def test_a_dataset_is_written_by_one_sweep_at_a_time(folder: Path, tmp_path: Pat
         def run(
             self, measure: Callable[[Point], RunResult], points: Sequence[Point]
         ) -> Generator[RunResult, None, None]:
-            with pytest.raises(UserError, match="being written by another sweep"):
+            with pytest.raises(UserError, match="being written by another process"):
                 swept(file, out, resume=True)
             yield from super().run(measure, points)
 
