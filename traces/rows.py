@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
@@ -21,6 +22,7 @@ from traces.lengths import LONGEST
 
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, as a JSON escape can say
 
 
 class Row:
@@ -36,8 +38,8 @@ class Row:
         return UserError(f"{self.path}:{self.line}: {field}", value, remedy)
 
     def only(self, *known: str) -> None:
-        """UserError about the first field that is not one of `known`."""
-        for field in self.fields:
+        """UserError about the first field that is not one of `known`, if any are."""
+        for field in self.fields if known else ():
             if field not in known:
                 raise self.error(field, self.fields[field], f"is not a known field; choose from {', '.join(known)}")
 
@@ -68,6 +70,8 @@ class Row:
         value = self.fields.get(field, "")
         if not isinstance(value, str):
             raise self.error(field, value, "must be a string")
+        if not value.isascii() and _SURROGATE.search(value):
+            raise self.error(field, value, "holds an escape that stands for no character; leave it out")
         return value
 
     def items(self, field: str) -> list[Any]:
@@ -86,6 +90,8 @@ class Row:
             number = Decimal(value)
         except InvalidOperation:
             raise self.error(field, value, "must be a number") from None
+        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal takes them
+            raise self.error(field, value, "must be a number in plain digits")
         # The exponent is bounded before any conversion: int(Decimal("1e999999999")) would never return.
         if not number.is_finite() or number.adjusted() > 20:
             raise self.error(field, value, "must be a finite number")
@@ -108,8 +114,8 @@ def read_head(path: Path, size: int = 65536) -> bytes:
         raise UserError("trace", str(path), f"cannot be read: {reason(error)}") from None
 
 
-def csv_rows(path: Path) -> Iterator[Row]:
-    """The rows under the header of a CSV file; blank lines are skipped."""
+def csv_rows(path: Path, *known: str) -> Iterator[Row]:
+    """The rows under the header of a CSV file; blank lines are skipped. Its columns are of the `known`, if any are."""
     lines = (text for _, text in _numbered_lines(path))
     reader = csv.reader(lines, strict=True)
     try:
@@ -117,6 +123,8 @@ def csv_rows(path: Path) -> Iterator[Row]:
         for name in header:
             if header.count(name) > 1:
                 raise UserError(f"{path}:1: header", name, "appears twice; give each column its own name")
+            if known and name not in known:
+                raise UserError(f"{path}:1: header", name, f"is not a known column; choose from {', '.join(known)}")
         for cells in reader:
             if not cells:
                 continue
@@ -128,24 +136,36 @@ def csv_rows(path: Path) -> Iterator[Row]:
         raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
 
 
-def json_rows(path: Path) -> Iterator[Row]:
-    """The objects of a JSON lines file; blank lines are skipped."""
+def json_rows(path: Path, *known: str) -> Iterator[Row]:
+    """The objects of a JSON lines file; blank lines are skipped. Their fields are of the `known`, if any are."""
     for line, text in _numbered_lines(path):
         if not text.strip():
             continue
         try:
-            fields = json.loads(text, parse_float=Decimal, parse_constant=Decimal)
+            fields = json.loads(text, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=_once)
         except json.JSONDecodeError as error:
             remedy = f"is not JSON: {error.msg} at column {error.colno}"
             raise UserError(f"{path}:{line}", text.strip(), remedy) from None
-        except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits
+        except (RecursionError, ValueError) as error:  # nested too deeply, too many digits, or a name twice
             raise UserError(f"{path}:{line}", text.strip(), f"is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise UserError(f"{path}:{line}", text.strip(), "must be a JSON object")
-        yield Row(path, line, fields)
+        row = Row(path, line, fields)
+        row.only(*known)
+        yield row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of the two out")
+    return fields
 
 
 def _open(path: Path) -> IO[bytes]:
+    if path.exists() and not path.is_file():
+        raise UserError("trace", str(path), "is no regular file; save it to one first")
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     return cast("IO[bytes]", gzip.open(path)) if packed else path.open("rb")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,9 @@ def test_the_files_that_runs_read_are_known_by_their_content(folder: Path, tmp_p
     assert before[str(trace)] != after[str(trace)]
     trace.unlink()
     with pytest.raises(UserError, match="cannot be read"):
+        input_digests(runs)
+    os.mkfifo(trace)
+    with pytest.raises(UserError, match="is no regular file"):
         input_digests(runs)
 
 
