@@ -87,6 +87,9 @@ class SweepSettings(Request):
     per_request: bool = Field(False, description="also keep a row for each request of each run")
     bands: bool = Field(False, description="also 90 % bands of the main metrics; each run then takes three simulations")
     full_metrics: bool = Field(False, description="also compute ITL and step metrics, which need every token and step")
+    run_limit_s: float | None = Field(
+        None, gt=0, le=1e6, description="seconds that a run may take, the start of its process included; null: no limit"
+    )
 
     @model_validator(mode="after")
     def _one_value_a_path(self) -> SweepSettings:

@@ -49,7 +49,9 @@ def sweep(
     Raises UserError for settings of which no run can be made, and for an `out` that holds something else.
     """
     runs = Sweep.of(settings)
-    return runs.run(out, find_executor(executor, jobs), resume=resume, retry_failed=retry_failed, tell=tell)
+    return runs.run(
+        out, find_executor(executor, jobs, settings.run_limit_s), resume=resume, retry_failed=retry_failed, tell=tell
+    )
 
 
 @dataclass(frozen=True)
