@@ -101,6 +101,9 @@ def test_what_cannot_run_is_a_point_with_an_error_unless_all_are(folder: Path) -
         ({"sobol": {"points": 4, "ranges": {RATE: {"low": 2, "high": 2}}}}, "below high"),
         ({"base": {"workload": {"trace": "t.csv"}, "deployment": {}}}, "give gpu or calibration"),
         ({"list": [{"slo.ttft": 5}]}, "is not a known latency; choose one of ttft_ms"),
+        ({"seeds": 10**9}, "runs: '1,000,000,000': are more than one sweep makes: at most 50,000"),
+        ({"sobol": {"points": 2**15, "ranges": {RATE: {"low": 1, "high": 2}}}, "seeds": [1, 2]}, "runs: '65,536'"),
+        ({"seeds": []}, "seeds: .*give at least one"),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:
