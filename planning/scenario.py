@@ -109,7 +109,12 @@ class Scenario(Request):
     def priced(self) -> PricedScenario:
         """Ready to be simulated. Raises UserError when its settings do not go together."""
         from planning.priced_scenario import price_scenario, with_fleet
+        from serving.scheduler import find_policy
+        from sim.router import find_router
 
         deployment = with_fleet(self.deployment, self.replicas, self.router)
         priced = price_scenario(Workload(()), self.calibration, self.gpu, lambda _: deployment, prices=self.prices)
+        for pool in priced.all_pools:
+            find_policy(pool.deployment.policy)
+        find_router(priced.fleet.router.name, **priced.fleet.router.settings)
         return replace(priced, workload=self.offered())  # which takes longest, and comes once all else is right

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 from urllib.parse import quote
 
@@ -54,7 +56,8 @@ class SweepDataset:
 
     def _claim(self, about: Mapping[str, Any], resume: bool) -> None:
         file = self.path / ABOUT
-        if file.exists():
+        self._begun = not file.exists()
+        if not self._begun:
             if not resume:
                 remedy = "holds a sweep; use --resume to continue it, or choose another directory"
                 raise UserError("out", str(self.path), remedy)
@@ -66,9 +69,19 @@ class SweepDataset:
         _write(file, (json.dumps(about, indent=2, sort_keys=True) + "\n").encode())
         _write(self.path / COLUMNS, columns_text({"runs": described(self._schema)}).encode())
 
+    def discard(self) -> None:
+        """Remove everything, if it was begun here."""
+        if self._begun:
+            for name in ("runs", "requests", self._journal.name):
+                rmtree(self.path / name, ignore_errors=True)
+            for name in (ABOUT, COLUMNS):
+                (self.path / name).unlink()
+
     def close(self) -> None:
         """Let others have the directory."""
         self._lock.close()
+        with suppress(OSError):  # it is empty after a sweep that came to nothing alone
+            self.path.rmdir()
 
     def errors(self) -> dict[str, str | None]:
         """Every run that is in, by its id: why it failed, or None if it did not."""

@@ -192,6 +192,14 @@ def test_a_run_that_fails_is_a_row_and_the_sweep_goes_on(folder: Path, tmp_path:
     assert content(tmp_path / "out") == before
 
 
+def test_a_sweep_of_which_no_run_can_be_made_is_one_line_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    grid = {"deployment.scheduler.max_num_seqs": [0, 8]}
+    file = sweep_file(tmp_path / "s.yaml", base(folder) | {"router": "nowhere"}, grid=grid)
+    done = tokentwin("sweep", file, "-o", tmp_path / "out", "-j", "1")
+    assert (done.returncode, done.stdout) == (2, "") and "router: 'nowhere': is none of" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_takes_too_long_is_ended(folder: Path, tmp_path: Path) -> None:
     settings = load_sweep(sweep_file(tmp_path / "s.yaml", base(folder), grid={RATE: [10, 20]}, run_limit_s=0.001))
     assert sweep(settings, tmp_path / "out", jobs=1) == Swept(made=2, kept=0, failed=2, first_error=OVERDUE)
