@@ -41,6 +41,13 @@ from traces.synth import SynthSpec
             {"arrivals": {"kind": "poisson", "rat": 3, "rate": 3}, "prompt": 1, "output": 1, "requests": 1},
             "x.arrivals.poisson.rat: 3: is not a setting; did you mean rate?",
         ),
+        (Deployment, {"scheduler": {"max_num_seqs": True}}, "x.scheduler.max_num_seqs: 'true': must be a number"),
+        (
+            Deployment,
+            {"scheduler": {"edf_ttft_ms": {"a": True}}},
+            "x.scheduler.edf_ttft_ms.a: 'true': must be a number",
+        ),
+        (SweepSettings, {"base": {}, "seeds": [3, False]}, "x.seeds.1: 'false': must be a number"),
         (SweepSettings, {"base": {}, "gird": {}}, "x.gird: is not a setting; did you mean grid?"),
     ],
 )

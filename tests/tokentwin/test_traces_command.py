@@ -50,6 +50,7 @@ def test_a_yaml_spec_and_options_over_it(tmp_path):
         (("convert", "good", "kept.parquet"), "kept.parquet': exists; use --force"),
         (("synth", "new.parquet", "--prompt", "normal", *SYNTH[:4], "--output", 3), "spec.prompt"),
         (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' must be key=value"),
+        (("synth", "new.parquet", *SYNTH[:2], "--arrivals", "poisson:rate=1,rate=2"), "gives rate twice"),
         (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': must be a mapping"),
     ],
 )
