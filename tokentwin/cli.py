@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
@@ -62,6 +63,8 @@ def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
     signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal need not have every character
     try:
         _check_text(sys.argv[1:])
         cli.main(standalone_mode=False)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from serving.errors import UserError
 from tests.calibration.test_step_model import HEADER
+from tests.command import tokentwin
 from tokentwin.cli import cli
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -38,6 +39,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     run("trace", "synth", path, *arguments)
     return path
+
+
+def test_explain_shows_what_an_ascii_terminal_can() -> None:
+    done = tokentwin("explain", encoding="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "?s" in done.stdout and done.stdout.isascii()
 
 
 def test_explain_shows_operations_that_sum_to_the_step() -> None:
