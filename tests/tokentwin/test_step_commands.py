@@ -89,6 +89,14 @@ def test_a_gpu_is_simulated_from_its_kernels_with_bands_and_a_mark(trace: Path, 
     assert slower["distributions"]["tpot_ms"]["p50"] > 2 * told["distributions"]["tpot_ms"]["p50"]
 
 
+def test_a_specification_is_simulated_as_the_trace_that_it_makes(trace: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("{requests: 60, arrivals: {kind: poisson, rate: 4}, prompt: 300, output: 40}")
+    for offered, out in ((trace, "a"), (spec, "b")):
+        run("simulate", offered, "--gpu", "H100", *FLAGS, "--no-band", "--limit", 20, "-o", tmp_path / out)
+    assert Recording.load(tmp_path / "a").requests.equals(Recording.load(tmp_path / "b").requests)
+
+
 def test_an_engine_is_learnt_from_its_iterations_and_simulated(trace: Path, tmp_path: Path) -> None:
     rows = [f"0,0,0,{n},{n * 300},0,{6 + 0.05 * n}\n" for n in range(1, 33)] * 3
     rows += [f"{n},1,0,8,2400,0,{8 + 0.02 * n}\n" for n in range(16, 512, 16)]
