@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import logging
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from serving.errors import UserError, reason
 from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST
 
+_LOG = logging.getLogger("tokentwin")
+_LOGGED = 10_000  # lines; about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, as a JSON escape can say
@@ -177,6 +180,8 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         with _open(path) as file:
             for line, data in enumerate(file, 1):
                 yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
+                if line % _LOGGED == 0:
+                    _LOG.info("reading %s: %s lines so far", path.name, f"{line:,}")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}:{line}", repr(error.object[:20]), "is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:

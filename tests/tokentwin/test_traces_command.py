@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr
+from io import StringIO
 
 import pytest
 
+from planning.progress import LOG, telling
 from tests.command import tokentwin
 from traces.reader import read_workload
 
@@ -64,3 +67,16 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, message):
     assert any(part in done.stderr for part in message.split("|"))
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_bar(tmp_path, monkeypatch, caplog):
+    rows = [f"{at},5,5\n" for at in range(20_000)]
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(rows))
+    assert tokentwin("trace", "inspect", "t.csv", cwd=tmp_path).stderr == ""
+    monkeypatch.setattr("tokentwin.cli._EVERY_S", 0)
+    said = tokentwin("trace", "inspect", "t.csv", cwd=tmp_path).stderr
+    assert said == "".join(f"tokentwin: reading t.csv: {n},000 lines so far\n" for n in (10, 20))
+    monkeypatch.setattr(LOG, "propagate", True)
+    with caplog.at_level("INFO"), redirect_stderr(StringIO()), telling() as tell:
+        tell("searching", 0.25)
+    assert caplog.messages[-1] == "searching: 25 % done"

@@ -124,7 +124,10 @@ MISTAKES = {
         "arrival,prompt_tokens,output_tokens\n1,1,1\n",
         ":1: header: 'arrival': is not a known column; choose from arrival_s",
     ),
-    "header of something else": ("time,size\n", ":1: header: 'time': is not a known column; choose from arrival_s, arrival_ms"),
+    "header of something else": (
+        "time,size\n",
+        ":1: header: 'time': is not a known column; choose from arrival_s, arrival_ms",
+    ),
     "underscore": (CSV + "0,1_000,1\n", ":2: prompt_tokens: '1_000': must be a number in plain digits"),
     "other digits": (CSV + "0,\u0661,1\n", ":2: prompt_tokens: '\u0661': must be a number in plain digits"),
     "azure digits": (AZURE.replace("04.5", "0\u0664.5"), ":4: TIMESTAMP: "),
