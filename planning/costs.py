@@ -54,7 +54,7 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
         name, _, text = pair.rpartition("=")
         if name in prices:
-            raise UserError("price", pair, f"is a second one of {name}; give one")
+            raise UserError("price", pair, f"is the second price of {name}; give one")
         try:
             prices[name] = float(text)
         except ValueError:

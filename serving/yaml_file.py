@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
         if node is not None and _length(node, {}) - self.index > _MOST_REPEATED:
-            raise _Refused(node, f"its aliases (*name) stand for over {_MOST_REPEATED:,} characters; write fewer")
+            raise _Refused(node, f"its aliases expand to more than {_MOST_REPEATED:,} characters; use fewer")
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if (key.tag, str(key.value)) in seen:
-                raise _Refused(key, f"{key.value} is set twice; leave one of the two out")
+                raise _Refused(key, f"{key.value} is set twice; leave one of them out")
             if key.tag != _MERGE:
                 seen.add((key.tag, str(key.value)))
         return node
@@ -76,9 +76,9 @@ class _Loader(yaml.SafeLoader):
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node: yaml.ScalarNode = super().compose_scalar_node(anchor)
         if _NO_TEXT.search(node.value):
-            raise _Refused(node, "an escape in it stands for no character; leave it out")
+            raise _Refused(node, "an escape is not a valid character; leave it out")
         if node.tag.endswith((":int", ":float")) and _OLD_NUMBER.fullmatch(node.value):
-            raise _Refused(node, f"{node.value} is no plain number; write it as one, or put a text in quotes")
+            raise _Refused(node, f"{node.value} is not a decimal number; write it as one, or put text in quotes")
         return node
 
 

@@ -74,7 +74,7 @@ class Row:
         if not isinstance(value, str):
             raise self.error(field, value, "must be a string")
         if not value.isascii() and _SURROGATE.search(value):
-            raise self.error(field, value, "holds an escape that stands for no character; leave it out")
+            raise self.error(field, value, "has an escape that is not a valid character; leave it out")
         return value
 
     def items(self, field: str) -> list[Any]:
@@ -94,7 +94,7 @@ class Row:
         except InvalidOperation:
             raise self.error(field, value, "must be a number") from None
         if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal takes them
-            raise self.error(field, value, "must be a number in plain digits")
+            raise self.error(field, value, "must be a number in the digits 0 to 9")
         # The exponent is bounded before any conversion: int(Decimal("1e999999999")) would never return.
         if not number.is_finite() or number.adjusted() > 20:
             raise self.error(field, value, "must be a finite number")
@@ -162,13 +162,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of the two out")
+        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of them out")
     return fields
 
 
 def _open(path: Path) -> IO[bytes]:
     if path.exists() and not path.is_file():
-        raise UserError("trace", str(path), "is no regular file; save it to one first")
+        raise UserError("trace", str(path), "is not a regular file; save it to one first")
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     return cast("IO[bytes]", gzip.open(path)) if packed else path.open("rb")

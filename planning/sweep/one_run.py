@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIED = "the process that ran it died, perhaps for want of memory"
-OVERDUE = "took longer than run_limit_s; raise it, or leave the run out"
+OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"
 
 
 @dataclass(frozen=True)

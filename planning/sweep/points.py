@@ -107,7 +107,7 @@ def _digest(path: Path) -> str:
         files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
     for file in files:
         if file.exists() and not file.is_file():
-            raise UserError("input", str(file), "is no regular file; save it to one first")
+            raise UserError("input", str(file), "is not a regular file; save it to one first")
     digest = sha256()
     try:
         for file in files:

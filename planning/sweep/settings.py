@@ -115,9 +115,9 @@ class SweepSettings(Request):
         seeds = self.seeds if isinstance(self.seeds, int) else len(self.seeds or (None,))
         runs = max(len(self.list), 1) * math.prod(map(len, self.grid.values())) * drawn * seeds
         if self.seeds == ():
-            raise UserError("seeds", "[]", "are none; give at least one")
+            raise UserError("seeds", "[]", "is empty; give at least one seed")
         if runs > MOST_RUNS:
-            raise UserError("runs", f"{runs:,}", f"are more than one sweep makes: at most {MOST_RUNS:,}; make several")
+            raise UserError("runs", f"{runs:,}", f"must be at most {MOST_RUNS:,}; split the sweep")
         return self
 
     @property

@@ -128,14 +128,14 @@ MISTAKES = {
         "time,size\n",
         ":1: header: 'time': is not a known column; choose from arrival_s, arrival_ms",
     ),
-    "underscore": (CSV + "0,1_000,1\n", ":2: prompt_tokens: '1_000': must be a number in plain digits"),
-    "other digits": (CSV + "0,\u0661,1\n", ":2: prompt_tokens: '\u0661': must be a number in plain digits"),
+    "underscore": (CSV + "0,1_000,1\n", ":2: prompt_tokens: '1_000': must be a number in the digits 0 to 9"),
+    "other digits": (CSV + "0,\u0661,1\n", ":2: prompt_tokens: '\u0661': must be a number in the digits 0 to 9"),
     "azure digits": (AZURE.replace("04.5", "0\u0664.5"), ":4: TIMESTAMP: "),
     "json twice": (JSONL.replace("}", ', "arrival_s": 3}'), ":1: .*'arrival_s' is given twice"),
-    "half a character": (JSONL.replace("}", r', "tenant": "\ud800"}'), ":1: tenant: .*stands for no character"),
+    "half a character": (JSONL.replace("}", r', "tenant": "\ud800"}'), ":1: tenant: .*is not a valid character"),
     "segment of half a character": (
         JSONL.replace('"prompt_tokens": 1', r'"prompt": [["\ud800", 1]]'),
-        ":1: prompt: .*stands for no character",
+        ":1: prompt: .*is not a valid character",
     ),
     "no arrival": ("prompt_tokens,output_tokens\n1,1\n", ":2: arrival: '': give exactly one of"),
     "two arrivals": ("arrival_s,arrival_ms,prompt_tokens,output_tokens\n1,1,1,1\n", "exactly one of"),
@@ -207,7 +207,7 @@ def test_mistakes_are_one_line(read, name):
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", "/dev/zero"):
-        with pytest.raises(UserError, match="is no regular file"):
+        with pytest.raises(UserError, match="is not a regular file"):
             read_workload(path)
 
 

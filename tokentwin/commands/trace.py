@@ -135,7 +135,7 @@ def _parsed(name: str, text: str) -> Any:
         if not equals:
             raise UserError(f"--{name.replace('_', '-')}", text, f"{item!r} must be key=value")
         if key.strip() in fields:
-            raise UserError(f"--{name.replace('_', '-')}", text, f"gives {key.strip()} twice; leave one of the two out")
+            raise UserError(f"--{name.replace('_', '-')}", text, f"gives {key.strip()} twice; leave one of them out")
         fields[key.strip()] = value.strip()
     return fields
 
