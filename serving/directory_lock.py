@@ -24,7 +24,7 @@ class DirectoryLock:
             self._file = self._path.open("w")
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 self._file.close()
                 remedy = "is being written by another process; wait for it, or choose another directory"
                 raise UserError(field, str(directory), remedy) from None

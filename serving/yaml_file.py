@@ -1,9 +1,13 @@
-"""Files in YAML, read as data. What people write by mistake is refused: a key twice, a number that is not as it looks,
-aliases that stand for far more than is written."""
+"""YAML, read as data.
+
+What YAML allows and people write by mistake is refused: a key twice, a number that is not as it looks, aliases that
+expand to far more than is written.
+"""
 
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import yaml
 
 from serving.errors import UserError, reason
 
-_MOST_REPEATED = 1_000_000  # characters that all aliases of a file may stand for
+_MOST_REPEATED = 1_000_000  # characters that the aliases of a file may add
 _OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # of YAML 1.1: octal, and to the base 60
 _NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters
 _MERGE = "tag:yaml.org,2002:merge"
@@ -48,14 +52,14 @@ def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
 
 
 class _Refused(yaml.YAMLError):
-    """What a YAML file may hold, and ours may not."""
+    """What YAML allows and we refuse."""
 
     def __init__(self, node: yaml.Node, problem: str) -> None:
         super().__init__(f"line {node.start_mark.line + 1}: {problem}")
 
 
 class _Loader(yaml.SafeLoader):
-    """Of plain data. Checks what is written before anything is made of it."""
+    """Checks what is written before it makes anything of it."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
@@ -89,8 +93,6 @@ def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
         if isinstance(node, yaml.ScalarNode):
             known[node] = len(node.value) + 1
         else:
-            parts = (
-                node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
-            )
+            parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
             known[node] = 1 + sum(_length(part, known) for part in parts)
     return known[node]
