@@ -18,6 +18,7 @@ from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.scheduler import POLICIES
+from serving.yaml_file import parse_yaml
 from sim.priced_pool import pool_deployment
 from sim.router import ROUTERS
 
@@ -42,9 +43,11 @@ def read_text(text: str) -> Deployment:
         raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; {MOST_KB} kB are allowed")
     try:
         _check_shape(text)
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, KeyError, AttributeError) as error:  # the latter of values of a wrong kind
-        raise UserError(WHERE, "the text", f"is not YAML: {' '.join(str(error).split())}") from None
+        data = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(WHERE, "the text", f"is not YAML: {error}") from None
+    except ValueError as error:
+        raise UserError(WHERE, "the text", str(error)) from None
     if not isinstance(data, dict):
         raise UserError(WHERE, "the text", "must be a mapping of settings, such as `policy: fair`")
     deployment = parse(Deployment, data, where=WHERE)

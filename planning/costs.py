@@ -53,6 +53,8 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
         name, _, text = pair.rpartition("=")
+        if name in prices:
+            raise UserError("price", pair, f"is the second price of {name}; give one")
         try:
             prices[name] = float(text)
         except ValueError:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 class TraceWorkload(Request):
-    """The requests of a trace file."""
+    """The requests of a trace, or of a specification in a file of its own."""
 
-    trace: str = Field(min_length=1, description="a trace file of any known format, or the directory of a recording")
+    trace: str = Field(
+        min_length=1, description="a trace in any format, a recording, or a YAML specification for `trace synth`"
+    )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
     rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
     spread_ticks: bool = Field(False, description="spread arrivals with the same timestamp evenly until the next one")
@@ -93,15 +95,17 @@ class Scenario(Request):
 
     def offered(self) -> Workload:
         """The workload. Raises UserError when its trace cannot be read."""
+        from planning.traffic import is_specification
         from traces.reader import read_workload
         from traces.reshape import reshaped
-        from traces.synth import parse_spec, synthesise
+        from traces.synth import parse_spec, read_spec, synthesise
         from traces.ticks import spread_ticks
 
         if "trace" not in self.workload:
             return synthesise(parse_spec(self.workload, where="workload"))
         source = TraceWorkload.model_validate(self.workload)
-        workload = read_workload(source.trace)
+        specified = is_specification(source.trace)
+        workload = synthesise(read_spec(source.trace)) if specified else read_workload(source.trace)
         if source.spread_ticks:
             workload = spread_ticks(workload)
         return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale)
@@ -109,7 +113,12 @@ class Scenario(Request):
     def priced(self) -> PricedScenario:
         """Ready to be simulated. Raises UserError when its settings do not go together."""
         from planning.priced_scenario import price_scenario, with_fleet
+        from serving.scheduler import find_policy
+        from sim.router import find_router
 
         deployment = with_fleet(self.deployment, self.replicas, self.router)
         priced = price_scenario(Workload(()), self.calibration, self.gpu, lambda _: deployment, prices=self.prices)
+        for pool in priced.all_pools:
+            find_policy(pool.deployment.policy)
+        find_router(priced.fleet.router.name, **priced.fleet.router.settings)
         return replace(priced, workload=self.offered())  # which takes longest, and comes once all else is right

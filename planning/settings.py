@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from serving.errors import UserError
+from serving.yaml_file import parse_yaml
 
 if TYPE_CHECKING:
     from serving.deployments.config import Deployment
@@ -23,9 +22,9 @@ def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
     if not name or not equals:
         raise UserError(option, pair, "must be NAME=VALUE, e.g. max_num_seqs=" + ("64,256" if many else "64"))
     try:
-        return name, yaml.safe_load(f"[{text}]" if many else text)
-    except yaml.YAMLError:
-        raise UserError(f"{option} {name}", text, "must be a value in YAML") from None
+        return name, parse_yaml(f"[{text}]" if many else text)
+    except ValueError as error:
+        raise UserError(f"{option} {name}", text, str(error)) from None
 
 
 def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:

@@ -42,7 +42,7 @@ class Offered(Request):
     def _specified(cls, traffic: Any) -> Any:
         """A file in YAML is read once, here."""
         if isinstance(traffic, str | Path):
-            return read_spec(traffic) if Path(traffic).suffix in (".yaml", ".yml") else str(traffic)
+            return read_spec(traffic) if is_specification(traffic) else str(traffic)
         return traffic
 
     @property
@@ -84,6 +84,11 @@ class Offered(Request):
             return planned_traffic(made, self.window_s, self.rate_scale)
         scaled = reshaped(made, rate_scale=self.rate_scale)
         return replace(scaled, requests=list(scaled.requests))
+
+
+def is_specification(path: str | Path) -> bool:
+    """Whether a file is one of YAML, by its name, and so no trace."""
+    return Path(path).suffix in (".yaml", ".yml")
 
 
 def waits_for_answers(workload: Workload) -> bool:

@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from threading import Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from serving.errors import UserError
@@ -31,6 +32,10 @@ _LOST = (EOFError, OSError)
 
 class WorkerDied(Exception):
     """The process that a task was in ended before the task did, perhaps for want of memory."""
+
+
+class Overdue(Exception):
+    """A task took longer than it may, and its process was ended."""
 
 
 class _Worker(NamedTuple):
@@ -72,13 +77,16 @@ class Workers(Generic[Common]):
                     reported += 1
         return [found[at] for at in range(len(tasks))]
 
-    def each(self, tasks: Sequence[Task[Common, Answer]]) -> Generator[tuple[int, Answer | BaseException], None, None]:
-        """The number of each task and its answer, or what it raised, as they come; `WorkerDied` where its process did.
+    def each(
+        self, tasks: Sequence[Task[Common, Answer]], limit_s: float | None = None
+    ) -> Generator[tuple[int, Answer | BaseException], None, None]:
+        """The number of each task and its answer, or what it raised, as they come; `WorkerDied` where its process did,
+        and `Overdue` after `limit_s` seconds, in which the process may have to start.
 
         Always in other processes.
         """
         left = iter(enumerate(tasks))
-        busy: dict[Connection, tuple[_Worker, int]] = {}
+        busy: dict[Connection, tuple[_Worker, int, float]] = {}  # with the time at which it began, in that order
 
         def give(worker: _Worker | None = None) -> None:
             following = next(left, None)
@@ -87,7 +95,7 @@ class Workers(Generic[Common]):
                     self._idle.append(worker)
                 return
             worker = worker or (self._idle.pop() if self._idle else _started(self.common))
-            busy[worker.connection] = worker, following[0]
+            busy[worker.connection] = worker, following[0], monotonic()
             with suppress(*_LOST):  # a process that is gone is found out when it is waited for
                 worker.connection.send(following[1])
 
@@ -95,8 +103,15 @@ class Workers(Generic[Common]):
             for _ in range(self.jobs):
                 give()
             while busy:
-                for ready in wait(list(busy)):
-                    worker, at = busy.pop(cast(Connection, ready))
+                longest, (_, _, began) = next(iter(busy.items()))
+                ready = wait(list(busy), None if limit_s is None else max(began + limit_s - monotonic(), 0))
+                if not ready:
+                    worker, at, _ = busy.pop(longest)
+                    _end(worker)
+                    yield at, Overdue()
+                    give()
+                for connection in ready:
+                    worker, at, _ = busy.pop(cast(Connection, connection))
                     try:
                         answer = worker.connection.recv()
                     except _LOST:
@@ -107,7 +122,7 @@ class Workers(Generic[Common]):
                         give(worker)
                         yield at, answer
         finally:
-            for worker, _ in busy.values():  # nobody waits for what they are at
+            for worker, _, _ in busy.values():  # nobody waits for what they are at
                 _end(worker)
 
     def __enter__(self) -> Workers[Common]:
@@ -133,7 +148,7 @@ def _started(common: Any) -> _Worker:
 
 def _end(worker: _Worker) -> None:
     worker.connection.close()
-    worker.process.terminate()
+    worker.process.kill()
     worker.process.join()
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to be written to; it takes the place of `path` at the end, and after an error is gone."""
+    """A name beside `path` to be written to; it takes the place of `path` at the end, and after an error is gone.
+
+    What processes that were killed have left of it goes, too.
+    """
+    for left in path.parent.glob(f".{escape(path.name)}.*.partial"):
+        if _has_ended(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -18,3 +25,14 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # where nothing could be written there is nothing to remove
             partial.unlink(missing_ok=True)
+
+
+def _has_ended(process: str) -> bool:
+    """Whether no process has this number any more."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OverflowError, OSError):  # no file of ours; another user's process
+        return False
+    return False

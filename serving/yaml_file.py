@@ -1,7 +1,13 @@
-"""Files in YAML, read as data."""
+"""YAML, read as data.
+
+What YAML allows and people write by mistake is refused: a key twice, a number that is not as it looks, aliases that
+expand to far more than is written.
+"""
 
 from __future__ import annotations
 
+import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +15,32 @@ import yaml
 
 from serving.errors import UserError, reason
 
+_MOST_REPEATED = 1_000_000  # characters that the aliases of a file may add
+_OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # of YAML 1.1: octal, and to the base 60
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters
+_MERGE = "tag:yaml.org,2002:merge"
 # A value of the wrong kind for its tag, such as the date 2020-99-99, is none of PyYAML's own errors.
 _MALFORMED = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
+
+
+def parse_yaml(text: str) -> Any:
+    """What the text holds. Raises ValueError that says, after the name of the text, what is wrong with it."""
+    try:
+        return yaml.load(text, _Loader)
+    except _Refused as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    except _MALFORMED as error:
+        raise ValueError(f"is not YAML: {error}") from None
 
 
 def read_yaml(path: str | Path, field: str) -> Any:
     """What the file holds. Raises UserError of `field`, which names the file, where it cannot be read."""
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return parse_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(field, str(path), f"cannot be read: {reason(error)}") from None
-    except _MALFORMED as error:
-        raise UserError(field, str(path), f"is not YAML: {error}") from None
+    except ValueError as error:
+        raise UserError(field, str(path), str(error)) from None
 
 
 def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
@@ -29,3 +49,50 @@ def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(field, str(path), f"must be a mapping of settings; see {example} for an example")
     return data
+
+
+class _Refused(yaml.YAMLError):
+    """What YAML allows and we refuse."""
+
+    def __init__(self, node: yaml.Node, problem: str) -> None:
+        super().__init__(f"line {node.start_mark.line + 1}: {problem}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Checks what is written before it makes anything of it."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _length(node, {}) - self.index > _MOST_REPEATED:
+            raise _Refused(node, f"its aliases expand to more than {_MOST_REPEATED:,} characters; use fewer")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in seen:
+                raise _Refused(key, f"{key.value} is set twice; leave one of them out")
+            if key.tag != _MERGE:
+                seen.add((key.tag, str(key.value)))
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if _NO_TEXT.search(node.value):
+            raise _Refused(node, "an escape is not a valid character; leave it out")
+        if node.tag.endswith((":int", ":float")) and _OLD_NUMBER.fullmatch(node.value):
+            raise _Refused(node, f"{node.value} is not a decimal number; write it as one, or put text in quotes")
+        return node
+
+
+def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Characters of what the node holds, each alias written out; infinite for one that holds itself."""
+    if node not in known:
+        known[node] = float("inf")
+        if isinstance(node, yaml.ScalarNode):
+            known[node] = len(node.value) + 1
+        else:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
+            known[node] = 1 + sum(_length(part, known) for part in parts)
+    return known[node]

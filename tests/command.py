@@ -4,6 +4,7 @@ start one: Python and its imports take longer than most commands do."""
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -23,13 +24,17 @@ class Done(NamedTuple):
     stderr: str
 
 
-def tokentwin(*arguments: object, cwd: Path | str = ".") -> Done:
-    """What the console script does with these arguments. Its environment and its handler of SIGTERM end with it."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+def tokentwin(*arguments: object, cwd: Path | str = ".", encoding: str = "utf-8") -> Done:
+    """What the console script does with these arguments, on a terminal of this `encoding`.
+
+    Its environment, its log and its handler of SIGTERM end with it.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
     handler, status = signal.getsignal(signal.SIGTERM), 0
     with (
         patch.object(sys, "argv", ["tokentwin", *map(str, arguments)]),
         patch.dict(os.environ),
+        patch.object(logging.getLogger("tokentwin"), "handlers", []),
         chdir(cwd),
         redirect_stdout(out),
         redirect_stderr(err),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from importlib import import_module
+from io import TextIOWrapper
+from time import monotonic
 from types import FrameType
 from typing import NoReturn
 
@@ -35,6 +38,8 @@ VERBS = {
     "validate": "Compare the simulator with real runs.",
 }
 
+_EVERY_S = 10.0
+
 
 class _Verbs(click.Group):
     """A group that imports `tokentwin.commands.VERB` on use, so that --help stays instant."""
@@ -62,6 +67,12 @@ def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
     signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal need not have every character
+    log = logging.getLogger("tokentwin")
+    log.handlers = [_Paced()]
+    log.setLevel(logging.INFO)
+    log.propagate = False
     try:
         _check_text(sys.argv[1:])
         cli.main(standalone_mode=False)
@@ -83,6 +94,19 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
+
+
+class _Paced(logging.Handler):
+    """Says on stderr how far long work is, at most every `_EVERY_S` seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if monotonic() - self._last >= _EVERY_S:
+            self._last = monotonic()
+            click.echo(f"tokentwin: {record.getMessage()}", err=True)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

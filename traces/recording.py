@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serving.directory_lock import LOCK, DirectoryLock
 from serving.errors import UserError, reason
 from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
@@ -42,7 +43,8 @@ class RecordingWriter:
     `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the
     list columns to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps
     all of them.
-    As a context manager it closes the recording, or discards it after an exception or Ctrl-C.
+    As a context manager it closes the recording, or discards it after an exception or Ctrl-C. Raises UserError while
+    another process writes there.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class RecordingWriter:
         self.path = Path(path)
         self._run = {"version": code_version(), **run}
         _known("runs", self._run)
-        self._made_directory = _claim(self.path, overwrite)
+        self._made_directory, self._lock = _claim(self.path, overwrite)
         self._open = True
         metadata = {f"tokentwin.{name}": str(self._run.get(name, "")) for name in _METADATA}
         metadata["tokentwin.recording"] = _FORMAT
@@ -109,6 +111,7 @@ class RecordingWriter:
         for name in (COLUMNS, _WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
             if self._temporary(name).exists():
                 self._temporary(name).replace(self.path / name)
+        self._lock.close()
         self._open = False
 
     def discard(self) -> None:
@@ -140,8 +143,10 @@ class RecordingWriter:
     def _remove(self) -> None:
         for partial in self.path.glob(".*.partial"):
             partial.unlink()
-        if self._made_directory and not any(self.path.iterdir()):
-            self.path.rmdir()
+        self._lock.close()
+        if self._made_directory:
+            with suppress(OSError):  # another writer may have begun
+                self.path.rmdir()
 
 
 class _Dataset:
@@ -369,29 +374,34 @@ def _written(path: Path) -> Iterator[None]:
         raise UserError("recording", str(path), f"cannot be written: {reason(error)}") from None
 
 
-def _claim(path: Path, overwrite: bool) -> bool:
-    """Make sure that `path` can take a recording; True if the directory was made for it."""
-    if not path.exists():
-        try:
-            path.mkdir(parents=True)
-        except OSError as error:
-            raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
-        return True
-    if not path.is_dir():
+def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
+    """Make sure that `path` can take a recording, and hold it; True if the directory was made for it."""
+    made = not path.exists()
+    if not made and not path.is_dir():
         raise UserError("recording", str(path), "is a file; choose a directory")
-    if (path / "runs.parquet").exists():
-        if not overwrite:
-            remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
-            raise UserError("recording", str(path), remedy)
-    elif any(not _ours(child.name) for child in path.iterdir()):
-        raise UserError("recording", str(path), "holds other files; choose another directory")
-    for partial in path.glob(".*.partial"):  # left by a run that was killed
-        partial.unlink()
-    return False
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = DirectoryLock(path, "recording")
+    except OSError as error:
+        raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
+    try:
+        if (path / "runs.parquet").exists():
+            if not overwrite:
+                remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
+                raise UserError("recording", str(path), remedy)
+        elif any(not _ours(child.name) for child in path.iterdir()):
+            raise UserError("recording", str(path), "holds other files; choose another directory")
+        for partial in path.glob(".*.partial"):  # left by a run that was killed
+            partial.unlink()
+    except BaseException:
+        lock.close()
+        raise
+    return made, lock
 
 
 def _ours(name: str) -> bool:
-    return name.endswith(".partial") or name in (_WORKLOAD, COLUMNS) or name.removesuffix(".parquet") in DATASETS
+    known = name in (_WORKLOAD, COLUMNS, LOCK) or name.removesuffix(".parquet") in DATASETS
+    return known or name.endswith(".partial")
 
 
 def _known(dataset: str, columns: Collection[str]) -> None:

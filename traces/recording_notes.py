@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.directory_lock import DirectoryLock
 from serving.errors import UserError, reason
 from serving.whole_file import whole_file
 from traces.recording import Recording
@@ -36,17 +38,20 @@ def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
 def add_notes(directory: str | Path, notes: Mapping[str, Any]) -> None:
     """Add to the notes of a whole recording, or replace those of the same name.
 
-    Raises UserError when there is no recording, ValueError for NaN and infinities, which JSON does not have.
+    Raises UserError when there is no recording or another process is writing one there, ValueError for NaN and
+    infinities, which JSON does not have.
     """
-    recording = Recording.load(directory)
-    runs = recording.runs
-    text = json.dumps({**notes_of(recording.run), **notes}, allow_nan=False)
-    at = runs.schema.get_field_index("notes")
-    field = runs.schema.field(at)
-    metadata = pq.read_schema(recording.path / _RUNS).metadata
-    changed = runs.set_column(at, field, pa.array([text], field.type)).replace_schema_metadata(metadata)
+    path = Recording.load(directory).path
     try:
-        with whole_file(recording.path / _RUNS) as partial:
-            pq.write_table(changed, partial, compression="zstd")
+        with closing(DirectoryLock(path, "recording")):
+            recording = Recording.load(path)
+            runs = recording.runs
+            text = json.dumps({**notes_of(recording.run), **notes}, allow_nan=False)
+            at = runs.schema.get_field_index("notes")
+            field = runs.schema.field(at)
+            metadata = pq.read_schema(path / _RUNS).metadata
+            changed = runs.set_column(at, field, pa.array([text], field.type)).replace_schema_metadata(metadata)
+            with whole_file(path / _RUNS) as partial:
+                pq.write_table(changed, partial, compression="zstd")
     except OSError as error:
         raise UserError("recording", str(directory), f"cannot be written: {reason(error)}") from None

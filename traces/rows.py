@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import logging
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
@@ -19,8 +21,11 @@ from serving.errors import UserError, reason
 from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST
 
+_LOG = logging.getLogger("tokentwin")
+_LOGGED = 10_000  # lines; about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, as a JSON escape can say
 
 
 class Row:
@@ -36,8 +41,8 @@ class Row:
         return UserError(f"{self.path}:{self.line}: {field}", value, remedy)
 
     def only(self, *known: str) -> None:
-        """UserError about the first field that is not one of `known`."""
-        for field in self.fields:
+        """UserError about the first field that is not one of `known`, if any are."""
+        for field in self.fields if known else ():
             if field not in known:
                 raise self.error(field, self.fields[field], f"is not a known field; choose from {', '.join(known)}")
 
@@ -68,6 +73,8 @@ class Row:
         value = self.fields.get(field, "")
         if not isinstance(value, str):
             raise self.error(field, value, "must be a string")
+        if not value.isascii() and _SURROGATE.search(value):
+            raise self.error(field, value, "has an escape that is not a valid character; leave it out")
         return value
 
     def items(self, field: str) -> list[Any]:
@@ -86,6 +93,8 @@ class Row:
             number = Decimal(value)
         except InvalidOperation:
             raise self.error(field, value, "must be a number") from None
+        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal takes them
+            raise self.error(field, value, "must be a number in the digits 0 to 9")
         # The exponent is bounded before any conversion: int(Decimal("1e999999999")) would never return.
         if not number.is_finite() or number.adjusted() > 20:
             raise self.error(field, value, "must be a finite number")
@@ -108,8 +117,8 @@ def read_head(path: Path, size: int = 65536) -> bytes:
         raise UserError("trace", str(path), f"cannot be read: {reason(error)}") from None
 
 
-def csv_rows(path: Path) -> Iterator[Row]:
-    """The rows under the header of a CSV file; blank lines are skipped."""
+def csv_rows(path: Path, *known: str) -> Iterator[Row]:
+    """The rows under the header of a CSV file; blank lines are skipped. Its columns are of the `known`, if any are."""
     lines = (text for _, text in _numbered_lines(path))
     reader = csv.reader(lines, strict=True)
     try:
@@ -117,6 +126,8 @@ def csv_rows(path: Path) -> Iterator[Row]:
         for name in header:
             if header.count(name) > 1:
                 raise UserError(f"{path}:1: header", name, "appears twice; give each column its own name")
+            if known and name not in known:
+                raise UserError(f"{path}:1: header", name, f"is not a known column; choose from {', '.join(known)}")
         for cells in reader:
             if not cells:
                 continue
@@ -128,24 +139,36 @@ def csv_rows(path: Path) -> Iterator[Row]:
         raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
 
 
-def json_rows(path: Path) -> Iterator[Row]:
-    """The objects of a JSON lines file; blank lines are skipped."""
+def json_rows(path: Path, *known: str) -> Iterator[Row]:
+    """The objects of a JSON lines file; blank lines are skipped. Their fields are of the `known`, if any are."""
     for line, text in _numbered_lines(path):
         if not text.strip():
             continue
         try:
-            fields = json.loads(text, parse_float=Decimal, parse_constant=Decimal)
+            fields = json.loads(text, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=_once)
         except json.JSONDecodeError as error:
             remedy = f"is not JSON: {error.msg} at column {error.colno}"
             raise UserError(f"{path}:{line}", text.strip(), remedy) from None
-        except (RecursionError, ValueError) as error:  # nested too deeply, or a number of too many digits
+        except (RecursionError, ValueError) as error:  # nested too deeply, too many digits, or a name twice
             raise UserError(f"{path}:{line}", text.strip(), f"is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise UserError(f"{path}:{line}", text.strip(), "must be a JSON object")
-        yield Row(path, line, fields)
+        row = Row(path, line, fields)
+        row.only(*known)
+        yield row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of them out")
+    return fields
 
 
 def _open(path: Path) -> IO[bytes]:
+    if path.exists() and not path.is_file():
+        raise UserError("trace", str(path), "is not a regular file; save it to one first")
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     return cast("IO[bytes]", gzip.open(path)) if packed else path.open("rb")
@@ -157,6 +180,8 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         with _open(path) as file:
             for line, data in enumerate(file, 1):
                 yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
+                if line % _LOGGED == 0:
+                    _LOG.info("reading %s: %s lines so far", path.name, f"{line:,}")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}:{line}", repr(error.object[:20]), "is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:

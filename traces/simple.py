@@ -30,7 +30,7 @@ class SimpleCsvReader:
         return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
 
     def read(self, path: Path) -> Workload:
-        return _workload(path, csv_rows(path), (*_ARRIVALS, *_REST))
+        return _workload(path, csv_rows(path, *_ARRIVALS, *_REST))
 
 
 class SimpleJsonReader:
@@ -42,14 +42,13 @@ class SimpleJsonReader:
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
     def read(self, path: Path) -> Workload:
-        return _workload(path, json_rows(path), (*_ARRIVALS, *_REST, "prompt"))
+        return _workload(path, json_rows(path, *_ARRIVALS, *_REST, "prompt"))
 
 
-def _workload(path: Path, rows: Iterable[Row], known: tuple[str, ...]) -> Workload:
+def _workload(path: Path, rows: Iterable[Row]) -> Workload:
     where: dict[int, Row] = {}
     requests: list[WorkloadRequest] = []
     for row in rows:
-        row.only(*known)
         request = _request(row, len(requests))
         if request.id in where:
             raise row.error("id", request.id, f"is already the id of line {where[request.id].line}; ids must be unique")
@@ -85,8 +84,8 @@ def _prompt(row: Row) -> tuple[Segment, ...]:
     for item in row.items("prompt"):
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
             raise row.error("prompt", item, 'must be a segment [name, tokens], such as ["sys0", 400]')
-        segment = Row(row.path, row.line, {"prompt": item[1]})
-        prompt.append((item[0], segment.tokens("prompt")))
+        name, tokens = (Row(row.path, row.line, {"prompt": part}) for part in item)
+        prompt.append((name.text("prompt"), tokens.tokens("prompt")))
     if not prompt:
         raise row.error("prompt", [], "must hold at least one segment")
     total = sum(tokens for _, tokens in prompt)

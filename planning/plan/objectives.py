@@ -24,6 +24,9 @@ _FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment)
 _BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")
 _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
+_ENDLESS = re.compile(r"[eE][+-]?\d{4}")  # exponents of numbers that would take for ever to write out
+_LONGEST_MS = 10**12  # 32 years
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -139,11 +142,13 @@ def _keeping(metrics: RunMetrics, bounds: Sequence[tuple[str, float]]) -> np.nda
     return good
 
 
-def _fraction(text: str, number: str, most: int | None = None) -> Fraction:
+def _fraction(text: str, number: str, most: int = _LONGEST_MS) -> Fraction:
     try:
+        if _ENDLESS.search(number):
+            raise ValueError
         value = Fraction(number)
     except (ValueError, ZeroDivisionError):
         raise UserError("slo", text, f"{number!r} is not a number; the objective {_FORM}") from None
-    if value <= 0 or (most is not None and value > most):
-        raise UserError("slo", text, f"{number} must be above 0" + (f" and at most {most}" if most else ""))
+    if not 0 < value <= most:
+        raise UserError("slo", text, f"{number} must be above 0 and at most {most:,}")
     return value

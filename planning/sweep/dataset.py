@@ -7,10 +7,11 @@ the entries: killed anywhere in between, it can be done again. Rows are sorted, 
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serving.directory_lock import DirectoryLock
 from serving.errors import UserError, reason
 from serving.whole_file import whole_file
 from traces.column_dictionary import FILE as COLUMNS
@@ -43,13 +45,9 @@ class SweepDataset:
         self._journal = path / ".journal"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("w")
+            self._lock = DirectoryLock(path, "out")
         except OSError as error:
             raise UserError("out", str(path), f"cannot be made: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError("out", str(path), "is being written by another sweep; wait for it") from None
         try:
             self._claim(about, resume)
         except UserError:
@@ -58,7 +56,8 @@ class SweepDataset:
 
     def _claim(self, about: Mapping[str, Any], resume: bool) -> None:
         file = self.path / ABOUT
-        if file.exists():
+        self._begun = not file.exists()
+        if not self._begun:
             if not resume:
                 remedy = "holds a sweep; use --resume to continue it, or choose another directory"
                 raise UserError("out", str(self.path), remedy)
@@ -70,9 +69,19 @@ class SweepDataset:
         _write(file, (json.dumps(about, indent=2, sort_keys=True) + "\n").encode())
         _write(self.path / COLUMNS, columns_text({"runs": described(self._schema)}).encode())
 
+    def discard(self) -> None:
+        """Remove everything, if it was begun here."""
+        if self._begun:
+            for name in ("runs", "requests", self._journal.name):
+                rmtree(self.path / name, ignore_errors=True)
+            for name in (ABOUT, COLUMNS):
+                (self.path / name).unlink()
+
     def close(self) -> None:
         """Let others have the directory."""
         self._lock.close()
+        with suppress(OSError):  # it is empty after a sweep that came to nothing alone
+            self.path.rmdir()
 
     def errors(self) -> dict[str, str | None]:
         """Every run that is in, by its id: why it failed, or None if it did not."""

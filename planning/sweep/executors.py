@@ -7,9 +7,9 @@ from contextlib import closing
 from functools import partial
 from typing import Protocol
 
-from planning.sweep.one_run import DIED, RunResult, failed
+from planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
 from planning.sweep.points import Point
-from planning.workers import WorkerDied, Workers
+from planning.workers import Overdue, WorkerDied, Workers
 from serving.errors import UserError
 
 EXECUTORS = ("process", "ray")
@@ -24,32 +24,40 @@ class Executor(Protocol):
 
 
 class Processes:
-    """At most `jobs` processes of this machine, by default one for each CPU that this process may use."""
+    """At most `jobs` processes of this machine, by default one for each CPU that this process may use.
 
-    def __init__(self, jobs: int | None = None) -> None:
+    `limit_s` is the longest that a run may take, in seconds.
+    """
+
+    def __init__(self, jobs: int | None = None, limit_s: float | None = None) -> None:
         self._jobs = jobs
+        self._limit_s = limit_s
 
     def run(self, measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
         """See `Executor`."""
         tasks = [partial(_measured, point=point) for point in points]
-        with Workers(measure, self._jobs) as workers, closing(workers.each(tasks)) as outcomes:
+        with Workers(measure, self._jobs) as workers, closing(workers.each(tasks, self._limit_s)) as outcomes:
             for at, outcome in outcomes:
                 if isinstance(outcome, WorkerDied):
                     yield failed(points[at], DIED)
+                elif isinstance(outcome, Overdue):
+                    yield failed(points[at], OVERDUE)
                 elif isinstance(outcome, BaseException):
                     raise outcome
                 else:
                     yield outcome
 
 
-def find_executor(name: str, jobs: int | None) -> Executor:
-    """The executor called `name`, making `jobs` runs at once (None: as many as there are CPUs for)."""
+def find_executor(name: str, jobs: int | None, limit_s: float | None = None) -> Executor:
+    """The executor called `name`, making `jobs` runs at once (None: as many as there are CPUs for), each in `limit_s`
+    seconds or not at all.
+    """
     if name == "process":
-        return Processes(jobs)
+        return Processes(jobs, limit_s)
     if name == "ray":
         from planning.sweep.ray_tasks import RayTasks
 
-        return RayTasks(jobs)
+        return RayTasks(jobs, limit_s)
     raise UserError("executor", name, f"must be one of {', '.join(EXECUTORS)}")
 
 

@@ -15,20 +15,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIED = "the process that ran it died, perhaps for want of memory"
+OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run gave: values by column (`status` among them), and its requests as a Parquet file if kept."""
+    """What a run gave: values by column (`status` among them), and its requests as a Parquet file if kept.
+
+    refused     why it is none that can be made
+    """
 
     point: Point
     values: dict[str, Any]
     requests: bytes | None = None
+    refused: UserError | None = None
 
 
-def failed(point: Point, error: str) -> RunResult:
+def failed(point: Point, error: str, refused: UserError | None = None) -> RunResult:
     """The outcome of a run that came to nothing."""
-    return RunResult(point, {"status": "failed", "error": " ".join(error.split())})
+    return RunResult(point, {"status": "failed", "error": " ".join(error.split())}, refused=refused)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,10 @@ class Measure:
 
     def _simulated(self, point: Point) -> RunResult:
         scenario = Scenario.model_validate(point.config)
-        priced = scenario.priced()
+        try:
+            priced = scenario.priced()
+        except UserError as error:
+            return failed(point, str(error), refused=error)
         run = priced.measured(scenario.slo, self.full)
         mark, reason = priced.provenance()
         values = {

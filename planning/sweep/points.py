@@ -105,6 +105,9 @@ def _digest(path: Path) -> str:
     files = [path]
     if path.is_dir():
         files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
+    for file in files:
+        if file.exists() and not file.is_file():
+            raise UserError("input", str(file), "is not a regular file; save it to one first")
     digest = sha256()
     try:
         for file in files:

@@ -6,27 +6,34 @@ Other nodes need the same tokentwin, and the files that a sweep names at the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import chdir, suppress
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
 
-from planning.sweep.one_run import DIED, RunResult, failed
+from planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
 from planning.sweep.points import Point
 from serving.errors import UserError
 from serving.python_process import module_environment
 
 
 class RayTasks:
-    """At most `jobs` tasks at once, by default one for each CPU of the cluster. Raises UserError without Ray."""
+    """At most `jobs` tasks at once, by default one for each CPU of the cluster. Raises UserError without Ray.
 
-    def __init__(self, jobs: int | None = None) -> None:
+    `limit_s` is the longest that a run may take, in seconds from when Ray is given it.
+    """
+
+    def __init__(self, jobs: int | None = None, limit_s: float | None = None) -> None:
         try:
             import ray
         except ModuleNotFoundError:
             raise UserError("executor", "ray", "is not installed; pip install 'tokentwin[ray]'") from None
         self._ray = ray
         self._jobs = jobs
+        self._limit_s = limit_s
 
     def run(self, measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
         """See `Executor`."""
@@ -42,17 +49,28 @@ class RayTasks:
             task = ray.remote(num_cpus=1, max_retries=0)(_measured)
             jobs = self._jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
             left, where = iter(points), str(Path.cwd())
-            under_way = {task.remote(where, measure, point): point for _, point in zip(range(jobs), left, strict=False)}
+            under_way: dict[Any, tuple[Point, float]] = {}  # with the time at which it began, in that order
+
+            def give(points: Iterable[Point]) -> None:
+                for point in points:
+                    under_way[task.remote(where, measure, point)] = point, monotonic()
+
+            give(islice(left, jobs))
             while under_way:
-                (done, *_), _ = ray.wait(list(under_way))
-                point = under_way.pop(done)
+                longest, (_, began) = next(iter(under_way.items()))
+                timeout = None if self._limit_s is None else max(began + self._limit_s - monotonic(), 0)
+                ready, _ = ray.wait(list(under_way), timeout=timeout)
+                done = ready[0] if ready else longest
+                point, _ = under_way.pop(done)
                 try:
-                    yield ray.get(done)
+                    if ready:
+                        yield ray.get(done)
+                    else:
+                        ray.cancel(done, force=True)
+                        yield failed(point, OVERDUE)
                 except ray.exceptions.RayError:
                     yield failed(point, DIED)
-                following = next(left, None)
-                if following is not None:
-                    under_way[task.remote(where, measure, following)] = following
+                give(islice(left, 1))
         finally:
             if not joined:
                 ray.shutdown()

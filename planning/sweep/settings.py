@@ -20,6 +20,8 @@ from serving.errors import UserError
 from serving.yaml_file import read_mapping
 
 Overrides = dict[str, Any]  # values by dotted path
+MOST_RUNS = 50_000  # each takes 50 kB before it is made
+_Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class SobolRange(Request):
@@ -80,13 +82,16 @@ class SweepSettings(Request):
     grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({}, description="values by dotted path")
     list: tuple[Overrides, ...] = Field((), description="mappings from path to value; each is a variation")
     sobol: Sobol | None = Field(None, description="ranges that a low-discrepancy sequence fills")
-    seeds: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    seeds: Annotated[int, Field(ge=1)] | tuple[_Seed, ...] | None = Field(
         None, description="a list of seeds, or the number of seeds from 0; null: the seeds of base"
     )
     partition: tuple[str, ...] | None = Field(None, description="paths that partition the dataset; null: automatic")
     per_request: bool = Field(False, description="also keep a row for each request of each run")
     bands: bool = Field(False, description="also 90 % bands of the main metrics; each run then takes three simulations")
     full_metrics: bool = Field(False, description="also compute ITL and step metrics, which need every token and step")
+    run_limit_s: float | None = Field(
+        None, gt=0, le=1e6, description="seconds that a run may take, the start of its process included; null: no limit"
+    )
 
     @model_validator(mode="after")
     def _one_value_a_path(self) -> SweepSettings:
@@ -102,6 +107,17 @@ class SweepSettings(Request):
         unknown = set(self.partition or ()) - {*paths, "seed"}
         if unknown:
             raise ValueError(f"partition {min(unknown)} must be a path that the sweep varies")
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> SweepSettings:
+        drawn = self.sobol.points if self.sobol else 1
+        seeds = self.seeds if isinstance(self.seeds, int) else len(self.seeds or (None,))
+        runs = max(len(self.list), 1) * math.prod(map(len, self.grid.values())) * drawn * seeds
+        if self.seeds == ():
+            raise UserError("seeds", "[]", "is empty; give at least one seed")
+        if runs > MOST_RUNS:
+            raise UserError("runs", f"{runs:,}", f"must be at most {MOST_RUNS:,}; split the sweep")
         return self
 
     @property

@@ -17,6 +17,7 @@ from planning.sweep.executors import Executor, find_executor
 from planning.sweep.one_run import Measure, RunResult
 from planning.sweep.points import Point, canonical, input_digests, points
 from planning.sweep.settings import SweepSettings
+from serving.errors import UserError
 
 _FORMAT = 2
 
@@ -49,7 +50,9 @@ def sweep(
     Raises UserError for settings of which no run can be made, and for an `out` that holds something else.
     """
     runs = Sweep.of(settings)
-    return runs.run(out, find_executor(executor, jobs), resume=resume, retry_failed=retry_failed, tell=tell)
+    return runs.run(
+        out, find_executor(executor, jobs, settings.run_limit_s), resume=resume, retry_failed=retry_failed, tell=tell
+    )
 
 
 @dataclass(frozen=True)
@@ -71,19 +74,28 @@ class Sweep:
     def run(
         self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = quiet
     ) -> Swept:
-        """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed."""
+        """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed.
+
+        Raises UserError where none of the runs can be made, and leaves nothing then.
+        """
         settings = self.settings
         measure = Measure(full=settings.full_metrics, requests=settings.per_request, bands=settings.bands)
         with closing(SweepDataset(out, self._about(), self.schema, self.partition, resume=resume)) as dataset:
             there = {run for run, error in dataset.errors().items() if error is None or not retry_failed}
             missing = [point for point in self.points if point.id not in there]
+            refused: dict[str, UserError] = {}
             try:
                 with closing(executor.run(measure, missing)) as results:
                     for made, result in enumerate(results, len(self.points) - len(missing) + 1):
                         dataset.add(self._row(result), result.requests)
+                        if result.refused:
+                            refused[result.point.id] = result.refused
                         tell(f"{made:,} of {len(self.points):,} runs", made / len(self.points))
             finally:
                 dataset.fold()
+            if refused and all(point.error or point.id in refused for point in self.points):
+                dataset.discard()
+                raise next(refused[point.id] for point in self.points if point.id in refused)
             return self._result(dataset, len(missing))
 
     def _about(self) -> dict[str, Any]:

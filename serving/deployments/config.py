@@ -214,7 +214,9 @@ def load_deployment(path: str | Path) -> Deployment:
 def parse(model: type[Model], data: Any, where: str) -> Model:
     """`data` as a `model`, or a UserError with the first field that is wrong."""
     try:
-        return model.model_validate(data)
+        made = model.model_validate(data)
+        _refuse_truths(data, made, where)
+        return made
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join([where, *map(str, first["loc"])])
@@ -227,6 +229,19 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
             remedy = f"is not a setting; did you mean {near[0]}?" if near else "is not a setting; leave it out"
         given = first["input"]
         raise UserError(field, None if isinstance(given, dict) else given, remedy) from None
+
+
+def _refuse_truths(data: Any, made: Any, where: str) -> None:
+    """Raises UserError for a `true` or `false` of which pydantic has made the number 1 or 0."""
+    if isinstance(data, bool) and not isinstance(made, bool) and isinstance(made, int | float):
+        raise UserError(where, str(data).lower(), "must be a number")
+    if isinstance(data, dict):
+        for name, value in data.items():
+            inner = made.get(name) if isinstance(made, dict) else getattr(made, str(name), None)
+            _refuse_truths(value, inner, f"{where}.{name}")
+    elif isinstance(data, list | tuple) and isinstance(made, list | tuple):
+        for at, (value, inner) in enumerate(zip(data, made, strict=False)):
+            _refuse_truths(value, inner, f"{where}.{at}")
 
 
 def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:

@@ -314,7 +314,8 @@ def test_a_pasted_deployment_is_a_side(tmp_path: Path, started: list[Job]) -> No
 @pytest.mark.parametrize(
     ("url", "text", "says"),
     [
-        ({"b": "pasted"}, OWN + "policy: os:system", "deployment.policy"),
+        ({"b": "pasted"}, OWN.replace("sarathi", "os:system"), "deployment.policy"),
+        ({"b": "pasted"}, OWN + "policy: fair", "policy is set twice"),
         ({"b": "pasted"}, "a: [", "is not YAML"),
         ({"b": "edf", "b_deadlines": "soon"}, None, "edf_ttft_ms"),
         ({"req_s": "10000", "seconds": "86400"}, None, "'864,000,000 requests': are too many; 200,000 are allowed"),

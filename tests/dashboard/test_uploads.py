@@ -70,7 +70,7 @@ def test_a_kept_trace_can_be_uploaded_again(tmp_path: Path) -> None:
         (b"PAR1" + b"junk" * 50, "the upload"),
         (gzip.compress(CSV)[:-9], "the upload"),
         (b"/etc/passwd", "the upload"),
-        (b"a,b\n1,2\n", "is not a known field"),
+        (b"a,b\n1,2\n", "is not a known column"),
         (b"arrival_s,prompt_tokens,output_tokens\n=1+1,10,5\n", "must be a number"),
         (gzip.compress(gzip.compress(CSV)), "has no known format"),
         (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "has no known format"),

@@ -43,6 +43,8 @@ def test_objectives_are_read_as_written() -> None:
         (["ttft_ms p99<500"], "must be like"),
         (["fast p99<=5"], "fast_ms"),
         (["ttft_ms p0<=5"], "above 0"),
+        (["ttft_ms p99<=1e999"], "at most 1,000,000,000,000"),
+        (["ttft_ms p99<=1e999999999"], "is not a number"),
         (["ttft_ms p101<=5"], "at most 100"),
         (["ttft_ms p99<=nan"], "is not a number"),
         (["ttft_ms p99<=-3"], "above 0"),

@@ -21,7 +21,7 @@ from calibration.steps.observed import ObservedOperations, ObservedPipeline
 from planning.plan.candidates import Engine
 from planning.plan.pricing import KernelPricing
 from planning.plan.trial import Question, _Watch, try_fleet
-from planning.workers import WorkerDied, Workers
+from planning.workers import Overdue, WorkerDied, Workers
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
@@ -91,6 +91,12 @@ def sleep(query: Question) -> None:
     """A task that no one waits for to end."""
     Path(query.router).touch()
     time.sleep(600)
+
+
+def test_a_task_that_takes_too_long_is_ended_and_no_other() -> None:
+    with Workers(60, jobs=1) as workers:
+        found = dict(workers.each([operator.neg, time.sleep, operator.neg], limit_s=4))
+    assert (found[0], found[2]) == (-60, -60) and isinstance(found[1], Overdue)
 
 
 def test_a_worker_that_dies_costs_its_task_and_no_other() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def test_what_cannot_run_is_a_point_with_an_error_unless_all_are(folder: Path) -
         ({"sobol": {"points": 4, "ranges": {RATE: {"low": 2, "high": 2}}}}, "below high"),
         ({"base": {"workload": {"trace": "t.csv"}, "deployment": {}}}, "give gpu or calibration"),
         ({"list": [{"slo.ttft": 5}]}, "is not a known latency; choose one of ttft_ms"),
+        ({"seeds": 10**9}, "runs: '1,000,000,000': must be at most 50,000; split the sweep"),
+        ({"sobol": {"points": 2**15, "ranges": {RATE: {"low": 1, "high": 2}}}, "seeds": [1, 2]}, "runs: '65,536'"),
+        ({"seeds": []}, "seeds: .*give at least one"),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:
@@ -207,6 +211,9 @@ def test_the_files_that_runs_read_are_known_by_their_content(folder: Path, tmp_p
     assert before[str(trace)] != after[str(trace)]
     trace.unlink()
     with pytest.raises(UserError, match="cannot be read"):
+        input_digests(runs)
+    os.mkfifo(trace)
+    with pytest.raises(UserError, match="is not a regular file"):
         input_digests(runs)
 
 

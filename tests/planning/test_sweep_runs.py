@@ -21,10 +21,10 @@ import pytest
 from calibration.validation.bands import run_metrics
 from planning.costs import base_deployment, priced
 from planning.sweep.executors import Executor, Processes, find_executor
-from planning.sweep.one_run import DIED, Measure, RunResult, failed
+from planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
 from planning.sweep.points import Point, points
 from planning.sweep.settings import load_sweep
-from planning.sweep.sweep import Sweep, Swept
+from planning.sweep.sweep import Sweep, Swept, sweep
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.command import tokentwin
@@ -192,6 +192,19 @@ def test_a_run_that_fails_is_a_row_and_the_sweep_goes_on(folder: Path, tmp_path:
     assert content(tmp_path / "out") == before
 
 
+def test_a_sweep_of_which_no_run_can_be_made_is_one_line_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    grid = {"deployment.scheduler.max_num_seqs": [0, 8]}
+    file = sweep_file(tmp_path / "s.yaml", base(folder) | {"router": "nowhere"}, grid=grid)
+    done = tokentwin("sweep", file, "-o", tmp_path / "out", "-j", "1")
+    assert (done.returncode, done.stdout) == (2, "") and "router: 'nowhere': " in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_takes_too_long_is_ended(folder: Path, tmp_path: Path) -> None:
+    settings = load_sweep(sweep_file(tmp_path / "s.yaml", base(folder), grid={RATE: [10, 20]}, run_limit_s=0.001))
+    assert sweep(settings, tmp_path / "out", jobs=1) == Swept(made=2, kept=0, failed=2, first_error=OVERDUE)
+
+
 def test_a_dataset_is_written_by_one_sweep_at_a_time(folder: Path, tmp_path: Path) -> None:
     file = sweep_file(tmp_path / "s.yaml", base(folder), grid={RATE: [10]})
     out = tmp_path / "out"
@@ -200,7 +213,7 @@ def test_a_dataset_is_written_by_one_sweep_at_a_time(folder: Path, tmp_path: Pat
         def run(
             self, measure: Callable[[Point], RunResult], points: Sequence[Point]
         ) -> Generator[RunResult, None, None]:
-            with pytest.raises(UserError, match="being written by another sweep"):
+            with pytest.raises(UserError, match="being written by another process"):
                 swept(file, out, resume=True)
             yield from super().run(measure, points)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
+from planning.settings import named_value
 from planning.sweep.settings import SweepSettings
 from serving.deployments.config import Deployment, load_deployment, parse
 from serving.errors import UserError
+from serving.yaml_file import parse_yaml
 from tokentwin.cli import cli
 from traces.synth import SynthSpec
 
@@ -37,6 +41,13 @@ from traces.synth import SynthSpec
             {"arrivals": {"kind": "poisson", "rat": 3, "rate": 3}, "prompt": 1, "output": 1, "requests": 1},
             "x.arrivals.poisson.rat: 3: is not a setting; did you mean rate?",
         ),
+        (Deployment, {"scheduler": {"max_num_seqs": True}}, "x.scheduler.max_num_seqs: 'true': must be a number"),
+        (
+            Deployment,
+            {"scheduler": {"edf_ttft_ms": {"a": True}}},
+            "x.scheduler.edf_ttft_ms.a: 'true': must be a number",
+        ),
+        (SweepSettings, {"base": {}, "seeds": [3, False]}, "x.seeds.1: 'false': must be a number"),
         (SweepSettings, {"base": {}, "gird": {}}, "x.gird: is not a setting; did you mean grid?"),
     ],
 )
@@ -51,6 +62,34 @@ def test_a_path_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_deployment(path)
     assert str(caught.value).endswith("cannot be read: No such file or directory")
+
+
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijkl"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "line 1: its aliases expand to more than 1,000,000 characters"),
+        (BOMB.replace("[", "{<<: [").replace("]", "]}").replace("{<<: [x, x]}", "{x: 1}"), "its aliases"),
+        ("&a [*a]", "its aliases"),
+        ("a: 1\nb: {c: 1, d: 2, c: 3}", "line 2: c is set twice"),
+        ("a: 010", "line 1: 010 is not a decimal number"),
+        ("a: 1:30", "line 1: 1:30 is not a decimal number"),
+        ('a: "\\ud800"', "line 1: an escape is not a valid character"),
+    ],
+)
+def test_what_yaml_allows_and_nobody_means_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        parse_yaml(text)
+    with pytest.raises(UserError, match=r"^vary x: .* cannot be read: line "):
+        named_value("vary", f"x={text}")
+
+
+def test_what_yaml_is_used_for_is_read() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: [*a, *a]\nd: ['010', '1:30', 0, -0.5, 1.0e+3]"
+    a = {"x": 1, "y": 2}
+    assert parse_yaml(text) == {"a": a, "b": {"x": 3, "y": 2}, "c": [a, a], "d": ["010", "1:30", 0, -0.5, 1000.0]}
 
 
 @pytest.mark.parametrize("content", ["a: [", "seed: 2020-99-99", "seed: !!bool x", "[" * 2_000, "!!python/name:os.x"])

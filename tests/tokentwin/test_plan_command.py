@@ -90,6 +90,7 @@ def test_infeasible_when_the_model_fits_nowhere(shape: Path) -> None:
         (("--gpu", "H100", "--slo", EASY, "--tp", "two"), "tp: 'two'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100"), "price: 'H100'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=nan"), "price"),
+        (("--gpu", "H100", "--slo", EASY, "--price", "H100=2,H100=3"), "price: 'H100=3': is the second price of H100"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H200=3"), "is the price of no candidate; choose from H100"),
         (("--gpu", "TPU", "--slo", EASY), "TPU"),
         (("--gpu", "H100", "--slo", EASY, "--policy", "magic"), "magic"),

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from serving.errors import UserError
 from tests.calibration.test_step_model import HEADER
+from tests.command import tokentwin
 from tokentwin.cli import cli
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -38,6 +39,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     run("trace", "synth", path, *arguments)
     return path
+
+
+def test_explain_shows_what_an_ascii_terminal_can() -> None:
+    done = tokentwin("explain", encoding="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "?s" in done.stdout and done.stdout.isascii()
 
 
 def test_explain_shows_operations_that_sum_to_the_step() -> None:
@@ -81,6 +87,14 @@ def test_a_gpu_is_simulated_from_its_kernels_with_bands_and_a_mark(trace: Path, 
         run("simulate", trace, "--gpu", "L40S", *FLAGS, "-o", tmp_path / "slow", "--format", "json").output
     )
     assert slower["distributions"]["tpot_ms"]["p50"] > 2 * told["distributions"]["tpot_ms"]["p50"]
+
+
+def test_a_specification_is_simulated_as_the_trace_that_it_makes(trace: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("{requests: 60, arrivals: {kind: poisson, rate: 4}, prompt: 300, output: 40}")
+    for offered, out in ((trace, "a"), (spec, "b")):
+        run("simulate", offered, "--gpu", "H100", *FLAGS, "--no-band", "--limit", 20, "-o", tmp_path / out)
+    assert Recording.load(tmp_path / "a").requests.equals(Recording.load(tmp_path / "b").requests)
 
 
 def test_an_engine_is_learnt_from_its_iterations_and_simulated(trace: Path, tmp_path: Path) -> None:

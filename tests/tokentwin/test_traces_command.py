@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr
+from io import StringIO
 
 import pytest
 
+from planning.progress import LOG, telling
 from tests.command import tokentwin
 from traces.reader import read_workload
 
@@ -50,6 +53,7 @@ def test_a_yaml_spec_and_options_over_it(tmp_path):
         (("convert", "good", "kept.parquet"), "kept.parquet': exists; use --force"),
         (("synth", "new.parquet", "--prompt", "normal", *SYNTH[:4], "--output", 3), "spec.prompt"),
         (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' must be key=value"),
+        (("synth", "new.parquet", *SYNTH[:2], "--arrivals", "poisson:rate=1,rate=2"), "gives rate twice"),
         (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': must be a mapping"),
     ],
 )
@@ -63,3 +67,16 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, message):
     assert any(part in done.stderr for part in message.split("|"))
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_bar(tmp_path, monkeypatch, caplog):
+    rows = [f"{at},5,5\n" for at in range(20_000)]
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(rows))
+    assert tokentwin("trace", "inspect", "t.csv", cwd=tmp_path).stderr == ""
+    monkeypatch.setattr("tokentwin.cli._EVERY_S", 0)
+    said = tokentwin("trace", "inspect", "t.csv", cwd=tmp_path).stderr
+    assert said == "".join(f"tokentwin: reading t.csv: {n},000 lines so far\n" for n in (10, 20))
+    monkeypatch.setattr(LOG, "propagate", True)
+    with caplog.at_level("INFO"), redirect_stderr(StringIO()), telling() as tell:
+        tell("searching", 0.25)
+    assert caplog.messages[-1] == "searching: 25 % done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -118,8 +119,24 @@ MISTAKES = {
     "azure time": (AZURE.replace("2023-11-17 00:00:04.5", "yesterday"), ":4: TIMESTAMP: 'yesterday'"),
     "azure date": (AZURE.replace("11-17 00:00:04.5", "13-17 00:00:04.5"), ":4: TIMESTAMP"),
     "azure zero": (AZURE.replace("396", "0"), ":3: ContextTokens: '0': must be at least 1"),
-    "azure column": (AZURE.replace("GeneratedTokens", "Tokens"), ":2: Tokens: '44': is not a known field"),
-    "no unit": ("arrival,prompt_tokens,output_tokens\n1,1,1\n", "is not a known field; choose from arrival_s"),
+    "azure column": (AZURE.replace("GeneratedTokens", "Tokens"), ":1: header: 'Tokens': is not a known column"),
+    "no unit": (
+        "arrival,prompt_tokens,output_tokens\n1,1,1\n",
+        ":1: header: 'arrival': is not a known column; choose from arrival_s",
+    ),
+    "header of something else": (
+        "time,size\n",
+        ":1: header: 'time': is not a known column; choose from arrival_s, arrival_ms",
+    ),
+    "underscore": (CSV + "0,1_000,1\n", ":2: prompt_tokens: '1_000': must be a number in the digits 0 to 9"),
+    "other digits": (CSV + "0,\u0661,1\n", ":2: prompt_tokens: '\u0661': must be a number in the digits 0 to 9"),
+    "azure digits": (AZURE.replace("04.5", "0\u0664.5"), ":4: TIMESTAMP: "),
+    "json twice": (JSONL.replace("}", ', "arrival_s": 3}'), ":1: .*'arrival_s' is given twice"),
+    "half a character": (JSONL.replace("}", r', "tenant": "\ud800"}'), ":1: tenant: .*is not a valid character"),
+    "segment of half a character": (
+        JSONL.replace('"prompt_tokens": 1', r'"prompt": [["\ud800", 1]]'),
+        ":1: prompt: .*is not a valid character",
+    ),
     "no arrival": ("prompt_tokens,output_tokens\n1,1\n", ":2: arrival: '': give exactly one of"),
     "two arrivals": ("arrival_s,arrival_ms,prompt_tokens,output_tokens\n1,1,1,1\n", "exactly one of"),
     "no output": ("arrival_s,prompt_tokens\n1,1\n", ":2: output_tokens: is missing"),
@@ -185,6 +202,13 @@ def test_mistakes_are_one_line(read, name):
     with pytest.raises(UserError, match=message) as caught:
         list(read(text).requests)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", "/dev/zero"):
+        with pytest.raises(UserError, match="is not a regular file"):
+            read_workload(path)
 
 
 def test_a_missing_file_and_a_directory(tmp_path):

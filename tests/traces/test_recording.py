@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from traces.recording import Recording, RecordingWriter
+from traces.recording_notes import add_notes
 from traces.schema import DATASETS
 
 RUN = {"run_id": "r1", "clock": "virtual", "deployment": '{"model": "m"}', "seed": 7, "calibration": "c1"}
@@ -126,7 +128,20 @@ def test_a_killed_run_is_no_recording_and_can_be_written_over(tmp_path):
     killed.add_step(step=0)
     with pytest.raises(UserError, match="is not a recording"):
         Recording.load(tmp_path / "rec")
+    killed._lock._file.close()  # as the end of a process does
     assert write(tmp_path / "rec").steps.num_rows == 3
+    assert not list((tmp_path / "rec").glob(".*"))
+
+
+def test_a_recording_is_written_by_one_process_at_a_time(tmp_path):
+    with RecordingWriter(tmp_path / "rec", RUN) as writer:
+        writer.add_step(step=0)
+        with pytest.raises(UserError, match="is being written by another process; wait for it"):
+            RecordingWriter(tmp_path / "rec", RUN, overwrite=True)
+    again = RecordingWriter(tmp_path / "rec", RUN, overwrite=True)
+    with closing(again), pytest.raises(UserError, match="is being written by another process"):
+        add_notes(tmp_path / "rec", {"gpu": "H100"})
+    assert Recording.load(tmp_path / "rec").run["status"] == "complete"
 
 
 def test_damage_is_one_line(tmp_path):

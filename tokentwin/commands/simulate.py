@@ -53,6 +53,8 @@ def simulate(
 ) -> None:
     """Simulate TRACE with step times from a calibration, or from the kernel tables of a GPU.
 
+    TRACE is a trace in any format, a recording, or a YAML specification for `trace synth`.
+
     Without --deployment this simulates the calibrated deployment, or Llama-3.1-8B if there is none. Flags change
     single settings of it. With --gpu the number of KV blocks follows from the GPU's memory, unless the deployment
     states it.

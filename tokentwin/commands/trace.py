@@ -134,6 +134,8 @@ def _parsed(name: str, text: str) -> Any:
         key, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"--{name.replace('_', '-')}", text, f"{item!r} must be key=value")
+        if key.strip() in fields:
+            raise UserError(f"--{name.replace('_', '-')}", text, f"gives {key.strip()} twice; leave one of them out")
         fields[key.strip()] = value.strip()
     return fields
 

@@ -1,0 +1,40 @@
+"""A directory that one writer has at a time. Its lock is the system's, which ends with the process that holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from serving.errors import UserError
+
+LOCK = ".tokentwin.lock"
+
+
+class DirectoryLock:
+    """Holds `directory` until `close`.
+
+    Raises UserError of `field` while another writer has it, and OSError where no file can be made in it.
+    """
+
+    def __init__(self, directory: Path, field: str) -> None:
+        self._path = directory / LOCK
+        while True:
+            self._file = self._path.open("w")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()
+                remedy = "is being written by another process; wait for it, or choose another directory"
+                raise UserError(field, str(directory), remedy) from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                    return
+            self._file.close()  # what was locked is what the holder before has just removed
+
+    def close(self) -> None:
+        """Let others have the directory."""
+        if not self._file.closed:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
