@@ -32,6 +32,7 @@ _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
 _COVERAGE = 0.9
 _EXPONENTS = tuple(n / 10 for n in range(16))
+_MOST_MISSES = 1000
 _LEAST_PARTS = 5  # recordings to leave out in turn; fewer are cut into so many stretches
 
 
@@ -67,7 +68,9 @@ def fit(
         domain=_domain(steps, ~held_out),
         residuals=residuals(steps.regime[held_out], steps.step_ns[held_out], predicted[held_out]),
         interval=interval(steps),
-        weather=replace(weather, interval=interval(steps, same_weather=True)),
+        weather=replace(
+            weather, interval=interval(steps, same_weather=True), misses=_misses(steps, predicted, weather)
+        ),
         noise=dict(noise),
         fitted_steps=int((~held_out).sum()),
     )
@@ -153,6 +156,12 @@ def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weath
             best = error, prices, weather
     assert best is not None
     return best[1] * taken, best[2]
+
+
+def _misses(steps: MeasuredSteps, predicted: Floats, weather: Weather) -> tuple[float, ...]:
+    """Of the last of the steps, which are enough to draw from, around their mean: the run's own is in the interval."""
+    misses = np.log(steps.step_ns / (predicted * weather.slowdown(steps)))[-_MOST_MISSES:]
+    return tuple(np.round(misses - np.log(np.exp(misses).mean()), 3).tolist())
 
 
 def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:

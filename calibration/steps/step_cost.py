@@ -96,7 +96,8 @@ class Calibration:
             data["interval"] = tuple(map(float, data["interval"]))
             if (weather := data.get("weather")) is not None:
                 low, high = map(float, weather["interval"])
-                data["weather"] = Weather(**{**weather, "interval": (low, high)})
+                misses = tuple(map(float, weather["misses"]))
+                data["weather"] = Weather(**{**weather, "interval": (low, high), "misses": misses})
             calibration = cls(**data)
             missing = [f for f in STEP_FEATURES if f not in calibration.step_prices_ps]
             missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]

@@ -15,6 +15,8 @@ import numpy as np
 
 from calibration.steps.features import Floats, MeasuredSteps
 
+_STRETCH = 10  # steps whose misses are drawn together
+_REACH = 1.645  # standard deviations from the middle of 90 % to their end
 _NEIGHBOURS = 5  # steps on each side that tell how much time others take
 
 
@@ -26,12 +28,15 @@ class Weather:
     speed     median recorded speed
     exponent  a step takes (speed / its speed) ** exponent times as long
     interval  factors of the predicted time between which 9 of 10 runs lie, once their own weather is known
+    misses    logarithm of measured over predicted time of each measured step, one after the other, in its own weather:
+              how far a single step is off that the weather around it does not tell
     """
 
     taken: float
     speed: float
     exponent: float
     interval: tuple[float, float] = (1.0, 1.0)
+    misses: tuple[float, ...] = ()
 
     def slowness(self, steps: MeasuredSteps) -> Floats:
         """By how much the CPU time of each step is longer than at the calibration's speed `[steps]`."""
@@ -45,6 +50,20 @@ class Weather:
             mine = steps.recording == index
             taken[mine] = _of_neighbours(steps.step_ns[mine]) / _of_neighbours(steps.own_ns[mine])
         return taken / self.taken * self.slowness(steps)
+
+    def drawn(self, slowdown: Floats, rng: np.random.Generator) -> Floats:
+        """Another `slowdown` `[steps]` that this weather could as well have meant.
+
+        All of it is off by a factor of the interval, and each step by a miss; misses are drawn in stretches, because
+        neighbours are alike (moving-block bootstrap, Künsch 1989).
+        """
+        misses = np.array(self.misses or (0.0,))
+        stretches = -(-len(slowdown) // _STRETCH)
+        first = rng.integers(0, max(len(misses) - _STRETCH, 0) + 1, stretches)
+        places = (first[:, None] + np.arange(_STRETCH)).ravel()[: len(slowdown)] % len(misses)
+        spread = np.log(self.interval[1] / self.interval[0]) / (2 * _REACH)
+        found: Floats = slowdown * np.exp(spread * rng.standard_normal() + misses[places])
+        return found
 
     def told(self, steps: MeasuredSteps) -> str:
         """What the weather of `steps` was, in a clause."""

@@ -53,19 +53,29 @@ def bands(central: RunMetrics, fast: RunMetrics, slow: RunMetrics) -> dict[str, 
 
     A band spans the three simulations: what is in the middle need not come out between the ends.
     """
-    runs = (central, fast, slow)
+    return _bands((central, fast, slow), outside=0)
+
+
+def drawn_bands(runs: Sequence[RunMetrics]) -> dict[str, dict[str, Band]]:
+    """The same of `runs` that were each drawn: without a twentieth of them at either end."""
+    return _bands(runs, outside=len(runs) // 20)
+
+
+def _bands(runs: Sequence[RunMetrics], outside: int) -> dict[str, dict[str, Band]]:
+    central = runs[0]
     found: dict[str, dict[str, Band]] = {}
     for name, summary in central.distributions().items():
         if summary.count and all(run.distribution(name).count for run in runs):
             numbers = [run.distribution(name).as_dict() for run in runs]
-            found[name] = {stat: _span([n[stat] for n in numbers]) for stat in BAND_STATS}
+            found[name] = {stat: _span([n[stat] for n in numbers], outside) for stat in BAND_STATS}
     scalars: list[Mapping[str, object]] = [run.scalars() for run in runs]
     for name in ("request_throughput", "output_throughput", "total_throughput"):
         values = [s[name] for s in scalars]
         if all(isinstance(value, float) for value in values):
-            found[name] = {"value": _span([float(str(value)) for value in values])}
+            found[name] = {"value": _span([float(str(value)) for value in values], outside)}
     return found
 
 
-def _span(values: list[float]) -> Band:
-    return min(values), max(values)
+def _span(values: list[float], outside: int) -> Band:
+    ordered = sorted(values)
+    return ordered[outside], ordered[-1 - outside]

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from calibration.steps.features import MeasuredSteps
+import numpy as np
+
+from calibration.steps.features import Floats, MeasuredSteps
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.steps.weather import Weather
-from calibration.validation.bands import Band, bands, run_metrics
+from calibration.validation.bands import Band, drawn_bands, run_metrics
 from calibration.validation.decision_replay import recorded_deployment
 from serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown
 from sim.priced_pool import plain_fleet
@@ -20,6 +22,7 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 _COLUMNS = ("thread_ns", "speed")
+_DRAWS = 39  # of which the second and the last but one are the ends of a 90 % band
 _FOREVER_S = 1e9
 
 
@@ -38,18 +41,23 @@ def known_weather(runs: Sequence[Recording], calibration: Calibration) -> Weathe
 
 def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) -> InWeather:
     """The workload of `run` simulated in its weather."""
-    fleet = slowed_fleet(run, weather)
-    cost = StepCost(calibration)
-    central, fast, slow = (
-        run_metrics(run.workload(), recorded_deployment(run), cost.scaled(factor), fleet=fleet)
-        for factor in (1.0, *weather.interval)
-    )
-    return InWeather(central, bands(central, fast, slow))
+    cost, workload, deployment = StepCost(calibration), run.workload(), recorded_deployment(run)
+    slowdown, rng = weather.slowdown(MeasuredSteps([run.steps])), np.random.Generator(np.random.PCG64(0))
+
+    def simulated(slowdown: Floats) -> RunMetrics:
+        return run_metrics(workload, deployment, cost, fleet=_slowed(run, slowdown))
+
+    draws = [simulated(weather.drawn(slowdown, rng)) for _ in range(_DRAWS)]
+    return InWeather(simulated(slowdown), drawn_bands(draws))
 
 
 def slowed_fleet(run: Recording, weather: Weather) -> FleetConfig:
     """One engine, slowed down from the start of each step of `run` to that of the next as that step was."""
-    factors = weather.slowdown(MeasuredSteps([run.steps])).tolist()
+    return _slowed(run, weather.slowdown(MeasuredSteps([run.steps])))
+
+
+def _slowed(run: Recording, slowdown: Floats) -> FleetConfig:
+    factors = slowdown.tolist()
     starts = [ns / 1e9 for ns in run.steps["start_ns"].to_pylist()]
     starts[0] = 0.0
     slowdowns = tuple(

@@ -92,7 +92,7 @@ def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(
     for name, regime in report.rungs.step.same_weather.items():
         assert (regime.median_error_pct or 100) < 3, name
     assert report.verdict.startswith("in the same weather")
-    assert report.rungs.run is not None and report.rungs.run.weather_covered is not None
+    assert report.rungs.run is not None and (report.rungs.run.weather_covered or 0) >= 0.8
     assert not report.disturbed and "others took" in report.disturbance
 
 
@@ -115,6 +115,14 @@ def test_a_step_says_nothing_of_its_own_weather(at: int, factor: float) -> None:
     steps.own_ns[at] /= factor
     after = weather.slowdown(steps)
     assert after[at] == pytest.approx(before[at], rel=1e-9)
+
+
+def test_draws_are_as_far_apart_as_the_interval_and_the_misses_say() -> None:
+    rng, misses = np.random.default_rng(0), np.random.default_rng(1).normal(0, 0.2, 500)
+    weather = Weather(1.5, 0.8, 0.7, (0.9, 1 / 0.9), tuple(misses))
+    draws = np.log([weather.drawn(np.ones(200), rng) for _ in range(2000)])
+    assert np.std(draws) == pytest.approx(np.hypot(0.2, np.log(1 / 0.9) / 1.645), rel=0.1)
+    assert np.mean(np.abs(draws.mean(axis=1)) < np.log(1 / 0.9)) == pytest.approx(0.9, abs=0.04)
 
 
 def test_a_calibration_in_weather_is_loaded_as_it_was_saved(tmp_path: Path, calibration: Calibration) -> None:
