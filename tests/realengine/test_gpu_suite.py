@@ -261,7 +261,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: 
     ("arguments", "says"),
     [
         (("--only", "smoke,decoding"), "phase decoding: does not exist; choose from smoke, environment"),
-        (("--skip", "nothing"), "phase nothing: is none"),
+        (("--skip", "nothing"), "phase nothing: does not exist"),
         (("--only", "peer", "--skip", "peer"), "no phase is left"),
     ],
 )
