@@ -38,6 +38,7 @@ CPU_FEATURES = {
     "rows": "requests in the step",
     "prefill_tokens": "prompt tokens in the step",
 }
+_ON_EITHER_SIDE = 2
 REGIMES = ("prefill", "decode", "mixed")
 
 
@@ -82,13 +83,23 @@ def _columns(features: tuple[Any, ...]) -> Floats:
     return np.column_stack(np.broadcast_arrays(*features)).astype(np.float64)
 
 
+def _around(values: Floats) -> Floats:
+    """The mean of each and of up to two on either side."""
+    until = np.concatenate(([0.0], np.cumsum(values)))
+    place = np.arange(len(values))
+    first, last = np.maximum(place - _ON_EITHER_SIDE, 0), np.minimum(place + _ON_EITHER_SIDE + 1, len(values))
+    mean: Floats = (until[last] - until[first]) / (last - first)
+    return mean
+
+
 class MeasuredSteps:
     """The steps of recordings, one after the other, as arrays.
 
     step, cpu        features `[steps, len(STEP_FEATURES)]` and `[steps, len(CPU_FEATURES)]`
     step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it
     own_ns           of step_ns, CPU time of the thread that computed it `[steps]`; all of it where that is not recorded
-    speed            of the machine around the step, as recorded `[steps]`; 1 where it is not
+    speed            of the machine around the step, as recorded there and in two steps on either side, in the geometric
+                     mean `[steps]`: a single look is too noisy; 1 where it is not recorded
     sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
     regime           index into REGIMES `[steps]`
     recording        which of the recordings a step is of `[steps]`
@@ -128,7 +139,7 @@ class _Measured:
         self.step_ns = end - start
         own, speed = column("thread_ns"), column("speed")
         self.own_ns = np.where(np.isnan(own), self.step_ns, own)
-        self.speed = np.where(np.isnan(speed), 1.0, speed)
+        self.speed = np.exp(_around(np.log(np.where(np.isnan(speed), 1.0, speed))))
         self.sample_ns = column("sample_ns")
         before = np.concatenate(([np.nan], end[:-1]))
         idle = np.concatenate(([True], plan[1:] - end[:-1] > idle_ns))
