@@ -66,7 +66,7 @@ def fit(
         step_prices_ps=step_ps,
         cpu_prices_ps=cpu_ps,
         domain=_domain(steps, ~held_out),
-        residuals=residuals(steps.regime[held_out], steps.step_ns[held_out], predicted[held_out]),
+        residuals=residuals(steps.regime[held_out], steps.own_ns[held_out], weather.own_ns(predicted, steps)[held_out]),
         interval=interval(steps),
         weather=replace(
             weather, interval=interval(steps, same_weather=True), misses=_misses(steps, predicted, weather)

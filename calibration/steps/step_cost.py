@@ -28,6 +28,8 @@ _CONTEXT = list(STEP_FEATURES).index("decode_context")
 class Residuals:
     """How measured steps differ from predicted ones, in percent of the measured: held-out steps of one regime.
 
+    A calibration's are of CPU time, at the machine's speed then, where its recordings tell them.
+
     `quantiles_pct` are signed errors (predicted - measured) / measured at 5, 25, 50, 75 and 95 %.
     """
 

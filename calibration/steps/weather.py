@@ -43,13 +43,17 @@ class Weather:
         found: Floats = (self.speed / steps.speed) ** self.exponent
         return found
 
+    def own_ns(self, predicted_ns: Floats, steps: MeasuredSteps) -> Floats:
+        """The CPU time of each step at the machine's speed then `[steps]`, where the prices predict `predicted_ns`."""
+        return predicted_ns / self.taken * self.slowness(steps)
+
     def slowdown(self, steps: MeasuredSteps) -> Floats:
-        """The factor on the calibration's prices at each step `[steps]`."""
+        """The factor on the calibration's prices at each step `[steps]`, to six decimals: more depend on the CPU."""
         taken = np.empty(len(steps))
         for index in range(steps.recording[-1] + 1):
             mine = steps.recording == index
             taken[mine] = _of_neighbours(steps.step_ns[mine]) / _of_neighbours(steps.own_ns[mine])
-        return taken / self.taken * self.slowness(steps)
+        return np.round(taken / self.taken * self.slowness(steps), 6)
 
     def drawn(self, slowdown: Floats, rng: np.random.Generator) -> Floats:
         """Another `slowdown` `[steps]` that this weather could as well have meant.
@@ -62,8 +66,7 @@ class Weather:
         first = rng.integers(0, max(len(misses) - _STRETCH, 0) + 1, stretches)
         places = (first[:, None] + np.arange(_STRETCH)).ravel()[: len(slowdown)] % len(misses)
         spread = np.log(self.interval[1] / self.interval[0]) / (2 * _REACH)
-        found: Floats = slowdown * np.exp(spread * rng.standard_normal() + misses[places])
-        return found
+        return np.round(slowdown * np.exp(spread * rng.standard_normal() + misses[places]), 6)
 
     def told(self, steps: MeasuredSteps) -> str:
         """What the weather of `steps` was, in a clause."""

@@ -84,8 +84,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}
     if (weather := known_weather(runs, calibration)) is not None:
         rows = _in_same_weather(rows, real_metrics, [in_weather_of(run, calibration, weather) for run in runs])
-        own_ns = predicted / weather.taken * weather.slowness(steps)
-        regimes["same_weather"] = residuals(steps.regime, steps.own_ns, own_ns)
+        regimes["same_weather"] = residuals(steps.regime, steps.own_ns, weather.own_ns(predicted, steps))
     told = disturbance([(runs, calibration)])
     report = ValidationReport(
         verdict=_verdict(rows, replay),
@@ -197,7 +196,7 @@ def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: S
             "weather_low": mean(low for low, _ in ends),
             "weather_high": mean(high for _, high in ends),
         }
-        found.append(row.model_copy(update=told))
+        found.append(RunRow.model_validate({**dict(row), **told}))
     return found
 
 

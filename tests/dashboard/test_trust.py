@@ -177,7 +177,7 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
     assert load_report(DEMO / "validation").verdict in shown
     assert "does not hold this check" not in shown and shown.count("Rung") == 5
-    assert len(charts(app)) == 5
+    assert len(charts(app)) == 6
 
 
 def test_both_verdicts_stand_side_by_side(tmp_path, samples):
@@ -272,7 +272,7 @@ def test_the_run_in_question_is_the_reports_own_and_the_url_chooses_another(tmp_
     assert f"**{100 * share:.1f} %** of the" in text(app)  # as the cost model counted while it simulated
     real = trust(tmp_path / "runs", scenario="real-1")
     assert not real.exception and not real.error
-    assert any(trace.get("name") == "real step" for trace in charts(real)[3]["data"])
+    assert any(trace.get("name") == "real step" for trace in charts(real)[4]["data"])
     gone = trust(tmp_path / "runs", scenario="../../etc")
     assert "../../etc" in gone.info[0].value and parameter(gone, "scenario") == "validation/simulated"
 
@@ -337,7 +337,7 @@ def test_published_engines_are_shown_with_their_errors_and_targets(tmp_path):
     bundled = load_external(EXTERNAL_SAMPLE)
     met = sum(target.met for target in bundled.targets)
     assert f"**{met} of {len(bundled.targets)}** targets met, {len(bundled.cases)} sources" in text(app)
-    dots = [trace for trace in charts(app)[4]["data"] if trace["mode"] == "markers"]
+    dots = [trace for trace in charts(app)[5]["data"] if trace["mode"] == "markers"]
     assert any(trace["name"] == "in the 90 % band" for trace in dots)
     anchored = trust(tmp_path, prediction="anchored")
     assert not anchored.exception and parameter(anchored, "prediction") == "anchored"

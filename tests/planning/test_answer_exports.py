@@ -266,7 +266,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         ("diagnosis", 1, ["share of TTFT p99 that goes away (%); it was 567 ms"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
-        ("validation", 5, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
+        ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
     ],
 )
 def test_a_report_stands_alone_and_holds_the_figures_of_the_page(name: str, figures: int, titles: list[str]) -> None:
@@ -323,7 +323,7 @@ def test_a_validation_report_whose_recordings_are_gone_still_has_a_report(tmp_pa
     shutil.copytree(DEMO / "validation", tmp_path / "validation")
     shutil.rmtree(tmp_path / "validation" / "simulated")
     content = written(Validation(tmp_path / "validation"), "html")
-    assert len(Tags(content).figures) == 3 and b'class="warning"' in content
+    assert len(Tags(content).figures) == 4 and b'class="warning"' in content
     (tmp_path / "validation" / "report.json").write_text('{"verdict": "nothing was climbed"}')
     (tmp_path / "validation" / "step_residuals.parquet").unlink()
     bare = Validation(tmp_path / "validation")
