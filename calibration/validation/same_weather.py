@@ -21,8 +21,8 @@ from sim.priced_pool import plain_fleet
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_COLUMNS = ("thread_ns", "speed")
 _DRAWS = 39  # of which the second and the last but one are the ends of a 90 % band
+_FACTORS = 0.001, 1000.0  # a machine that slept for an hour is no slower than this
 _FOREVER_S = 1e9
 
 
@@ -34,8 +34,8 @@ class InWeather(NamedTuple):
 
 
 def known_weather(runs: Sequence[Recording], calibration: Calibration) -> Weather | None:
-    """The calibration's; None where it or a recording does not tell CPU time and speed."""
-    told = all(name in run.steps.column_names and not run.steps[name].null_count for run in runs for name in _COLUMNS)
+    """The calibration's; None where it, or a recording, does not tell the machine's speed."""
+    told = all("speed" in run.steps.column_names and not run.steps["speed"].null_count for run in runs)
     return calibration.weather if told else None
 
 
@@ -57,7 +57,7 @@ def slowed_fleet(run: Recording, weather: Weather) -> FleetConfig:
 
 
 def _slowed(run: Recording, slowdown: Floats) -> FleetConfig:
-    factors = slowdown.tolist()
+    factors = np.clip(slowdown, *_FACTORS).tolist()
     starts = [ns / 1e9 for ns in run.steps["start_ns"].to_pylist()]
     starts[0] = 0.0
     slowdowns = tuple(
