@@ -213,7 +213,7 @@ def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
     told = _told([(row, row.error_pct, row.floor_pct) for row in chosen])
     if chosen[0].weather_error_pct is not None:
         same = _told([(row, row.weather_error_pct, row.weather_floor_pct) for row in chosen])
-        told = f"in the same weather {same}; blind {told}"
+        told = f"blind {told}; in the same weather {same}"
     decisions = (
         f"all {replay.steps} steps decided alike" if replay.exact else f"DECISIONS DIFFER at {replay.first_difference}"
     )

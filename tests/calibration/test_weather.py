@@ -91,7 +91,7 @@ def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(
     assert report.rungs.step is not None
     for name, regime in report.rungs.step.same_weather.items():
         assert (regime.median_error_pct or 100) < 3, name
-    assert report.verdict.startswith("in the same weather")
+    assert report.verdict.startswith("blind ") and "; in the same weather " in report.verdict
     assert report.rungs.run is not None and (report.rungs.run.weather_covered or 0) >= 0.8
     assert not report.disturbed and "others took" in report.disturbance
 
