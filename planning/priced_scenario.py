@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -20,10 +20,12 @@ from serving.workload import Workload
 from sim.cluster import Cluster
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet, pool_deployment
 from sim.router import find_router
-from sim.run_log import TableSink
+from sim.run_log import RunSink, TableSink
 from traces.run_metrics import RunMetrics
 
 _MOST_REPLICAS = 100_000
+
+AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 
 
 class Measured(NamedTuple):
@@ -118,13 +120,13 @@ class PricedScenario:
         With `tokens`, also when each token came.
         """
         sink = TableSink()
-        self._cluster(sink, steps=False, tokens=tokens).run(self.workload)
+        self.cluster(Cluster, sink, steps=False, tokens=tokens).run(self.workload)
         return sink.requests
 
     def measured(self, slo: Mapping[str, float], full: bool = False) -> Measured:
         """Simulate it, for its metrics under the bounds `slo` in ms; `full` also gives those of steps and of tokens."""
         sink = TableSink()
-        cluster = self._cluster(sink, steps=full, tokens=full)
+        cluster = self.cluster(Cluster, sink, steps=full, tokens=full)
         done = cluster.run(self.workload)
         run = {
             "replicas": self.engines,
@@ -136,8 +138,9 @@ class PricedScenario:
         metrics = RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
         return Measured(sink.requests, metrics)
 
-    def _cluster(self, sink: TableSink, steps: bool, tokens: bool) -> Cluster:
-        return Cluster(
+    def cluster(self, kind: type[AnyCluster], sink: RunSink, **settings: Any) -> AnyCluster:
+        """Its fleet, as `kind` makes it with these further settings; rows go to `sink`."""
+        return kind(
             self.deployment,
             self.cost,
             sink,
@@ -145,8 +148,7 @@ class PricedScenario:
             pools=self.pools,
             router=find_router(self.router) if self.router else None,
             shares_prefixes=self.workload.shares_prefixes,
-            steps=steps,
-            tokens=tokens,
+            **settings,
         )
 
 

@@ -10,43 +10,29 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
-from typing import Any
 
 from realengine.ctrl_c import ctrl_c_heard
-from realengine.engine import Engine, Flight, Step
+from realengine.engine import Engine, Step
 from realengine.hardware import describe
+from realengine.loop import drive
+from realengine.run_recorder import RunRecorder
 from realengine.segment_tokens import SegmentTokens
 from serving.canary import canary_rows
 from serving.clients import Clients
-from serving.request import Request, Status
-from serving.step_plan import AGGREGATES, aggregates_of
-from serving.workload import Workload
+from serving.request import Status
+from serving.workload import Workload, WorkloadRequest
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 _FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
 _LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
 _CANARY_REPEATS = 5
-
-
-@dataclass(slots=True)
-class _Life:
-    """When things happened to one request, in ns from the start of the run."""
-
-    request: Request
-    arrival_ns: int
-    send_ns: int
-    queued_ns: int
-    scheduled_ns: int | None = None
-    preempted_at_ns: int | None = None
-    resumes_from_ns: int | None = None  # preempted then, and admitted again in a step not yet noted
-    preempted_ns: int = 0
-    token_times_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -105,8 +91,15 @@ def record(
         engine.reset()
         engine.watch_speed()
         before = canary(engine)
-        replay = _Replay(engine, offered, writer, progress)
-        status = replay.run()
+        tokens = SegmentTokens(engine.spec.vocab_size)
+        texts = {request.id: (tokens.prompt(request), tokens.output(request)) for request in requests}
+        with engine.watch.on(), no_cycle_search(), ctrl_c_heard() as stopped:
+            recorder = RunRecorder(writer, perf_counter_ns())
+            clients = _ReplayedClients(engine, offered, texts, recorder, progress)
+            drive(engine, clients, recorder, stopped)
+            status = "interrupted" if stopped() and clients.busy else "complete"
+        duration_ns = clients.now()
+        recorder.close()
         after = canary(engine)
         notes = {
             "canary_before_ns": before,
@@ -114,207 +107,81 @@ def record(
             "attention": engine.attention,
             "model": engine.source,
             "memory": engine.memory_report,
-            "launching_share": replay.launching_share,
+            "launching_share": recorder.launching_share,
         }
-        writer.close(status, duration_ns=replay.now(), notes=json.dumps(notes))
+        writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes))
     except BaseException:
         writer.discard()
         raise
-    return Replayed(status, len(requests), replay.finished, replay.duration_ns, before, after)
+    return Replayed(status, len(requests), recorder.finished, duration_ns, before, after)
 
 
-class _Replay:
-    """The loop: take arrivals, run a step, note what happened."""
+class _ReplayedClients:
+    """Those of a workload: each request is sent when it is due, its output forced to what later turns will quote."""
 
     def __init__(
         self,
         engine: Engine,
         workload: Workload,
-        writer: RecordingWriter,
+        texts: dict[int, tuple[list[int], list[int]]],
+        recorder: RunRecorder,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._engine = engine
-        self._writer = writer
+        self._texts = texts  # token ids of prompt and output, by request
+        self._recorder = recorder
         self._progress = progress
         self._clients = Clients(workload)
-        tokens = SegmentTokens(engine.spec.vocab_size)
-        self._tokens = {r.id: (tokens.prompt(r), tokens.output(r)) for r in workload.requests}
-        self._lives: dict[int, _Life] = {}
-        self._steps: list[dict[str, Any]] = []
-        self._started_ns = 0
-        self._last_end_ns = 0
-        self._ended = 0
-        self._device_ns = 0
-        self._launching_ns = 0
-        self.finished = 0
-        self.duration_ns = 0
-
-    @property
-    def launching_share(self) -> float:
-        """How much of the steps' time on the device the host was still launching them, so that it may have waited."""
-        return self._launching_ns / max(self._device_ns, 1)
 
     def now(self) -> int:
-        return perf_counter_ns() - self._started_ns
-
-    def run(self) -> str:
-        try:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            with ctrl_c_heard() as stopped, self._engine.watch.on():
-                self._loop(stopped)
-                status = "interrupted" if stopped() and self._busy else "complete"
-        finally:
-            gc.enable()
-            gc.unfreeze()
-        self.duration_ns = self.now()
-        for life in list(self._lives.values()):
-            self._write_request(life, "unfinished", None)
-        self._flush_steps()
-        return status
+        """Nanoseconds from the start of the run."""
+        return perf_counter_ns() - self._recorder.started_ns
 
     @property
-    def _busy(self) -> bool:
-        return bool(self._lives) or not self._clients.exhausted
+    def busy(self) -> bool:
+        return bool(self._recorder.open_requests) or not self._clients.exhausted
 
-    def _loop(self, stopped: Callable[[], bool]) -> None:
-        self._started_ns = perf_counter_ns()
-        while self._busy and not stopped():
-            self._take_arrivals()
-            if self._engine.has_room and (flight := self._engine.launch()):
-                self._note_plan(flight)
-                if self._engine.has_room:
-                    continue  # for another, into which new arrivals may get
-            step = self._engine.finish()
-            if step is not None:
-                self._note(step)
-            elif (next_ns := self._clients.next_ns) is not None:
-                self._wait_until(next_ns, stopped)
-            elif self._lives:
-                raise RuntimeError(f"{len(self._lives)} requests left and nothing to run: a scheduling bug")
-        while stopped() and (step := self._engine.finish()) is not None:
-            self._note(step)  # it was launched before Ctrl-C was pressed
-
-    def _take_arrivals(self) -> None:
+    def take(self) -> None:
         now = self.now()
         while (next_ns := self._clients.next_ns) is not None and next_ns <= now:
             arrived = self._clients.pop()
             send_ns = self.now()
-            prompt, output = self._tokens.pop(arrived.id)
+            prompt, output = self._texts.pop(arrived.id)
             request = self._engine.add(arrived, prompt, forced=output)
-            life = _Life(request, arrived.arrival_ns, send_ns, self.now())
-            self._lives[request.id] = life
+            self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
             if request.status is Status.REJECTED:
-                self._write_request(life, "rejected", None)
-                self._clients.ended(arrived, send_ns)
+                self._recorder.left(request, "rejected")
+                self._left(arrived, send_ns)
 
-    def _wait_until(self, arrival_ns: int, stopped: Callable[[], bool]) -> None:
+    def ran(self, step: Step) -> None:
+        for request in step.finished:
+            self._left(request.arrived, step.end_ns - self._recorder.started_ns)
+
+    def _left(self, arrived: WorkloadRequest, now_ns: int) -> None:
+        self._clients.ended(arrived, now_ns)
+        if self._progress is not None:
+            self._progress(self._recorder.ended)
+
+    def await_(self, stopped: Callable[[], bool]) -> None:
+        arrival_ns = self._clients.next_ns
+        if arrival_ns is None:
+            raise RuntimeError(f"{self._recorder.open_requests} requests left, nothing to run: a scheduling bug")
         if arrival_ns - self.now() > _FLUSH_NS:
-            self._flush_steps()
+            self._recorder.flush_steps()
         while (ahead := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
             sleep(min(ahead, _LONGEST_SLEEP_NS) / 1e9)
         while self.now() < arrival_ns and not stopped():
             pass
 
-    def _note_plan(self, flight: Flight) -> None:
-        """Preemptions count from the plan: in the overlapped loop a request may finish before that step runs."""
-        for id, preempted_ns in flight.preempted_ns.items():
-            if (life := self._lives.get(id)) is not None:
-                life.preempted_at_ns = preempted_ns - self._started_ns
-        for request in flight.plan.admitted:
-            life = self._lives[request.id]
-            life.resumes_from_ns, life.preempted_at_ns = life.preempted_at_ns, None
 
-    def _note(self, step: Step) -> None:
-        origin = self._started_ns
-        start_ns, end_ns = step.start_ns - origin, step.end_ns - origin
-        for request in step.plan.admitted:
-            if (life := self._lives.get(request.id)) is None:
-                continue  # preempted since, and finished by a step before
-            if life.scheduled_ns is None:
-                life.scheduled_ns = start_ns
-            if life.resumes_from_ns is not None:
-                life.preempted_ns += start_ns - life.resumes_from_ns
-                life.resumes_from_ns = None
-        for request in step.sampled:
-            self._lives[request.id].token_times_ns.append(end_ns)
-        self._device_ns += end_ns - start_ns
-        self._launching_ns += step.launching_ns
-        self._steps.append(self._step_row(step))
-        for request in step.finished:
-            self.finished += 1
-            life = self._lives[request.id]
-            if life.preempted_at_ns is not None:  # it finished while it waited
-                life.preempted_ns += end_ns - life.preempted_at_ns
-            self._write_request(life, "finished", end_ns)
-            self._clients.ended(request.arrived, end_ns)
-
-    def _step_row(self, step: Step) -> dict[str, Any]:
-        plan, origin = step.plan, self._started_ns
-        return {
-            "replica": 0,
-            "step": plan.seq,
-            "plan_ns": step.plan_ns - origin,
-            "start_ns": step.start_ns - origin,
-            "end_ns": step.end_ns - origin,
-            **dict(zip(AGGREGATES, aggregates_of(plan), strict=True)),
-            "draft_tokens": plan.draft_tokens or None,
-            "running": step.load.running,
-            "waiting": step.load.waiting,
-            "used_blocks": step.load.used_blocks,
-            "waiting_blocks": step.load.waiting_blocks,
-            "preempted": len(plan.preempted),
-            "schedule_ns": step.scheduled_ns - step.plan_ns,
-            "in_flight": plan.lag,
-            "prepare_ns": step.prepared_ns - step.scheduled_ns,
-            "launch_ns": step.launch_ns,
-            "host_ns": step.host_ns,
-            "forward_ns": step.computed_ns - step.start_ns,
-            "sample_ns": step.end_ns - step.computed_ns,
-            "graph": step.graph,
-            "op_ns": None if step.op_ns is None else list(step.op_ns.items()),
-            "row_ids": [row.request.id for row in step.rows],
-            "row_tokens": [row.tokens for row in step.rows],
-            "preempted_ids": [request.id for request in plan.preempted],
-            "stopped_ids": step.stopped,
-            "thread_ns": step.thread_ns,
-            "speed": step.speed,
-        }
-
-    def _write_request(self, life: _Life, status: str, finish_ns: int | None) -> None:
-        request, arrived = life.request, life.request.arrived
-        del self._lives[request.id]
-        self._ended += 1
-        times = life.token_times_ns
-        self._writer.add_request(
-            request_id=request.id,
-            replica=0,
-            tenant=arrived.tenant,
-            slo_class=arrived.slo_class,
-            session=arrived.session,
-            turn=arrived.turn,
-            priority=request.priority,
-            status=status,
-            reason=request.reason,
-            prompt_tokens=request.prompt_len,
-            output_tokens=len(times),
-            arrival_ns=life.arrival_ns,
-            send_ns=life.send_ns,
-            queued_ns=life.queued_ns,
-            scheduled_ns=life.scheduled_ns,
-            first_token_ns=times[0] if times else None,
-            finish_ns=finish_ns,
-            prefix_hit_tokens=request.first_hit or 0,
-            preemptions=request.preemptions,
-            preempted_ns=life.preempted_ns,
-            recomputed_tokens=max(request.recomputed, 0),
-            token_times_ns=times,
-        )
-        if self._progress is not None:
-            self._progress(self._ended)
-
-    def _flush_steps(self) -> None:
-        for row in self._steps:
-            self._writer.add_step(**row)
-        self._steps.clear()
+@contextmanager
+def no_cycle_search() -> Iterator[None]:
+    """A search for reference cycles would stop the engine for longer than a step takes."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -37,16 +37,18 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
         """Token ids that ask the model for the assistant's next message; plain text where there is no template.
+
+        `tools` are handed to the template, which does with them what the model was taught.
 
         Raises UserError if the template refuses the messages: some want user and assistant to alternate.
         """
         if self._template is None:
             return self.encode("\n".join(message["content"] for message in messages) + "\n", special=True)
-        return self.encode(self._render(self._template, messages))
+        return self.encode(self._render(self._template, messages, tools))
 
-    def _render(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
+    def _render(self, template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str:
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -60,7 +62,7 @@ class Tokenizer:
         environment.globals["raise_exception"] = refuse
         try:
             return environment.from_string(template).render(
-                messages=messages, add_generation_prompt=True, **self._names
+                messages=messages, tools=tools, add_generation_prompt=True, **self._names
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(message["role"] for message in messages)

@@ -24,6 +24,7 @@ class WorkloadRequest:
     the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths. `session` names the conversation it
     is turn `turn` of, from 0; empty is none. A turn with a `think_ns` comes that long after the turn before it has
     ended, and its `arrival_ns` is the earliest that could be; without one it comes at its arrival, answered or not.
+    At `cancel_ns` from the start its client hangs up, if it still waits.
     """
 
     id: int
@@ -36,6 +37,7 @@ class WorkloadRequest:
     session: str = ""
     turn: int = 0
     think_ns: int | None = None
+    cancel_ns: int | None = None
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
 from sim.router import Router, find_router
-from sim.run_log import BLOCK, RunLog, RunSink
+from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Cluster:
     """Replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
 
     The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
-    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens` and
-    `block` are those of the `RunLog`.
+    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens`, `block`
+    and `on_tokens` are those of the `RunLog`.
     """
 
     def __init__(
@@ -61,12 +61,13 @@ class Cluster:
         steps: bool = True,
         tokens: bool = False,
         block: int = BLOCK,
+        on_tokens: TokenObserver | None = None,
     ) -> None:
         config = fleet or deployment.fleet or plain_fleet(replicas)
         pools = pools or alike_pools(config, deployment, cost)
         self._config = config
         self._clock = VirtualClock()
-        self._log = RunLog(sink, steps, tokens, block)
+        self._log = RunLog(sink, steps, tokens, block, on_tokens)
         self._gateway = gateway = Gateway(self._clock, self._log, config.admission, self._left)
 
         def routers() -> Router:
@@ -118,13 +119,7 @@ class Cluster:
 
         `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
         """
-        config = self._config
-        Failures(self._clock, self._fleet, config, self._links)
-        scalers = [
-            Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
-            for scaler in config.autoscaler or ()
-        ]
-        Autoscalers(self._clock, scalers)
+        self._begin()
         self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), self._gateway.offer)
         self._stop_when_all_have_left()
         next_event = self._clock.step
@@ -136,6 +131,19 @@ class Cluster:
             policies = ", ".join(dict.fromkeys(pool.deployment.policy for pool in self._fleet.pools))
             remedy = f"{len(self._gateway)} requests never finish: the policy no longer schedules them"
             raise UserError("policy", policies, remedy) from None
+        return self._end()
+
+    def _begin(self) -> None:
+        """From now on failures happen and autoscalers look."""
+        config = self._config
+        Failures(self._clock, self._fleet, config, self._links)
+        scalers = [
+            Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
+            for scaler in config.autoscaler or ()
+        ]
+        Autoscalers(self._clock, scalers)
+
+    def _end(self) -> Simulated:
         self._log.close()
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
 

@@ -81,7 +81,21 @@ class Gateway:
         if self._patience is not None:
             waits_ns = from_seconds(patience_s(self._patience, request.id))
             Alarm(self._clock, self._clock.now_ns + waits_ns, ARRIVAL, lambda _: self._impatient(visit))
+        if request.cancel_ns is not None:
+            at_ns = max(request.cancel_ns, self._clock.now_ns)
+            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self.give_up(request.id, "cancelled", "its client hung up"))
         self._attempt(visit)
+
+    def open_requests(self) -> list[int]:
+        """Ids of those that have not left, in the order in which they came."""
+        return list(self._visits)
+
+    def give_up(self, id: int, status: str, reason: str) -> None:
+        """The client of request `id` wants no more of it; nothing happens if it has left already."""
+        if (visit := self._visits.get(id)) is not None:
+            if visit in self._held:
+                self._held.remove(visit)
+            self._leave(visit, status, reason)
 
     # What the fleet tells
 
@@ -194,10 +208,7 @@ class Gateway:
         live, now = visit.live, self._clock.now_ns
         if live is not None and self._patience.until == "first-token" and self._got(visit.request, live):
             return
-        reason = f"its user gave up after {(now - visit.arrival_ns) / 1e9:.3g} s"
-        if visit in self._held:
-            self._held.remove(visit)
-        self._leave(visit, "cancelled", reason)
+        self.give_up(visit.request.id, "cancelled", f"its user gave up after {(now - visit.arrival_ns) / 1e9:.3g} s")
 
     # Leaving
 

@@ -27,6 +27,9 @@ _FINISHED = Status.FINISHED.value
 # Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (None: none) and its end
 Observer = Callable[[bool, int, int, int | None, int], None]
 
+# A replica, those of its requests that a step has sampled for, and in nanoseconds when it ended
+TokenObserver = Callable[[int, list[Request], int], None]
+
 
 class RunSink(Protocol):
     """Takes blocks of columns of the datasets `requests` and `steps`."""
@@ -123,7 +126,8 @@ _MEASURED_ONLY = (
     "thread_ns",
     "speed",
 )
-_REQUEST_COLUMNS = [column.name for column in REQUESTS]
+_SERVED_ONLY = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
+_REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
 _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 
 
@@ -135,9 +139,17 @@ class RunLog:
     queued     requests that wait for a place in a step, on all replicas
     block      rows handed to the sink at once
     observers  called as each request ends
+    on_tokens  if given, called as each step ends; needs `steps`
     """
 
-    def __init__(self, sink: RunSink, steps: bool = True, tokens: bool = False, block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        sink: RunSink,
+        steps: bool = True,
+        tokens: bool = False,
+        block: int = BLOCK,
+        on_tokens: TokenObserver | None = None,
+    ) -> None:
         self.keeps_steps = steps
         self.keeps_tokens = tokens
         self.finished = 0
@@ -153,6 +165,8 @@ class RunLog:
         self._block_size: dict[int, int] = {}
         self._tiered: set[int] = set()
         self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
+        self._on_tokens = on_tokens
+        self._samples: dict[int, deque[list[Request]]] = {}  # for whom those sample, if anybody wants to know
         self._request_rows: list[tuple[Any, ...]] = []
         self._step_rows: list[tuple[Any, ...]] = []
 
@@ -162,6 +176,7 @@ class RunLog:
         self._block_size[replica] = block_size
         self._waiting_blocks[replica] = 0
         self._under_way[replica] = deque()
+        self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
         """It has KV tiers."""
@@ -170,6 +185,7 @@ class RunLog:
     def crashed(self, replica: int) -> None:
         """Its steps in flight never end."""
         self._under_way[replica].clear()
+        self._samples[replica].clear()
 
     # Steps
 
@@ -201,6 +217,8 @@ class RunLog:
         if self.keeps_steps:
             row = self._step_row(replica, scheduler, plan, plan_ns, start_ns, end_ns, stages_ns)
             self._under_way[replica].append(row)
+            if self._on_tokens is not None:
+                self._samples[replica].append([row.request for row in plan.rows() if row.samples])
 
     def _step_row(
         self,
@@ -245,6 +263,8 @@ class RunLog:
                     life.first_token_ns = now_ns
         if self.keeps_steps:
             self._step_rows.append(self._under_way[replica].popleft())
+            if self._on_tokens is not None:
+                self._on_tokens(replica, self._samples[replica].popleft(), now_ns)
             if len(self._step_rows) >= self._block:
                 self._flush_steps()
 

@@ -32,6 +32,7 @@ VERBS = {
     "model": "Fetch a model, or see how much GPU memory one needs.",
     "plan": "Find the cheapest fleet that meets its SLOs.",
     "policy": "Check that a scheduling policy keeps its contract.",
+    "serve": "Serve the real engine, or a fleet's twin, by OpenAI's API.",
     "simulate": "Run a trace through the simulator and record it.",
     "sweep": "Simulate many configurations and write a Parquet dataset.",
     "trace": "Inspect, convert or generate a trace of requests.",

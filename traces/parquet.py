@@ -8,8 +8,7 @@ is in the schema metadata, because a file of no requests has it too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +55,14 @@ SCHEMA = pa.schema(
             pa.int64(),
             metadata={"unit": "ns", "definition": "from the end of the turn before; null: it comes at arrival_ns"},
         ),
+        pa.field(
+            "cancel_ns",
+            pa.int64(),
+            metadata={"unit": "ns", "definition": "when its client hangs up, if it still waits; null: it never does"},
+        ),
     ]
 )
-_LATER = {"session": "", "turn": 0, "think_ns": None}  # columns that older traces lack, and what they mean by it
+_LATER = {"session": "", "turn": 0, "think_ns": None, "cancel_ns": None}  # columns that older traces lack, and what they mean by it
 
 
 def arrow_reason(error: Exception) -> str:
@@ -114,16 +118,43 @@ class _StoredRequests:
 
 def write_parquet(workload: Workload, path: str | Path) -> None:
     """Write `workload` to `path` in row groups of 8192. What is read back equals it in every field."""
-    about = {
-        "version": 1,
-        "name": workload.name,
-        "concurrency": workload.concurrency,
-        "shares_prefixes": workload.shares_prefixes,
-    }
-    schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for rows in _chunks(workload.requests, ROW_GROUP):
-            writer.write_batch(_batch(rows, schema))
+    with WorkloadWriter(path, workload.name, workload.concurrency, workload.shares_prefixes) as writer:
+        for request in workload.requests:
+            writer.add(request)
+
+
+class WorkloadWriter:
+    """Writes a workload request by request, ordered by `(arrival_ns, id)`; `close` or leaving the context ends it."""
+
+    def __init__(self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool) -> None:
+        about = {"version": 1, "name": name, "concurrency": concurrency, "shares_prefixes": shares_prefixes}
+        self._schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
+        self._rows: list[WorkloadRequest] = []
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def add(self, request: WorkloadRequest) -> None:
+        """The next request."""
+        self._rows.append(request)
+        if len(self._rows) == ROW_GROUP:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is left and end the file."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_batch(_batch(self._rows, self._schema))
+            self._rows.clear()
+
+    def __enter__(self) -> WorkloadWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._flush()
+        self._writer.close()
 
 
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
@@ -131,12 +162,6 @@ def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
     return file.iter_batches(
         batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in SCHEMA.names]
     )
-
-
-def _chunks(requests: Iterable[WorkloadRequest], size: int) -> Iterator[list[WorkloadRequest]]:
-    iterator = iter(requests)
-    while rows := list(islice(iterator, size)):
-        yield rows
 
 
 def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
@@ -163,6 +188,7 @@ def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
         pa.array([row.session for row in rows], pa.string()),
         pa.array([row.turn for row in rows], pa.int64()),
         pa.array([row.think_ns for row in rows], pa.int64()),
+        pa.array([row.cancel_ns for row in rows], pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -75,6 +75,11 @@ class RecordingWriter:
             self._remove()
             raise
 
+    @property
+    def workload_path(self) -> Path:
+        """Where to write a workload that only the run itself makes known; `close` finishes it, too."""
+        return self._temporary(_WORKLOAD)
+
     def add_step(self, **columns: Any) -> None:
         """One row of `steps`; a column not given is null."""
         self._datasets["steps"].add(columns)

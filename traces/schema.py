@@ -94,6 +94,11 @@ REQUESTS = (
         "prompt tokens loaded from each KV tier, at first admission; null without tiers",
     ),
     Column("swapped_in_tokens", _I32, "tokens", "tokens loaded from KV tiers after preemptions; null without tiers"),
+    Column("received_ns", _I64, "ns", "when the API server had the whole request; null without one"),
+    Column("first_text_ns", _I64, "ns", "when its first token was text; null without an API server"),
+    Column("first_sent_ns", _I64, "ns", "when that text was written to its client; null without an API server"),
+    Column("last_text_ns", _I64, "ns", "when its last token was text; null without an API server"),
+    Column("last_sent_ns", _I64, "ns", "when its answer was written to its client; null without an API server"),
 )
 
 

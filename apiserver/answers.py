@@ -1,0 +1,152 @@
+"""OpenAI's documents of an answer: whole, or chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from apiserver.filler import Texts
+
+
+@dataclass(slots=True)
+class Piece:
+    """Some text of an answer, the tokens that completed it, and how it ended, if it has."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float] | None
+    finish: str | None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+    def document(self) -> dict[str, int]:
+        """As `usage`."""
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+class Style(Protocol):
+    """How an endpoint words its answers."""
+
+    object: str
+    chunk_object: str
+
+    def opening(self) -> dict[str, Any] | None: ...
+    def choice(self, piece: Piece) -> dict[str, Any]: ...
+    def delta(self, piece: Piece) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class CompletionStyle:
+    """`/v1/completions`."""
+
+    texts: Texts
+    object: str = "text_completion"
+    chunk_object: str = "text_completion"
+    _offset: int = field(default=0, init=False)
+
+    def opening(self) -> dict[str, Any] | None:
+        """Nothing comes before the first text."""
+        return None
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """The one of `choices`."""
+        logprobs = None
+        if piece.logprobs is not None:
+            words = [self.texts.decode([token]) for token in piece.tokens]
+            offsets = []
+            for word in words:
+                offsets.append(self._offset)
+                self._offset += len(word)
+            logprobs = {
+                "tokens": words,
+                "token_logprobs": piece.logprobs,
+                "top_logprobs": None,
+                "text_offset": offsets,
+            }
+        return {"index": 0, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    delta = choice
+
+
+@dataclass(slots=True)
+class ChatStyle:
+    """`/v1/chat/completions`."""
+
+    texts: Texts
+    object: str = "chat.completion"
+    chunk_object: str = "chat.completion.chunk"
+
+    def opening(self) -> dict[str, Any] | None:
+        """The first delta says who speaks."""
+        return {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """The one of `choices`."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": 0, "message": message, **self._end(piece)}
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """The one of a chunk's `choices`."""
+        return {"index": 0, "delta": {"content": piece.text} if piece.text else {}, **self._end(piece)}
+
+    def _end(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if piece.logprobs is not None:
+            content = [
+                {"token": word, "logprob": logprob, "bytes": list(word.encode()), "top_logprobs": []}
+                for word, logprob in zip(map(self._word, piece.tokens), piece.logprobs, strict=True)
+            ]
+            logprobs = {"content": content, "refusal": None}
+        return {"logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _word(self, token: int) -> str:
+        return self.texts.decode([token])
+
+
+class Documents:
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each."""
+
+    def __init__(self, style: Style, id: str, model: str, created: int) -> None:
+        self._style = style
+        self._about = {"id": id, "created": created, "model": model}
+
+    def whole(self, piece: Piece, usage: Usage) -> dict[str, Any]:
+        """The answer in one document."""
+        choices = [self._style.choice(piece)]
+        return {**self._about, "object": self._style.object, "choices": choices, "usage": usage.document()}
+
+    def opening(self) -> bytes:
+        """What a stream begins with, if with anything."""
+        choice = self._style.opening()
+        return b"" if choice is None else self._event([choice])
+
+    def chunk(self, piece: Piece) -> bytes:
+        """A server-sent event with some text."""
+        return self._event([self._style.delta(piece)])
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event before the last, where it was asked for."""
+        return self._event([], usage=usage.document())
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return event({**self._about, "object": self._style.chunk_object, "choices": choices, **more})
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"

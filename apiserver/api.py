@@ -1,0 +1,320 @@
+"""The HTTP side: OpenAI's endpoints, and those that operators look at."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache, partial
+from time import monotonic_ns, time
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece, Style, Usage, event
+from apiserver.engine_client import Answer, EngineClient
+from apiserver.filler import PlainTexts, Texts
+from apiserver.messages import About, Add, Output
+from apiserver.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from apiserver.refusal import Refusal, invalid
+from planning.version import __version__
+from realengine.detokenizer import Detokenizer
+
+_LOG = logging.getLogger("tokentwin")
+_REFUSED = {"crashed": 503}
+_COMPLETION_TOKENS = 16  # of a completion that states no length: OpenAI's default, and vLLM's
+
+Body = TypeVar("Body", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """Answers HTTP requests out of `engine`; `texts` makes the tokenizer of what it serves."""
+
+    def __init__(self, engine: EngineClient, texts: Callable[[About], Texts], deadline_s: float | None) -> None:
+        self._engine = engine
+        self._make_texts = texts
+        self._texts: Texts | None = None
+        self._deadline_s = deadline_s
+        self._created = int(time())
+
+    def application(self, body_limit: int) -> web.Application:
+        """The routes."""
+        app = web.Application(middlewares=[refusals], client_max_size=body_limit)
+        app.add_routes(
+            [
+                web.post("/v1/completions", self.completions),
+                web.post("/v1/chat/completions", self.chat),
+                web.post("/tokenize", self.tokenize),
+                web.get("/v1/models", self.models),
+                web.get("/version", self.version),
+                web.get("/metrics", self.metrics),
+                web.get("/health", self.health),
+                web.get("/ready", self.ready),
+            ]
+        )
+        return app
+
+    # What operators look at
+
+    async def health(self, request: web.Request) -> web.Response:
+        """This process answers."""
+        return web.Response()
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Requests are taken."""
+        if self._engine.about is None or self._engine.drains:
+            raise Refusal(503, "the server takes no requests now", retry_after_s=1)
+        return web.Response()
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """In Prometheus' text format."""
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=await self._engine.metrics(), headers=headers)
+
+    async def version(self, request: web.Request) -> web.Response:
+        """Ours."""
+        return web.json_response({"version": __version__})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one that is served."""
+        about, _ = self._served()
+        model = {
+            "id": about.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokentwin",
+            "root": about.model,
+            "parent": None,
+            "max_model_len": about.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Token ids of a text, or of a chat as the model would see it."""
+        body = await _body(request, TokenizeRequest)
+        about, texts = self._served(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refusal(400, "give prompt or messages, one of them", "prompt")
+        if body.messages is not None:
+            tokens = texts.chat([message.for_template() for message in body.messages])
+        else:
+            tokens = texts.encode(body.prompt or "", special=body.add_special_tokens)
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len})
+
+    # Generation
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        received_ns = monotonic_ns()
+        body = await _body(request, CompletionRequest)
+        about, texts = self._served(body.model)
+        prompt = texts.encode(body.prompt, special=True) if isinstance(body.prompt, str) else body.prompt
+        if any(token >= about.vocab_size for token in prompt):
+            raise Refusal(400, f"prompt: token ids must be below {about.vocab_size}", "prompt")
+        asked = _asked(body, about, prompt, received_ns, _COMPLETION_TOKENS)
+        return await self._generate(request, body, asked, CompletionStyle(texts), "cmpl")
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        received_ns = monotonic_ns()
+        body = await _body(request, ChatRequest)
+        about, texts = self._served(body.model)
+        prompt = texts.chat([message.for_template() for message in body.messages], body.tools)
+        asked = _asked(body, about, prompt, received_ns, None)
+        return await self._generate(request, body, asked, ChatStyle(texts), "chatcmpl")
+
+    async def _generate(
+        self, request: web.Request, body: CompletionRequest | ChatRequest, asked: Add, style: Style, kind: str
+    ) -> web.StreamResponse:
+        about, texts = self._served()
+        with self._engine.open(asked) as answer:
+            id = request.headers.get("X-Request-Id") or f"{kind}-{monotonic_ns():x}{answer.id:x}"
+            documents = Documents(style, id, about.model, int(time()))
+            usage = Usage(len(asked.prompt))
+            pieces = _pieces(answer, _detokenizer(about, texts, body.stop), usage)
+            async with asyncio.timeout(self._deadline_s):
+                if body.stream:
+                    include = body.stream_options is not None and body.stream_options.include_usage
+                    return await _stream(request, answer, pieces, documents, usage if include else None)
+                return await _whole(request, answer, pieces, documents, usage)
+
+    def _served(self, model: str = "") -> tuple[About, Texts]:
+        """What is served. Raises Refusal if it is not `model`, or nothing is."""
+        about = self._engine.about
+        if about is None:
+            raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
+        if self._texts is None:
+            self._texts = self._make_texts(about)
+        if model and model != about.model:
+            raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
+        return about, self._texts
+
+
+def _asked(
+    body: CompletionRequest | ChatRequest, about: About, prompt: list[int], received_ns: int, otherwise: int | None
+) -> Add:
+    """The request as the engine process takes it."""
+    room = about.max_model_len - len(prompt)
+    if not prompt:
+        raise Refusal(400, "the prompt has no tokens; say something", "prompt")
+    if room < 1:
+        raise Refusal(400, f"the prompt has {len(prompt)} tokens; the model takes {about.max_model_len - 1}", "prompt")
+    limit = body.limit or min(otherwise or room, room)
+    if limit > room:
+        what = f"{len(prompt)} prompt tokens and max_tokens {limit} are more than {about.max_model_len}"
+        raise Refusal(400, f"{what}, the most of this model; ask for {room} or fewer", "max_tokens")
+    if body.min_tokens > limit:
+        raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
+    return Add(
+        0,
+        prompt,
+        limit,
+        received_ns,
+        body.min_tokens,
+        [] if body.ignore_eos else about.stop_ids,
+        1.0 if body.temperature is None else body.temperature,
+        1.0 if body.top_p is None else body.top_p,
+        max(body.top_k or 0, 0),
+        body.seed,
+        body.wants_logprobs,
+        body.priority,
+        body.user,
+    )
+
+
+def _detokenizer(about: About, texts: Texts, stop: list[str]) -> Detokenizer:
+    if not about.twin:
+        return Detokenizer(texts.decode, stop)
+    word = partial(_word, texts)
+    return Detokenizer(lambda tokens: "".join(map(word, tokens)), stop)
+
+
+@lru_cache(4096)
+def _word(texts: Texts, token: int) -> str:
+    return texts.decode([token])
+
+
+async def _pieces(answer: Answer, detokenizer: Detokenizer, usage: Usage) -> AsyncIterator[Piece]:
+    """The answer, text by text. Raises Refusal when it comes to nothing."""
+    async for output in answer:
+        if output.finish in ("refused", "crashed"):
+            raise _refusal(output)
+        text = ""
+        for at, token in enumerate(output.tokens):
+            text += detokenizer.push(token)
+            if detokenizer.stopped:
+                answer.stop()
+                output.finish, output.tokens = "stop", output.tokens[: at + 1]
+                break
+        if output.finish and not detokenizer.stopped:
+            text += detokenizer.finish()
+        usage.completion_tokens += len(output.tokens)
+        logprobs = None if output.logprobs is None else output.logprobs[: len(output.tokens)]
+        yield Piece(text, output.tokens, logprobs, output.finish or None)
+
+
+def _refusal(output: Output) -> Refusal:
+    if output.finish == "crashed":
+        return Refusal(503, output.reason, retry_after_s=1)
+    if "tokens" in output.reason or "blocks" in output.reason:
+        return Refusal(400, output.reason, "prompt")
+    return Refusal(429, output.reason, retry_after_s=1)
+
+
+async def _whole(
+    request: web.Request, answer: Answer, pieces: AsyncIterator[Piece], documents: Documents, usage: Usage
+) -> web.Response:
+    text, tokens, logprobs, finish = "", [], None, None
+    first_ns = 0
+    async for piece in pieces:
+        first_ns = first_ns or monotonic_ns()
+        text += piece.text
+        tokens += piece.tokens
+        logprobs = (logprobs or []) + piece.logprobs if piece.logprobs is not None else logprobs
+        finish = piece.finish
+    made_ns = monotonic_ns()
+    response = web.json_response(documents.whole(Piece(text, tokens, logprobs, finish), usage))
+    await response.prepare(request)
+    await response.write_eof()
+    answer.delivered(first_ns, monotonic_ns(), made_ns)
+    return response
+
+
+async def _stream(
+    request: web.Request, answer: Answer, pieces: AsyncIterator[Piece], documents: Documents, usage: Usage | None
+) -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    response: web.StreamResponse | None = None
+    first_text_ns = first_sent_ns = last_text_ns = 0
+    try:
+        async for piece in pieces:
+            last_text_ns = monotonic_ns()
+            if response is None:
+                response = web.StreamResponse(headers=headers)
+                await response.prepare(request)
+                if opening := documents.opening():
+                    await response.write(opening)
+            if piece.text or piece.finish or piece.logprobs:
+                await response.write(documents.chunk(piece))
+            if not first_sent_ns:
+                first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
+    except (Refusal, TimeoutError) as error:
+        if response is None:
+            raise
+        refusal = error if isinstance(error, Refusal) else _timed_out()
+        await response.write(event(refusal.document()))
+        await response.write_eof()
+        raise _Told from error
+    assert response is not None
+    await response.write((documents.usage(usage) if usage else b"") + DONE)
+    await response.write_eof()
+    answer.delivered(first_text_ns, first_sent_ns, last_text_ns)
+    return response
+
+
+class _Told(Exception):
+    """The client knows already."""
+
+
+def _timed_out() -> Refusal:
+    return Refusal(504, "the request took longer than this server allows")
+
+
+async def _body(request: web.Request, kind: type[Body]) -> Body:
+    """The JSON document of a request. Raises Refusal for what is no such document."""
+    data = await request.read()
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+@web.middleware
+async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong becomes OpenAI's error document."""
+    try:
+        return await handler(request)
+    except Refusal as error:
+        refusal = error
+    except _Told:
+        return web.Response()
+    except TimeoutError:
+        refusal = _timed_out()
+    except web.HTTPException as error:
+        refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
+    except Exception:
+        _LOG.exception("a request failed")
+        refusal = Refusal(500, "the server has made a mistake; its log says more")
+    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
+    return web.json_response(refusal.document(), status=refusal.status, headers=headers)
+
+
+def texts_of(about: About) -> Texts:
+    """The tokenizer of what is served."""
+    from pathlib import Path
+
+    from realengine.tokenizer import Tokenizer
+
+    return Tokenizer(Path(about.texts)) if about.texts else PlainTexts(about.vocab_size)

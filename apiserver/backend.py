@@ -1,0 +1,27 @@
+"""What decides, behind the exchange: a real engine, or a fleet's twin."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from apiserver.messages import About, Add
+
+
+class Backend(Protocol):
+    """Takes requests by their ids in the exchange, and gives it their tokens.
+
+    about    what is served
+    add      a request has come; `answer` and `end` of it follow by the exchange
+    abort    nobody waits for the rest of a request: `stop`, or why its client is gone
+    turn     hand out what there is; seconds until the next turn is wanted, None when something wakes the poller
+    run_ns   the run's own time of a moment on the monotonic clock
+    close    end, and hand on the last rows
+    """
+
+    about: About
+
+    def add(self, id: int, asked: Add) -> None: ...
+    def abort(self, id: int, why: str) -> None: ...
+    def turn(self) -> float | None: ...
+    def run_ns(self, monotonic_ns: int) -> int: ...
+    def close(self) -> None: ...

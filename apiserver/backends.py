@@ -1,0 +1,143 @@
+"""Making what is served: the real engine, or a twin, and what records it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apiserver.exchange import Exchange
+from apiserver.filler import PlainTexts, filler_tokens
+from apiserver.ledger import Ledger, LiveRecording
+from apiserver.live_metrics import LiveMetrics
+from apiserver.messages import About
+from apiserver.settings import ServeSettings
+from apiserver.twin import AnswerLengths, Twin
+from planning.home import home
+from serving.deployments.config import Deployment
+from serving.workload import Workload
+from traces.recording import RecordingWriter
+
+_END = 0  # the token that would end a twin's answers: none of its fillers
+
+
+def make_twin(
+    settings: ServeSettings, deployment: Deployment, out: str | None, overwrite: bool, exchange: Exchange
+) -> tuple[Twin, Ledger, LiveMetrics]:
+    """The twin of a fleet. Raises UserError for what cannot be simulated."""
+    from planning.priced_scenario import price_scenario, with_fleet
+    from realengine.tokenizer import Tokenizer
+    from serving.deployments.fleet import RouterConfig
+    from sim.live_cluster import LiveCluster
+
+    router = RouterConfig(name=settings.router) if settings.router else None
+    deployment = with_fleet(deployment, settings.replicas, router)
+    scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, lambda _: deployment)
+    first = scenario.all_pools[0].deployment
+    vocab_size, folder = 32_000, _tokenizer_folder(first.model)
+    texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
+    about = About(
+        settings.served_model_name or first.model,
+        min(pool.deployment.scheduler.max_model_len for pool in scenario.all_pools),
+        [_END],
+        folder,
+        vocab_size,
+        True,
+    )
+    run = {
+        "run_id": Path(out or "live").name,
+        "clock": "virtual",
+        "workload": "served",
+        "deployment": scenario.deployment.model_dump_json(),
+        "replicas": scenario.engines,
+        "seed": settings.seed,
+        "hardware": "",
+        "calibration": scenario.calibration,
+        "num_blocks": scenario.num_blocks,
+        "block_size": first.scheduler.block_size,
+        "notes": json.dumps({"served": {"speed": settings.speed}}),
+        "usd_per_gpu_hour": dict(scenario.usd_per_gpu_hour),
+    }
+    twin = Twin(
+        about,
+        lambda sink, told: scenario.cluster(
+            LiveCluster, sink, steps=True, tokens=out is not None, block=1, on_tokens=told
+        ),
+        exchange,
+        AnswerLengths(_drawn(settings)),
+        filler_tokens(texts, vocab_size),
+        first.scheduler.block_size,
+        settings.speed,
+    )
+    metrics = LiveMetrics(about.model)
+    twin.ledger = ledger = Ledger(twin, metrics, _recording(out, run, overwrite))
+    return twin, ledger, metrics
+
+
+def make_real(
+    settings: ServeSettings,
+    deployment: Deployment,
+    out: str | None,
+    overwrite: bool,
+    exchange: Exchange,
+    wake: Callable[[], None],
+    say: Callable[[str], None],
+) -> tuple[Any, Ledger, LiveMetrics]:
+    """The real engine, loaded. Raises UserError if it cannot be."""
+    from apiserver.real import RealEngine
+    from planning.measure.load_engine import load_engine
+    from realengine.engine import Engine
+    from realengine.hardware import describe
+
+    def about(engine: Engine) -> About:
+        spec, folder = engine.spec, engine.folder
+        return About(
+            settings.served_model_name or engine.deployment.model,
+            engine.deployment.scheduler.max_model_len,
+            list(spec.eos_ids),
+            str(folder) if folder is not None and (folder / "tokenizer.json").is_file() else "",
+            spec.vocab_size,
+            False,
+        )
+
+    real = RealEngine(lambda: load_engine(deployment, say), about, exchange, wake)
+    deployment = real.engine.deployment
+    run = {
+        "run_id": Path(out or "live").name,
+        "clock": "wall",
+        "workload": "served",
+        "deployment": deployment.model_dump_json(),
+        "replicas": 1,
+        "seed": settings.seed,
+        "hardware": json.dumps(describe(deployment.device)),
+        "calibration": "",
+        "num_blocks": real.engine.scheduler.pool.total,
+        "block_size": deployment.scheduler.block_size,
+        "notes": json.dumps({"served": {}, "attention": real.engine.attention, "model": real.engine.source}),
+    }
+    metrics = LiveMetrics(real.about.model)
+    real.ledger = ledger = Ledger(real, metrics, _recording(out, run, overwrite))
+    return real, ledger, metrics
+
+
+def _recording(out: str | None, run: dict[str, Any], overwrite: bool) -> LiveRecording | None:
+    return None if out is None else LiveRecording(RecordingWriter(out, run, overwrite=overwrite))
+
+
+def _tokenizer_folder(model: str) -> str:
+    """Where the model's tokenizer is; empty if it is not here."""
+    for folder in (Path(model), home() / "models" / model):
+        if (folder / "tokenizer.json").is_file():
+            return str(folder)
+    return ""
+
+
+def _drawn(settings: ServeSettings) -> Callable[[int], int] | None:
+    """The length of an answer by a number that stands for its request."""
+    lengths = settings.output_tokens
+    if lengths is None:
+        return None
+    return lambda number: int(lengths.draw(np.random.default_rng((settings.seed, abs(number))), 1)[0])

@@ -1,0 +1,150 @@
+"""The API process's end of the wire: a request is an iterator over what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import monotonic_ns
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from apiserver.messages import About, Abort, Add, Delivered, Drain, Hello, Metrics, Output, Outputs, Scrape
+from apiserver.messages import encode, read_answer
+from apiserver.refusal import Refusal
+
+_SCRAPE_S = 5.0
+
+
+class EngineClient:
+    """A DEALER socket to the engine process at `address`; `about` is what it serves, None while it is not there."""
+
+    def __init__(self, address: str, identity: str) -> None:
+        self.about: About | None = None
+        self.drains = False
+        self.late_ns = 0  # how late the last tokens came here
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._events = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._answers: dict[int, Answer] = {}
+        self._scrapes: dict[int, asyncio.Future[bytes]] = {}
+        self._next = 0
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """The tasks that listen; they end when they are cancelled."""
+        return [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+
+    def open(self, asked: Add) -> Answer:
+        """Hand a request over; its id is set here. Raises Refusal while no engine takes requests."""
+        if self.about is None or self.drains:
+            raise Refusal(503, "the server takes no requests now; try again soon", retry_after_s=1)
+        asked.id = self._id()
+        answer = self._answers[asked.id] = Answer(self, asked.id)
+        self._send(asked)
+        return answer
+
+    async def metrics(self) -> bytes:
+        """In Prometheus' text format. Raises Refusal while there is no engine process."""
+        if self.about is None:
+            raise Refusal(503, "the engine process is not there", retry_after_s=1)
+        id = self._id()
+        scraped = self._scrapes[id] = asyncio.get_running_loop().create_future()
+        self._send(Scrape(id))
+        try:
+            return await asyncio.wait_for(scraped, _SCRAPE_S)
+        except TimeoutError:
+            raise Refusal(503, "the engine process is too busy to tell its metrics", retry_after_s=1) from None
+        finally:
+            del self._scrapes[id]
+
+    def _id(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _send(self, message: Hello | Add | Abort | Delivered | Scrape) -> None:
+        self._socket.send(encode(message), zmq.NOBLOCK)
+
+    async def _listen(self) -> None:
+        while True:
+            message = read_answer(await self._socket.recv())
+            match message:
+                case Outputs():
+                    for output in message.outputs:
+                        if (answer := self._answers.get(output.id)) is not None:
+                            answer.take(output)
+                case Metrics() if message.id in self._scrapes:
+                    self._scrapes[message.id].set_result(message.text)
+                case About():
+                    self.about, self.drains = message, False
+                case Drain():
+                    self.drains = True
+
+    async def _watch(self) -> None:
+        """An engine process that is gone answers nothing more of what it was asked."""
+        while True:
+            event = parse_monitor_message(await self._events.recv_multipart())["event"]
+            if event == zmq.EVENT_CONNECTED:
+                self._send(Hello())
+            else:
+                self.about = None
+                for answer in list(self._answers.values()):
+                    answer.take(Output(answer.id, [], finish="crashed", reason="the engine process has ended"))
+
+    def forget(self, id: int) -> None:
+        """Nobody wants to hear of request `id` any more."""
+        self._answers.pop(id, None)
+
+
+class Answer:
+    """What comes of one request. As a context manager it aborts the request if it is left before its end."""
+
+    def __init__(self, client: EngineClient, id: int) -> None:
+        self.id = id
+        self.ended = False
+        self._client = client
+        self._new: list[Output] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def take(self, output: Output) -> None:
+        """Something came."""
+        self._new.append(output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """What came since the last time, as one."""
+        while not self.ended:
+            if not self._new:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            new, self._new = self._new, []
+            output = new[0]
+            for more in new[1:]:
+                output.tokens += more.tokens
+                output.logprobs = None if output.logprobs is None else output.logprobs + (more.logprobs or [])
+                output.finish, output.reason = more.finish, more.reason
+            self.ended = bool(output.finish)
+            yield output
+
+    def stop(self) -> None:
+        """A stop string has ended it."""
+        if not self.ended:
+            self._client._send(Abort(self.id, "stop"))
+        self.ended = True
+
+    def delivered(self, first_text_ns: int, first_sent_ns: int, last_text_ns: int) -> None:
+        """Its last byte is written."""
+        self._client._send(Delivered(self.id, first_text_ns, first_sent_ns, last_text_ns, monotonic_ns()))
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.forget(self.id)
+        if error[0] is not None:
+            self._client._send(Abort(self.id, "its client went away"))

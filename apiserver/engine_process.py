@@ -1,0 +1,87 @@
+"""The engine process: it makes a backend, and carries messages between it and the API processes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic
+
+import zmq
+
+from apiserver.backend import Backend
+from apiserver.exchange import Exchange
+from apiserver.ledger import Ledger
+from apiserver.live_metrics import LiveMetrics
+from apiserver.messages import Abort, Add, Delivered, Drain, Hello, Message, Metrics, Scrape
+
+_DELIVERED_S = 2.0  # how long the end waits for word of the last answers
+
+
+class EngineProcess:
+    """Serves until `stop`, and then until every request has ended; a second `stop` ends it at once.
+
+    `most` is the number of requests that may be under way; others are refused. `woken` is read when `poller` wakes.
+    """
+
+    def __init__(self, backend: Backend, exchange: Exchange, ledger: Ledger, metrics: LiveMetrics, most: int) -> None:
+        self._backend = backend
+        self._exchange = exchange
+        self._ledger = ledger
+        self._metrics = metrics
+        self._most = most
+        self._stops = 0
+
+    def stop(self) -> None:
+        """End soon."""
+        self._stops += 1
+
+    def run(self, poller: zmq.Poller, woken: zmq.Socket[bytes]) -> None:
+        """Serve."""
+        while not self._stops:
+            self._turn(poller, woken)
+        for peer in self._exchange.peers:
+            self._exchange.send(peer, Drain())
+        while self._stops == 1 and self._ledger.under_way:
+            self._turn(poller, woken)
+        self._backend.close()
+        until = monotonic() + _DELIVERED_S
+        while self._ledger.undelivered and monotonic() < until:
+            poller.poll(100)
+            self._receive()
+        self._ledger.close()
+
+    def _turn(self, poller: zmq.Poller, woken: zmq.Socket[bytes]) -> None:
+        wait_s = self._backend.turn()
+        poller.poll(None if wait_s is None else wait_s * 1e3)
+        with suppress(zmq.Again):
+            while True:
+                woken.recv(zmq.NOBLOCK)
+        self._receive()
+
+    def _receive(self) -> None:
+        for peer, message in self._exchange.received():
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: Message) -> None:
+        exchange = self._exchange
+        match message:
+            case Hello():
+                exchange.send(peer, self._backend.about)
+            case Add():
+                id = exchange.open(peer, message.id)
+                if self._stops or self._ledger.under_way >= self._most:
+                    why = "the server is about to end" if self._stops else f"{self._most} requests are under way"
+                    exchange.end(id, "refused", why)
+                    exchange.flush(0)
+                else:
+                    self._ledger.expects(id, message)
+                    self._backend.add(id, message)
+            case Abort() if (id := exchange.known(peer, message.id)) is not None:
+                self._backend.abort(id, message.why)
+                if message.why != "stop":
+                    self._ledger.delivered(id, None)
+                    exchange.forget(id)
+            case Delivered() if (id := exchange.known(peer, message.id)) is not None:
+                self._ledger.delivered(id, message)
+                exchange.forget(id)
+            case Scrape():
+                exchange.send(peer, Metrics(message.id, self._metrics.text()))

@@ -1,0 +1,154 @@
+"""What was served, as rows: completed by what the front door saw, counted as metrics, and recorded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from apiserver.messages import Add, Delivered
+from serving.errors import UserError
+from serving.workload import WorkloadRequest
+from traces.parquet import WorkloadWriter
+from traces.recording import RecordingWriter
+
+_LOG = logging.getLogger("tokentwin")
+
+
+class RowCounter(Protocol):
+    """Counts rows of `requests` and `steps` as metrics."""
+
+    def request(self, row: Mapping[str, Any], asked: Add) -> None: ...
+    def step(self, row: Mapping[str, Any]) -> None: ...
+
+
+class Clock(Protocol):
+    """The run's own time of a moment on the machine's monotonic clock, both in ns."""
+
+    def run_ns(self, monotonic_ns: int) -> int: ...
+
+
+class Ledger:
+    """Takes rows from a backend. A finished request's row waits for word that its answer was delivered."""
+
+    def __init__(self, clock: Clock, counter: RowCounter, recording: LiveRecording | None) -> None:
+        self._clock = clock
+        self._counter = counter
+        self._recording = recording
+        self._asked: dict[int, Add] = {}
+        self._ended: dict[int, dict[str, Any]] = {}  # rows of requests that have finished, and
+        self._delivered: dict[int, Delivered | None] = {}  # deliveries of those that have not; None: there is none
+        self.under_way = 0
+
+    @property
+    def undelivered(self) -> int:
+        """Requests that have finished, and whose answers nobody said were delivered."""
+        return len(self._ended)
+
+    def expects(self, id: int, asked: Add) -> None:
+        """Request `id` is about to be handed to the backend."""
+        self._asked[id] = asked
+        self.under_way += 1
+
+    def arrived(self, request: WorkloadRequest) -> None:
+        """A request has arrived in the backend."""
+        if self._recording is not None:
+            self._recording.arrived(request)
+
+    def add_request(self, **row: Any) -> None:
+        """A row of `requests`, from the backend."""
+        self.under_way -= 1
+        id = row["request_id"]
+        if row["status"] == "finished" and id not in self._delivered:
+            self._ended[id] = row
+        else:
+            self._write(id, row, self._delivered.pop(id, None))
+
+    def add_step(self, **row: Any) -> None:
+        """A row of `steps`, from the backend."""
+        self._counter.step(row)
+        if self._recording is not None:
+            self._recording.add_step(row)
+
+    def delivered(self, id: int, delivered: Delivered | None) -> None:
+        """The answer to request `id` is with its client; None if it never will be."""
+        if (row := self._ended.pop(id, None)) is not None:
+            self._write(id, row, delivered)
+        elif id in self._asked:
+            self._delivered[id] = delivered
+
+    def _write(self, id: int, row: dict[str, Any], delivered: Delivered | None) -> None:
+        asked = self._asked.pop(id)
+        row["received_ns"] = self._clock.run_ns(asked.received_ns)
+        if delivered is not None:
+            for name in ("first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns"):
+                row[name] = self._clock.run_ns(getattr(delivered, name))
+        self._counter.request(row, asked)
+        if self._recording is not None:
+            self._recording.add_request(row)
+
+    def close(self) -> None:
+        """Nothing more happens: what is here is written."""
+        for id in list(self._ended):
+            self.delivered(id, None)
+        if self._recording is not None:
+            self._recording.close()
+
+
+class LiveRecording:
+    """A recording that grows while requests come. When it cannot be written any more, serving goes on without it."""
+
+    def __init__(self, writer: RecordingWriter) -> None:
+        self._writer: RecordingWriter | None = writer
+        self._workload = WorkloadWriter(writer.workload_path, "served", None, shares_prefixes=True)
+        self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids that are not in the workload yet
+        self._requests: dict[int, WorkloadRequest] = {}
+        self._ended: dict[int, WorkloadRequest] = {}
+
+    def arrived(self, request: WorkloadRequest) -> None:
+        """A request; it enters the workload when it and all before it have ended, and it is known what it was."""
+        heappush(self._waiting, (request.arrival_ns, request.id))
+        self._requests[request.id] = request
+
+    def add_request(self, row: Mapping[str, Any]) -> None:
+        """The row of a request that has ended."""
+        id = row["request_id"]
+        request = self._requests.pop(id)
+        if row["reason"] and row["status"] != "rejected":
+            request = replace(request, cancel_ns=row["end_ns"])
+        elif row["output_tokens"]:
+            request = replace(request, output_len=row["output_tokens"])
+        self._ended[id] = request
+        self._try(lambda writer: (self._follow(), writer.add_request(**row)))
+
+    def add_step(self, row: Mapping[str, Any]) -> None:
+        """The row of a step."""
+        self._try(lambda writer: writer.add_step(**row))
+
+    def close(self) -> None:
+        """End the recording."""
+        self._try(lambda writer: (self._workload.close(), writer.close()))
+        self._writer = None
+
+    def _follow(self) -> None:
+        while self._waiting and self._waiting[0][1] in self._ended:
+            _, id = heappop(self._waiting)
+            self._workload.add(self._ended.pop(id))
+
+    def _try(self, write: Any) -> None:
+        if self._writer is None:
+            return
+        try:
+            write(self._writer)
+        except (UserError, OSError) as error:
+            _LOG.error("the recording ends here: %s", error)
+            self._writer.discard()
+            self._writer = None
+
+
+def notes(**about: Any) -> str:
+    """The column `notes` of a served run."""
+    return json.dumps(about)

@@ -1,0 +1,113 @@
+"""What API processes and the engine process say to each other, as MessagePack over ZeroMQ.
+
+Every API process has a DEALER socket, the engine process one ROUTER. Ids of requests are the API process's own. All
+times are of the machine's monotonic clock, in ns, which its processes share.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """Anything said; its tag is the class's name."""
+
+
+class Hello(Message):
+    """From an API process, first of all and after a reconnection; answered by `About`."""
+
+
+class About(Message):
+    """What is served: the model's name, the most tokens a request may have, and the tokens that end an answer.
+
+    texts   folder of the tokenizer; empty where the model brings none
+    twin    whether nothing is computed, so that every token is a text of its own
+    """
+
+    model: str
+    max_model_len: int
+    stop_ids: list[int]
+    texts: str
+    vocab_size: int
+    twin: bool
+
+
+class Add(Message):
+    """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it."""
+
+    id: int
+    prompt: list[int]
+    max_tokens: int
+    received_ns: int
+    min_tokens: int = 0
+    stop_ids: list[int] = []
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    logprobs: bool = False
+    priority: int = 0
+    tenant: str = ""
+    session: str = ""
+
+
+class Abort(Message):
+    """Nobody waits for the rest of it: `stop` when a stop string ended it, else why its client is gone."""
+
+    id: int
+    why: str
+
+
+class Delivered(Message):
+    """The whole answer is with its client: when its first and its last text were made, and were written."""
+
+    id: int
+    first_text_ns: int
+    first_sent_ns: int
+    last_text_ns: int
+    last_sent_ns: int
+
+
+class Scrape(Message):
+    """Asks for the metrics; answered by `Metrics` with the same id."""
+
+    id: int
+
+
+class Metrics(Message):
+    """The metrics in Prometheus' text format."""
+
+    id: int
+    text: bytes
+
+
+class Output(msgspec.Struct, array_like=True):
+    """Tokens of one request, and how it ended.
+
+    finish  empty while it goes on; `length`, `stop`, `abort`; or `refused`, `crashed`, with the `reason`
+    """
+
+    id: int
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    finish: str = ""
+    reason: str = ""
+
+
+class Outputs(Message):
+    """Tokens of one step for one API process, which should have left at `due_ns`."""
+
+    due_ns: int
+    outputs: list[Output]
+
+
+class Drain(Message):
+    """From the engine process: it takes no more requests, because it is about to end."""
+
+
+To = Hello | Add | Abort | Delivered | Scrape
+From = About | Outputs | Metrics | Drain
+
+encode = msgspec.msgpack.Encoder().encode
+read_request = msgspec.msgpack.Decoder(To).decode
+read_answer = msgspec.msgpack.Decoder(From).decode

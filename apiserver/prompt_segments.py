@@ -1,0 +1,59 @@
+"""Names for what prompts share, so that prompts of tokens become prompts of a workload.
+
+Prefix caches know whole blocks by everything before them, so equal beginnings are looked for block by block. What was
+not seen before gets a name of its own; an answer is `out:ID`, so that the next turn of a conversation may quote it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from serving.workload import Segment
+
+_MOST_BLOCKS = 1 << 20  # remembered at once; the one least recently seen goes first
+
+_Path = tuple[Segment, ...]
+
+
+class PromptSegments:
+    """Turns token ids into segments, by blocks of `block_size` tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._paths: OrderedDict[int, _Path] = OrderedDict()  # by a hash of every token up to a block's end
+
+    def of(self, id: int, tokens: Sequence[int]) -> _Path:
+        """The segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
+        known, path, keys = 0, (), self._keys(tokens)
+        for key in keys:
+            if (found := self._paths.get(key)) is None:
+                break
+            self._paths.move_to_end(key)
+            known, path = known + self._block_size, found
+        if known < len(tokens):
+            self._remember(keys, known, path, f"p{id}", len(tokens))
+            path = (*path, (f"p{id}", len(tokens) - known))
+        return path
+
+    def answered(self, id: int, prompt: Sequence[int], segments: _Path, answer: Sequence[int]) -> None:
+        """Request `id`, whose prompt was `segments`, got this answer."""
+        tokens = [*prompt, *answer]
+        self._remember(self._keys(tokens), len(prompt), segments, f"out:{id}", len(tokens))
+
+    def _remember(self, keys: Sequence[int], begins: int, path: _Path, name: str, ends: int) -> None:
+        """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""
+        for at in range(begins // self._block_size, ends // self._block_size):
+            end = (at + 1) * self._block_size
+            if end > begins:
+                self._paths.setdefault(keys[at], (*path, (name, end - begins)))
+        while len(self._paths) > _MOST_BLOCKS:
+            self._paths.popitem(last=False)
+
+    def _keys(self, tokens: Sequence[int]) -> list[int]:
+        """Of every whole block, a hash of all tokens up to its end. Equal on every machine: tuples of integers are."""
+        size, key, keys = self._block_size, 0, []
+        for begin in range(0, len(tokens) - size + 1, size):
+            key = hash((key, *tokens[begin : begin + size]))
+            keys.append(key)
+        return keys

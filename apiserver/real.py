@@ -1,0 +1,221 @@
+"""The real engine behind the exchange: one thread drives it, and sleeps while there is nothing to do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Event, Thread
+from time import perf_counter_ns
+from typing import Any
+
+from apiserver.exchange import Exchange
+from apiserver.ledger import Ledger
+from apiserver.messages import About, Add
+from apiserver.prompt_segments import PromptSegments
+from realengine.engine import Engine, Step
+from realengine.loop import drive
+from realengine.replay import no_cycle_search
+from realengine.run_recorder import RunRecorder
+from realengine.sampling import SamplingParams
+from serving.request import Request, Status
+from serving.workload import Segment, WorkloadRequest
+
+_Call = Callable[[], None]
+
+
+class RealEngine:
+    """Requests to an `Engine` that its own thread makes.
+
+    `wake` is called, by that thread, when `turn` has something to do. An error of the engine is raised by `turn`.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        about: Callable[[Engine], About],
+        exchange: Exchange,
+        wake: Callable[[], None],
+    ) -> None:
+        self.about: About
+        self.engine: Engine
+        self.ledger: Ledger
+        self._exchange = exchange
+        self._wake = wake
+        self._inbox: deque[_Call] = deque()
+        self._outbox: deque[_Call] = deque()
+        self._arrived = Condition()
+        self._stopped = False
+        self._failed: BaseException | None = None
+        self._origin_ns = perf_counter_ns()
+        made = Event()
+        self._thread = Thread(target=self._run, args=(load, about, made), name="engine")
+        self._thread.start()
+        made.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def run_ns(self, monotonic_ns: int) -> int:
+        return monotonic_ns - self._origin_ns  # perf_counter_ns and monotonic_ns are one clock on Linux
+
+    def add(self, id: int, asked: Add) -> None:
+        self._call(lambda: self._clients.add(id, asked))
+
+    def abort(self, id: int, why: str) -> None:
+        self._call(lambda: self._clients.abort(id, why))
+
+    def turn(self) -> float | None:
+        while self._outbox:
+            self._outbox.popleft()()
+        if self._failed is not None:
+            raise self._failed
+        return None
+
+    def close(self) -> None:
+        with self._arrived:
+            self._stopped = True
+            self._arrived.notify()
+        self._thread.join()
+        while self._outbox:
+            self._outbox.popleft()()
+
+    def _call(self, call: _Call) -> None:
+        with self._arrived:
+            self._inbox.append(call)
+            self._arrived.notify()
+
+    # On the engine's thread
+
+    def _run(self, load: Callable[[], Engine], about: Callable[[Engine], About], made: Event) -> None:
+        try:
+            engine = self.engine = load()
+            self.about = about(engine)
+            recorder = RunRecorder(self, self._origin_ns)
+            self._clients = _Clients(self, engine, recorder)
+            engine.watch_speed()
+            made.set()
+            with no_cycle_search():
+                drive(engine, self._clients, recorder, lambda: self._stopped)
+            recorder.close()
+            engine.close()
+        except BaseException as error:
+            self._failed = error
+            made.set()
+            self._wake()
+
+    def post(self, call: _Call) -> None:
+        """Have the exchange's thread do something."""
+        self._outbox.append(call)
+
+    def take(self) -> list[_Call]:
+        """What has come since."""
+        calls = []
+        while self._inbox:
+            calls.append(self._inbox.popleft())
+        return calls
+
+    def await_(self) -> None:
+        """Sleep until something comes."""
+        with self._arrived:
+            while not self._inbox and not self._stopped:
+                self._arrived.wait()
+
+    def publish(self, tokens: dict[int, list[int]], ends: dict[int, tuple[str, str]], due_ns: int) -> None:
+        """Send these tokens, and how these requests ended and why."""
+
+        def send() -> None:
+            for id, new in tokens.items():
+                self._exchange.give(id, new)
+            for id, end in ends.items():
+                self._exchange.end(id, *end)
+            self._exchange.flush(due_ns)
+
+        self.post(send)
+        self._wake()
+
+    def add_request(self, **row: Any) -> None:
+        """A row of `requests`, from the recorder."""
+        self.post(lambda: self.ledger.add_request(**row))
+
+    def add_step(self, **row: Any) -> None:
+        """A row of `steps`, from the recorder."""
+        self.post(lambda: self.ledger.add_step(**row))
+
+
+class _Clients:
+    """Those of the exchange, as the engine's loop sees them: see `realengine.loop.Clientele`."""
+
+    busy = True
+
+    def __init__(self, home: RealEngine, engine: Engine, recorder: RunRecorder) -> None:
+        self._home = home
+        self._engine = engine
+        self._recorder = recorder
+        self._segments = PromptSegments(engine.deployment.scheduler.block_size)
+        self._open: dict[int, _Answer] = {}
+        self._new: dict[int, list[int]] = {}  # tokens since they were last published, by request
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self._recorder.started_ns
+
+    def add(self, id: int, asked: Add) -> None:
+        home, now_ns = self._home, self._now()
+        segments = self._segments.of(id, asked.prompt)
+        arrived = WorkloadRequest(
+            id, now_ns, segments, asked.max_tokens, asked.priority, asked.tenant, session=asked.session
+        )
+        home.post(lambda: home.ledger.arrived(arrived))
+        answer = _Answer(asked, segments)
+
+        def take(token: int) -> bool:
+            answer.tokens.append(token)
+            self._new.setdefault(id, []).append(token)
+            return len(answer.tokens) >= asked.min_tokens and token in asked.stop_ids
+
+        sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed)
+        answer.request = request = self._engine.add(arrived, asked.prompt, sampling=sampling, on_token=take)
+        self._recorder.arrived(request, now_ns, now_ns, self._now())
+        if request.status is Status.REJECTED:
+            self._recorder.left(request, "rejected", end_ns=self._now())
+            home.publish({}, {id: ("refused", request.reason)}, perf_counter_ns())
+        else:
+            self._open[id] = answer
+
+    def abort(self, id: int, why: str) -> None:
+        if (answer := self._open.pop(id, None)) is None:
+            return
+        self._engine.abort(id)
+        self._new.pop(id, None)
+        now_ns = self._now()
+        if why == "stop":
+            self._recorder.left(answer.request, "finished", now_ns, "a stop string ended it", now_ns)
+        else:
+            self._recorder.left(answer.request, "cancelled", None, why, now_ns)
+        self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+        self._home.publish({}, {id: ("stop" if why == "stop" else "abort", "")}, perf_counter_ns())
+
+    def take(self) -> None:
+        for call in self._home.take():
+            call()
+
+    def ran(self, step: Step) -> None:
+        ends = {request.id: ("stop" if request.id in step.stopped else "length", "") for request in step.finished}
+        for id in ends:
+            answer = self._open.pop(id)
+            self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+        new, self._new = self._new, {}
+        self._recorder.flush_steps()
+        self._home.publish(new, ends, step.end_ns)
+
+    def await_(self, stopped: Callable[[], bool]) -> None:
+        self._home.await_()
+
+
+class _Answer:
+    """An answer under way."""
+
+    request: Request
+
+    def __init__(self, asked: Add, segments: tuple[Segment, ...]) -> None:
+        self.asked = asked
+        self.segments = segments
+        self.tokens: list[int] = []

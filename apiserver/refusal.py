@@ -1,0 +1,43 @@
+"""OpenAI's error document, and the one exception that becomes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Refusal(Exception):
+    """A request that gets no answer: `param` is the field at fault, if it is one."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def document(self) -> dict[str, Any]:
+        """As OpenAI's API words it: `error` with `message`, `type`, `param`, `code`."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+
+
+def invalid(error: ValidationError) -> Refusal:
+    """What pydantic found, of which the first is told."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    names = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "str", "function-"))]
+    param = ".".join(names) or None
+    if first["type"] == "extra_forbidden":
+        return Refusal(400, f"{param} is not supported; leave it out", param)
+    message = first["msg"].removeprefix("Value error, ")
+    return Refusal(400, f"{param or 'the body'}: {message}", param)

@@ -1,0 +1,151 @@
+"""A fleet on the virtual clock that keeps pace with the real one: it decides as the engines would, and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from time import monotonic_ns
+from typing import Any
+
+from apiserver.exchange import Exchange
+from apiserver.ledger import Ledger
+from apiserver.messages import About, Add
+from apiserver.prompt_segments import PromptSegments
+from serving.request import Request
+from serving.workload import Segment, WorkloadRequest
+from sim.live_cluster import LiveCluster
+
+_SECOND_NS = 1_000_000_000
+
+
+class AnswerLengths:
+    """How long answers are: as asked where `ignore_eos` is, else drawn, by the request's seed or id."""
+
+    def __init__(self, drawn: Callable[[int], int] | None) -> None:
+        self._drawn = drawn
+
+    def of(self, id: int, asked: Add) -> int:
+        """Tokens of the answer to request `id`."""
+        if self._drawn is None or not asked.stop_ids:
+            return asked.max_tokens
+        length = self._drawn(asked.seed if asked.seed is not None else id)
+        return min(max(length, asked.min_tokens, 1), asked.max_tokens)
+
+
+class Twin:
+    """Requests to a `LiveCluster`; `speed` 10 makes ten seconds of its time pass in one.
+
+    `cluster` makes it, from a sink of rows and a function that is told who got a token. `filler` are the tokens that
+    answers are made of.
+    """
+
+    def __init__(
+        self,
+        about: About,
+        cluster: Callable[[Any, Callable[[int, list[Request], int], None]], LiveCluster],
+        exchange: Exchange,
+        lengths: AnswerLengths,
+        filler: Sequence[int],
+        block_size: int,
+        speed: float = 1.0,
+        now: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self.about = about
+        self.ledger: Ledger
+        self._exchange = exchange
+        self._lengths = lengths
+        self._filler = filler
+        self._segments = PromptSegments(block_size)
+        self._speed = speed
+        self._now = now
+        self._open: dict[int, _Answer] = {}
+        self._inputs: list[Callable[[int], Callable[[], None]]] = []  # of each, what is to be done at a time of the run
+        self._due_ns = 0  # what the exchange has not sent should leave then
+        self._cluster = cluster(self, self._sampled)
+        self._origin_ns = now()
+        self._last_ns = 0
+
+    def run_ns(self, monotonic_ns: int) -> int:
+        return round((monotonic_ns - self._origin_ns) * self._speed)
+
+    def _monotonic_ns(self, run_ns: float) -> int:
+        return round(self._origin_ns + run_ns / self._speed)
+
+    def add(self, id: int, asked: Add) -> None:
+        def arrive(at_ns: int) -> Callable[[], None]:
+            segments = self._segments.of(id, asked.prompt)
+            length = self._lengths.of(id, asked)
+            request = WorkloadRequest(
+                id, at_ns, segments, length, asked.priority, asked.tenant, session=asked.session
+            )
+            self._open[id] = _Answer(asked, segments, length, blake2b(f"{asked.seed}:{id}".encode()).digest()[0])
+            self.ledger.arrived(request)
+            return partial(self._cluster.offer, request)
+
+        self._inputs.append(arrive)
+
+    def abort(self, id: int, why: str) -> None:
+        status, reason = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
+        self._inputs.append(lambda _: partial(self._cluster.give_up, id, status, reason))
+
+    def turn(self) -> float | None:
+        now_ns = max(self.run_ns(self._now()), self._last_ns + 1)
+        inputs, self._inputs = self._inputs, []
+        self._last_ns = now_ns
+        self._cluster.advance(now_ns, *[put(now_ns) for put in inputs])
+        self._exchange.flush(self._due_ns)
+        next_ns = self._cluster.next_ns
+        if next_ns == float("inf"):
+            return None
+        return max((self._monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
+
+    def close(self) -> None:
+        self._cluster.finish()
+        self._exchange.flush(self._now())
+
+    # What the cluster tells
+
+    def _sampled(self, replica: int, requests: list[Request], now_ns: int) -> None:
+        due_ns = self._monotonic_ns(now_ns)
+        if due_ns != self._due_ns:
+            self._exchange.flush(self._due_ns)
+            self._due_ns = due_ns
+        for request in requests:
+            answer = self._open.get(request.id)
+            if answer is not None and request.outputs > len(answer.tokens):
+                known = len(answer.tokens)
+                new = [self._filler[(answer.seed + at * 7) % len(self._filler)] for at in range(known, request.outputs)]
+                answer.tokens += new
+                self._exchange.give(request.id, new, [0.0] * len(new) if answer.asked.logprobs else None)
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Rows of `requests`, from the cluster: each is somebody's end."""
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            id = row["request_id"]
+            answer = self._open.pop(id)
+            self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+            if row["status"] == "finished":
+                self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")
+            elif row["status"] in ("rejected", "timed_out"):
+                self._exchange.end(id, "refused", row["reason"])
+            else:
+                self._exchange.end(id, "abort", row["reason"])
+            self.ledger.add_request(**row)
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Rows of `steps`, from the cluster."""
+        for values in zip(*columns.values(), strict=True):
+            self.ledger.add_step(**dict(zip(columns, values, strict=True)))
+
+
+class _Answer:
+    """An answer under way."""
+
+    def __init__(self, asked: Add, segments: tuple[Segment, ...], length: int, seed: int) -> None:
+        self.asked = asked
+        self.segments = segments
+        self.length = length
+        self.seed = seed
+        self.tokens: list[int] = []

@@ -1,0 +1,43 @@
+"""The engine's loop on real time: take what has arrived, launch while there is room, finish the oldest step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from realengine.engine import Engine, Step
+from realengine.run_recorder import RunRecorder
+
+
+class Clientele(Protocol):
+    """Who sends requests to a running engine.
+
+    busy    whether anybody waits for an answer, or will
+    take    give the engine what has arrived, and take from it what nobody waits for any more
+    ran     a step has ended, and the requests in it have their tokens
+    await_  nothing is to be run: return when something has arrived, or `stopped` says so
+    """
+
+    @property
+    def busy(self) -> bool: ...
+    def take(self) -> None: ...
+    def ran(self, step: Step) -> None: ...
+    def await_(self, stopped: Callable[[], bool]) -> None: ...
+
+
+def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Callable[[], bool]) -> None:
+    """Run steps until `clients` are no longer busy, or `stopped` says so; what was launched by then is finished."""
+    while clients.busy and not stopped():
+        clients.take()
+        if engine.has_room and (flight := engine.launch()):
+            recorder.planned(flight)
+            if engine.has_room:
+                continue  # for another, into which new arrivals may get
+        if (step := engine.finish()) is not None:
+            recorder.ran(step)
+            clients.ran(step)
+        else:
+            clients.await_(stopped)
+    while stopped() and (step := engine.finish()) is not None:
+        recorder.ran(step)
+        clients.ran(step)

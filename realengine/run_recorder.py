@@ -1,0 +1,177 @@
+"""What happens on the real engine, as rows of a recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from realengine.engine import Flight, Step
+from serving.request import Request
+from serving.step_plan import AGGREGATES, aggregates_of
+
+
+class RowSink(Protocol):
+    """Takes rows of the datasets `requests` and `steps`; a column not given is null."""
+
+    def add_request(self, **columns: Any) -> None: ...
+    def add_step(self, **columns: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class _Life:
+    """When things happened to one request, in ns from the start of the run."""
+
+    request: Request
+    arrival_ns: int
+    send_ns: int
+    queued_ns: int
+    scheduled_ns: int | None = None
+    preempted_at_ns: int | None = None
+    resumes_from_ns: int | None = None  # preempted then, and admitted again in a step not yet noted
+    preempted_ns: int = 0
+    token_times_ns: list[int] = field(default_factory=list)
+
+
+class RunRecorder:
+    """Follows requests from their arrival to their end, and steps; `started_ns` is when the run began.
+
+    A request's row goes to `sink` when it ends. Rows of steps wait for `flush_steps`, so that no step waits for a disk.
+    """
+
+    def __init__(self, sink: RowSink, started_ns: int) -> None:
+        self.sink = sink
+        self.started_ns = started_ns
+        self.finished = 0
+        self.ended = 0
+        self._lives: dict[int, _Life] = {}
+        self._steps: list[dict[str, Any]] = []
+        self._device_ns = 0
+        self._launching_ns = 0
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._lives)
+
+    @property
+    def launching_share(self) -> float:
+        """How much of the steps' time on the device the host was still launching them, so that it may have waited."""
+        return self._launching_ns / max(self._device_ns, 1)
+
+    def arrived(self, request: Request, arrival_ns: int, send_ns: int, queued_ns: int) -> None:
+        """It was due, taken from its client, and given to the scheduler at these times from the start of the run."""
+        self._lives[request.id] = _Life(request, arrival_ns, send_ns, queued_ns)
+
+    def planned(self, flight: Flight) -> None:
+        """Preemptions count from the plan: in the overlapped loop a request may finish before that step runs."""
+        for id, preempted_ns in flight.preempted_ns.items():
+            if (life := self._lives.get(id)) is not None:
+                life.preempted_at_ns = preempted_ns - self.started_ns
+        for request in flight.plan.admitted:
+            if (life := self._lives.get(request.id)) is not None:
+                life.resumes_from_ns, life.preempted_at_ns = life.preempted_at_ns, None
+
+    def ran(self, step: Step) -> None:
+        """A step has ended."""
+        start_ns, end_ns = step.start_ns - self.started_ns, step.end_ns - self.started_ns
+        for request in step.plan.admitted:
+            if (life := self._lives.get(request.id)) is None:
+                continue  # preempted since, and finished by a step before
+            if life.scheduled_ns is None:
+                life.scheduled_ns = start_ns
+            if life.resumes_from_ns is not None:
+                life.preempted_ns += start_ns - life.resumes_from_ns
+                life.resumes_from_ns = None
+        for request in step.sampled:
+            self._lives[request.id].token_times_ns.append(end_ns)
+        self._device_ns += end_ns - start_ns
+        self._launching_ns += step.launching_ns
+        self._steps.append(self._step_row(step))
+        for request in step.finished:
+            self.finished += 1
+            life = self._lives[request.id]
+            if life.preempted_at_ns is not None:  # it finished while it waited
+                life.preempted_ns += end_ns - life.preempted_at_ns
+            self.left(request, "finished", end_ns)
+
+    def _step_row(self, step: Step) -> dict[str, Any]:
+        plan, origin = step.plan, self.started_ns
+        return {
+            "replica": 0,
+            "step": plan.seq,
+            "plan_ns": step.plan_ns - origin,
+            "start_ns": step.start_ns - origin,
+            "end_ns": step.end_ns - origin,
+            **dict(zip(AGGREGATES, aggregates_of(plan), strict=True)),
+            "draft_tokens": plan.draft_tokens or None,
+            "running": step.load.running,
+            "waiting": step.load.waiting,
+            "used_blocks": step.load.used_blocks,
+            "waiting_blocks": step.load.waiting_blocks,
+            "preempted": len(plan.preempted),
+            "schedule_ns": step.scheduled_ns - step.plan_ns,
+            "in_flight": plan.lag,
+            "prepare_ns": step.prepared_ns - step.scheduled_ns,
+            "launch_ns": step.launch_ns,
+            "host_ns": step.host_ns,
+            "forward_ns": step.computed_ns - step.start_ns,
+            "sample_ns": step.end_ns - step.computed_ns,
+            "graph": step.graph,
+            "op_ns": None if step.op_ns is None else list(step.op_ns.items()),
+            "row_ids": [row.request.id for row in step.rows],
+            "row_tokens": [row.tokens for row in step.rows],
+            "preempted_ids": [request.id for request in plan.preempted],
+            "stopped_ids": step.stopped,
+            "thread_ns": step.thread_ns,
+            "speed": step.speed,
+        }
+
+    def left(
+        self,
+        request: Request,
+        status: str,
+        finish_ns: int | None = None,
+        reason: str = "",
+        end_ns: int | None = None,
+    ) -> None:
+        """`request` is gone, with this status of a recording's `requests`; `finish_ns` if it finished."""
+        life, arrived = self._lives.pop(request.id), request.arrived
+        self.ended += 1
+        times = life.token_times_ns
+        self.sink.add_request(
+            request_id=request.id,
+            replica=0,
+            tenant=arrived.tenant,
+            slo_class=arrived.slo_class,
+            session=arrived.session,
+            turn=arrived.turn,
+            priority=request.priority,
+            status=status,
+            reason=reason or request.reason,
+            prompt_tokens=request.prompt_len,
+            output_tokens=len(times),
+            arrival_ns=life.arrival_ns,
+            send_ns=life.send_ns,
+            queued_ns=life.queued_ns,
+            scheduled_ns=life.scheduled_ns,
+            first_token_ns=times[0] if times else None,
+            finish_ns=finish_ns,
+            prefix_hit_tokens=request.first_hit or 0,
+            preemptions=request.preemptions,
+            preempted_ns=life.preempted_ns,
+            recomputed_tokens=max(request.recomputed, 0),
+            token_times_ns=times,
+            end_ns=end_ns,
+        )
+
+    def flush_steps(self) -> None:
+        """Hand on the rows of steps that have ended."""
+        for row in self._steps:
+            self.sink.add_step(**row)
+        self._steps.clear()
+
+    def close(self) -> None:
+        """The run is over: what has not ended is `unfinished`."""
+        for life in list(self._lives.values()):
+            self.left(life.request, "unfinished")
+        self.flush_steps()

@@ -1,0 +1,71 @@
+"""`tokentwin serve`: the real engine or a fleet's twin behind OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from apiserver.settings import ServeSettings
+from tokentwin.deployment_options import deployment_options
+from tokentwin.request_options import options_of, requested
+
+option = options_of(ServeSettings)
+
+
+@click.command()
+@option("--twin", is_flag=True)
+@option("--gpu")
+@option("--calibration", "-c", type=click.Path())
+@option("--replicas", type=int)
+@option("--router")
+@option("--speed", type=float)
+@option("--output-tokens")
+@option("--seed", type=int)
+@option("--host")
+@option("--port", type=int)
+@option("--served-model-name")
+@option("--api-workers", type=int)
+@option("--max-requests", type=int)
+@option("--request-timeout", type=float)
+@option("--body-limit", type=int)
+@click.option("--out", "-o", type=click.Path(), help="Directory to write a recording of all that is served to.")
+@click.option("--force", is_flag=True, help="Replace an existing recording.")
+@deployment_options
+def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool, **flags: Any) -> None:
+    """Serve the real engine, or with --twin a fleet that is only simulated, by OpenAI's API.
+
+    The twin decides when each token comes, as the fleet's own schedulers would; its words mean nothing.
+
+    \b
+      tokentwin serve
+      tokentwin serve --twin --gpu H100 --model Llama-3.1-8B --replicas 4
+      curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Hello", "max_tokens": 8}'
+    """
+    from apiserver.supervisor import serve as serve_until_stopped
+    from planning.deployments import read_deployment, refuse_engine_flags, served
+
+    if flags["output_tokens"] is not None:
+        flags["output_tokens"] = _lengths(flags["output_tokens"])
+    asked = {name: flags[name] for name in ServeSettings.model_fields if name in flags}
+    settings = requested(ServeSettings, {**asked, "twin": twin})
+    if twin:
+        refuse_engine_flags(flags)
+    deployment = read_deployment(deployment_file, flags, served() if twin else None)
+    what = f"the twin of {settings.replicas or 1} x" if twin else "the engine with"
+    serve_until_stopped(
+        settings,
+        deployment,
+        out,
+        force,
+        lambda model, url: click.echo(f"{what} {model} answers at {url}/v1; Ctrl-C ends it"),
+    )
+
+
+def _lengths(text: str) -> Any:
+    """A number as such, a distribution as JSON; anything else as it is, to be refused."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
