@@ -15,7 +15,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[engine,dashboard,dev]'
+	$(BIN)/python -m pip install --quiet -e '.[engine,server,dashboard,dev]'
 	touch $(STAMP)
 
 demo: setup

@@ -1,1 +1,4 @@
-"""One API before the real engine and before its twin: HTTP and text in API processes, decisions in an engine process."""
+"""One API before the real engine and before its twin.
+
+API processes speak HTTP and make tokens of text and text of tokens; an engine process decides.
+"""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import lru_cache, partial
+from functools import cache
 from time import monotonic_ns, time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -128,12 +128,12 @@ class Api:
     async def _generate(
         self, request: web.Request, body: CompletionRequest | ChatRequest, asked: Add, style: Style, kind: str
     ) -> web.StreamResponse:
-        about, texts = self._served()
+        about, _ = self._served()
         with self._engine.open(asked) as answer:
             id = request.headers.get("X-Request-Id") or f"{kind}-{monotonic_ns():x}{answer.id:x}"
             documents = Documents(style, id, about.model, int(time()))
             usage = Usage(len(asked.prompt))
-            pieces = _pieces(answer, _detokenizer(about, texts, body.stop), usage)
+            pieces = _pieces(answer, self._detokenizer(about, body.stop), usage)
             async with asyncio.timeout(self._deadline_s):
                 if body.stream:
                     include = body.stream_options is not None and body.stream_options.include_usage
@@ -146,10 +146,17 @@ class Api:
         if about is None:
             raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
         if self._texts is None:
-            self._texts = self._make_texts(about)
+            self._texts = texts = self._make_texts(about)
+            self._word = cache(lambda token: texts.decode([token]))
         if model and model != about.model:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
+
+    def _detokenizer(self, about: About, stop: list[str]) -> Detokenizer:
+        _, texts = self._served()
+        if not about.twin:
+            return Detokenizer(texts.decode, stop)
+        return Detokenizer(lambda tokens: "".join(map(self._word, tokens)), stop)  # each is a text of its own
 
 
 def _asked(
@@ -182,18 +189,6 @@ def _asked(
         body.priority,
         body.user,
     )
-
-
-def _detokenizer(about: About, texts: Texts, stop: list[str]) -> Detokenizer:
-    if not about.twin:
-        return Detokenizer(texts.decode, stop)
-    word = partial(_word, texts)
-    return Detokenizer(lambda tokens: "".join(map(word, tokens)), stop)
-
-
-@lru_cache(4096)
-def _word(texts: Texts, token: int) -> str:
-    return texts.decode([token])
 
 
 async def _pieces(answer: Answer, detokenizer: Detokenizer, usage: Usage) -> AsyncIterator[Piece]:

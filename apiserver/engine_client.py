@@ -10,8 +10,20 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from apiserver.messages import About, Abort, Add, Delivered, Drain, Hello, Metrics, Output, Outputs, Scrape
-from apiserver.messages import encode, read_answer
+from apiserver.messages import (
+    Abort,
+    About,
+    Add,
+    Delivered,
+    Drain,
+    Hello,
+    Metrics,
+    Output,
+    Outputs,
+    Scrape,
+    encode,
+    read_answer,
+)
 from apiserver.refusal import Refusal
 
 _SCRAPE_S = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import ceil
 from time import monotonic
 
 import zmq
@@ -51,7 +52,7 @@ class EngineProcess:
 
     def _turn(self, poller: zmq.Poller, woken: zmq.Socket[bytes]) -> None:
         wait_s = self._backend.turn()
-        poller.poll(None if wait_s is None else wait_s * 1e3)
+        poller.poll(None if wait_s is None else ceil(wait_s * 1e3))
         with suppress(zmq.Again):
             while True:
                 woken.recv(zmq.NOBLOCK)
@@ -75,13 +76,13 @@ class EngineProcess:
                 else:
                     self._ledger.expects(id, message)
                     self._backend.add(id, message)
-            case Abort() if (id := exchange.known(peer, message.id)) is not None:
-                self._backend.abort(id, message.why)
+            case Abort() if (known := exchange.known(peer, message.id)) is not None:
+                self._backend.abort(known, message.why)
                 if message.why != "stop":
-                    self._ledger.delivered(id, None)
-                    exchange.forget(id)
-            case Delivered() if (id := exchange.known(peer, message.id)) is not None:
-                self._ledger.delivered(id, message)
-                exchange.forget(id)
+                    self._ledger.delivered(known, None)
+                    exchange.forget(known)
+            case Delivered() if (known := exchange.known(peer, message.id)) is not None:
+                self._ledger.delivered(known, message)
+                exchange.forget(known)
             case Scrape():
                 exchange.send(peer, Metrics(message.id, self._metrics.text()))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
@@ -122,7 +121,8 @@ class LiveRecording:
         elif row["output_tokens"]:
             request = replace(request, output_len=row["output_tokens"])
         self._ended[id] = request
-        self._try(lambda writer: (self._follow(), writer.add_request(**row)))
+        self._follow()
+        self._try(lambda writer: writer.add_request(**row))
 
     def add_step(self, row: Mapping[str, Any]) -> None:
         """The row of a step."""
@@ -130,15 +130,16 @@ class LiveRecording:
 
     def close(self) -> None:
         """End the recording."""
-        self._try(lambda writer: (self._workload.close(), writer.close()))
+        self._try(lambda writer: self._workload.close())
+        self._try(lambda writer: writer.close())
         self._writer = None
 
     def _follow(self) -> None:
         while self._waiting and self._waiting[0][1] in self._ended:
-            _, id = heappop(self._waiting)
-            self._workload.add(self._ended.pop(id))
+            request = self._ended.pop(heappop(self._waiting)[1])
+            self._try(lambda writer, request=request: self._workload.add(request))
 
-    def _try(self, write: Any) -> None:
+    def _try(self, write: Callable[..., None]) -> None:
         if self._writer is None:
             return
         try:
@@ -147,8 +148,3 @@ class LiveRecording:
             _LOG.error("the recording ends here: %s", error)
             self._writer.discard()
             self._writer = None
-
-
-def notes(**about: Any) -> str:
-    """The column `notes` of a served run."""
-    return json.dumps(about)

@@ -15,7 +15,7 @@ class LiveMetrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
-        labels = {"labelnames": ["model_name", "engine"], "registry": self.registry}
+        labels: dict[str, Any] = {"labelnames": ["model_name", "engine"], "registry": self.registry}
         self._running = Gauge("vllm:num_requests_running", "Requests in the batch.", **labels).labels(model, "0")
         self._waiting = Gauge("vllm:num_requests_waiting", "Requests that wait.", **labels).labels(model, "0")
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens.", **labels).labels(model, "0")

@@ -25,7 +25,8 @@ class PromptSegments:
 
     def of(self, id: int, tokens: Sequence[int]) -> _Path:
         """The segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
-        known, path, keys = 0, (), self._keys(tokens)
+        known, keys = 0, self._keys(tokens)
+        path: _Path = ()
         for key in keys:
             if (found := self._paths.get(key)) is None:
                 break

@@ -29,7 +29,8 @@ class ServeSettings(Request):
     router: str | None = Field(None, description="router, by name; by default round-robin")
     speed: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="seconds of the twin's time in a second")
     output_tokens: Lengths | None = Field(
-        None, description="length of a twin's answers: a number, or a distribution in JSON as a trace's specification has"
+        None,
+        description="length of a twin's answers: a number, or a distribution of a trace's specification, in JSON",
     )
 
     @model_validator(mode="after")

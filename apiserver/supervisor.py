@@ -20,8 +20,10 @@ from serving.errors import UserError, reason
 
 _LOG = logging.getLogger("tokentwin")
 _YOUNG_S = 10.0  # a process that dies younger than this would only die again
-_DRAIN_S = 3600.0
-_PROCESSES = get_context("spawn")
+_LOOK_S = 0.5  # how often it looks whether it was asked to stop
+_END_S = 5.0
+_ENGINE = "engine"
+_SPAWN = get_context("spawn")
 
 
 def serve(
@@ -77,78 +79,74 @@ class _Supervisor:
         self._engine_of = (settings, deployment, out, overwrite, address)
         self._address = address
         self._listening = listening
-        self._engine: BaseProcess | None = None
-        self._apis: dict[str, BaseProcess] = {}
+        self._processes: dict[str, BaseProcess] = {}
         self._born: dict[str, float] = {}
         self._stops = 0
 
     def start(self) -> str:
         """Start everything; the name of the model that is served."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
         model = self._start_engine()
-        for number in range(self._settings.api_workers):
-            self._start_api(f"api-{number}")
+        for at in range(self._settings.api_workers):
+            self._start_api(f"api-{at}")
         return model
 
     def watch(self) -> None:
         """Until everything has ended."""
         while not self._stops:
-            died = connection.wait([self._engine.sentinel, *(api.sentinel for api in self._apis.values())], timeout=0.5)
-            if self._stops or not died:
-                continue
-            if self._engine.exitcode is not None:
-                self._hold("the engine process", "engine", self._engine)
-                self._start_engine()
-            for name, api in list(self._apis.items()):
-                if api.exitcode is not None:
-                    self._hold("an API process", name, api)
-                    self._start_api(name)
-        self._engine.terminate()
-        until, stops = monotonic() + _DRAIN_S, self._stops
-        while self._engine.exitcode is None and monotonic() < until:
-            self._engine.join(0.2)
-            if self._stops > stops:
-                stops = self._stops
-                self._engine.terminate()
+            connection.wait([process.sentinel for process in self._processes.values()], timeout=_LOOK_S)
+            for name, process in list(self._processes.items()):
+                if process.exitcode is not None and not self._stops:
+                    self._start_again(name, process)
+        engine, told = self._processes[_ENGINE], 0
+        while engine.exitcode is None:
+            if told < self._stops:
+                told = self._stops
+                engine.terminate()
+            engine.join(_LOOK_S)
 
     def end(self) -> None:
         """End what still runs."""
-        for process in [*self._apis.values(), *([self._engine] if self._engine else [])]:
-            if process.exitcode is None:
-                process.terminate()
-        for process in [*self._apis.values(), *([self._engine] if self._engine else [])]:
-            process.join(5)
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.join(_END_S)
             process.kill()
 
     def _stop(self, number: int, frame: Any) -> None:
         self._stops += 1
 
-    def _hold(self, what: str, name: str, process: BaseProcess) -> None:
-        """Say that a process has died. Raises UserError if it would only die again."""
+    def _start_again(self, name: str, process: BaseProcess) -> None:
+        """Raises UserError if it would only die again."""
         if monotonic() - self._born[name] < _YOUNG_S:
             remedy = "has ended as soon as it was started; the lines above say why"
-            raise UserError(what, f"exit code {process.exitcode}", remedy)
-        _LOG.error("%s has ended (exit code %s); it is started again", what, process.exitcode)
+            raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
+        _LOG.error("the process %s has ended (exit code %s); it is started again", name, process.exitcode)
+        if name == _ENGINE:
+            self._start_engine()
+        else:
+            self._start_api(name)
 
     def _start_engine(self) -> str:
-        told, tells = _PROCESSES.Pipe(duplex=False)
-        self._engine = _PROCESSES.Process(target=engine_main, args=(*self._engine_of, tells), name="engine")
-        self._engine.start()
-        self._born["engine"] = monotonic()
+        told, tells = _SPAWN.Pipe(duplex=False)
+        process = self._start(_ENGINE, engine_main, *self._engine_of, tells)
         tells.close()
         try:
             what, text = told.recv()
         except EOFError:
-            self._engine.join()
+            process.join()
             remedy = "has ended before it could serve; the lines above say why"
-            raise UserError("the engine process", f"exit code {self._engine.exitcode}", remedy) from None
+            raise UserError("the engine process", f"exit code {process.exitcode}", remedy) from None
         if what == "cannot":
             raise UserError(*text)
         return str(text)
 
     def _start_api(self, name: str) -> None:
-        args = (self._settings, self._address, name, self._listening)
-        self._apis[name] = _PROCESSES.Process(target=api_main, args=args, name=name)
-        self._apis[name].start()
+        self._start(name, api_main, self._settings, self._address, name, self._listening)
+
+    def _start(self, name: str, main: Callable[..., None], *args: Any) -> BaseProcess:
+        process = self._processes[name] = _SPAWN.Process(target=main, args=args, name=name)
+        process.start()
         self._born[name] = monotonic()
+        return process

@@ -1,4 +1,4 @@
-"""A fleet on the virtual clock that keeps pace with the real one: it decides as the engines would, and computes nothing."""
+"""A fleet on the virtual clock that keeps pace with the real one: it decides as engines would and computes nothing."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ class Twin:
         def arrive(at_ns: int) -> Callable[[], None]:
             segments = self._segments.of(id, asked.prompt)
             length = self._lengths.of(id, asked)
-            request = WorkloadRequest(
-                id, at_ns, segments, length, asked.priority, asked.tenant, session=asked.session
-            )
+            request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, session=asked.session)
             self._open[id] = _Answer(asked, segments, length, blake2b(f"{asked.seed}:{id}".encode()).digest()[0])
             self.ledger.arrived(request)
             return partial(self._cluster.offer, request)

@@ -43,8 +43,8 @@ class Cluster:
     """Replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
 
     The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
-    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens`, `block`
-    and `on_tokens` are those of the `RunLog`.
+    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens`,
+    `block` and `on_tokens` are those of the `RunLog`.
     """
 
     def __init__(

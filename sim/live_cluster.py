@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from serving.errors import UserError
@@ -33,7 +33,7 @@ class LiveCluster(Cluster):
         """
         if arrivals:
             self._until(to_ns - 1)
-            Alarm(self._clock, to_ns, ARRIVAL, lambda _: [arrive() for arrive in arrivals])
+            Alarm(self._clock, to_ns, ARRIVAL, lambda _: _all(arrivals))
         self._until(to_ns)
 
     def offer(self, request: WorkloadRequest) -> None:
@@ -60,3 +60,8 @@ class LiveCluster(Cluster):
 
     def _left(self, request: WorkloadRequest) -> None:
         """Nobody waits for the end of a request to send another."""
+
+
+def _all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"serving", "traces", "realengine", "calibration", "sim", "planning", "dashboard", "tokentwin"}
+OURS = {"serving", "traces", "realengine", "calibration", "sim", "planning", "apiserver", "dashboard", "tokentwin"}
 MAY_IMPORT = {
     "serving": {"serving"},
     "traces": {"traces", "serving"},
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": OURS - {"dashboard", "tokentwin"},
-    "dashboard": OURS - {"tokentwin"},
+    "planning": OURS - {"apiserver", "dashboard", "tokentwin"},
+    "apiserver": OURS - {"dashboard", "tokentwin"},
+    "dashboard": OURS - {"tokentwin", "apiserver"},
     "tokentwin": OURS,
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"

@@ -62,7 +62,12 @@ SCHEMA = pa.schema(
         ),
     ]
 )
-_LATER = {"session": "", "turn": 0, "think_ns": None, "cancel_ns": None}  # columns that older traces lack, and what they mean by it
+_LATER = {
+    "session": "",
+    "turn": 0,
+    "think_ns": None,
+    "cancel_ns": None,
+}  # columns that older traces lack, and what they mean by it
 
 
 def arrow_reason(error: Exception) -> str:
