@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Event, Thread
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
@@ -119,12 +119,12 @@ class RealEngine:
             while not self._inbox and not self._stopped:
                 self._arrived.wait()
 
-    def publish(self, tokens: dict[int, list[int]], ends: dict[int, tuple[str, str]], due_ns: int) -> None:
+    def publish(self, tokens: dict[int, _New], ends: dict[int, tuple[str, str]], due_ns: int) -> None:
         """Send these tokens, and how these requests ended and why."""
 
         def send() -> None:
             for id, new in tokens.items():
-                self._exchange.give(id, new)
+                self._exchange.give(id, new.tokens, new.logprobs or None)
             for id, end in ends.items():
                 self._exchange.end(id, *end)
             self._exchange.flush(due_ns)
@@ -152,7 +152,7 @@ class _Clients:
         self._recorder = recorder
         self._segments = PromptSegments(engine.deployment.scheduler.block_size)
         self._open: dict[int, _Answer] = {}
-        self._new: dict[int, list[int]] = {}  # tokens since they were last published, by request
+        self._new: dict[int, _New] = {}  # tokens since they were last published, by request
 
     def _now(self) -> int:
         return perf_counter_ns() - self._recorder.started_ns
@@ -166,13 +166,18 @@ class _Clients:
         home.post(lambda: home.ledger.arrived(arrived))
         answer = _Answer(asked, segments)
 
-        def take(token: int) -> bool:
+        def take(token: int, logprob: float | None) -> bool:
             answer.tokens.append(token)
-            self._new.setdefault(id, []).append(token)
+            new = self._new.setdefault(id, _New([], []))
+            new.tokens.append(token)
+            if logprob is not None:
+                new.logprobs.append(logprob)
             return len(answer.tokens) >= asked.min_tokens and token in asked.stop_ids
 
         sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed)
-        answer.request = request = self._engine.add(arrived, asked.prompt, sampling=sampling, on_token=take)
+        answer.request = request = self._engine.add(
+            arrived, asked.prompt, sampling=sampling, on_token=take, logprobs=asked.logprobs
+        )
         self._recorder.arrived(request, now_ns, now_ns, self._now())
         if request.status is Status.REJECTED:
             self._recorder.left(request, "rejected", end_ns=self._now())
@@ -208,6 +213,13 @@ class _Clients:
 
     def await_(self, stopped: Callable[[], bool]) -> None:
         self._home.await_()
+
+
+class _New(NamedTuple):
+    """Tokens of one request, and their log-probabilities, if they are wanted."""
+
+    tokens: list[int]
+    logprobs: list[float]
 
 
 class _Answer:

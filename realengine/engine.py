@@ -209,13 +209,20 @@ class Engine:
         forced: Sequence[int] | None = None,
         sampling: SamplingParams | None = None,
         stop_ids: Collection[int] = (),
-        on_token: Callable[[int], bool] | None = None,
+        on_token: Callable[[int, float | None], bool] | None = None,
+        logprobs: bool = False,
     ) -> Request:
         """Queue a request with token ids `prompt`; see `TokenSequence` for the rest."""
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
             self.sequences[request.id] = TokenSequence(
-                request, prompt, forced=forced, sampling=sampling, stop_ids=stop_ids, on_token=on_token
+                request,
+                prompt,
+                forced=forced,
+                sampling=sampling,
+                stop_ids=stop_ids,
+                on_token=on_token,
+                logprobs=logprobs,
             )
             self._demand.wait(request)
         return request
@@ -308,12 +315,13 @@ class Engine:
         tokens = launched.wait()
         self._host_free_ns = perf_counter_ns()
         sampled, stopped = [], []
-        for index, token in zip(flight.sampled_rows, tokens, strict=True):
+        logprobs = launched.logprobs or [None] * len(tokens)
+        for index, token, logprob in zip(flight.sampled_rows, tokens, logprobs, strict=True):
             request = flight.rows[index].request if index is not None else None
             if request is None or request.ended:  # it stopped, or was aborted, while this step was under way
                 continue
             sampled.append(request)
-            if self.sequences[request.id].append(token):
+            if self.sequences[request.id].append(token, logprob):
                 stopped.append(request.id)
         finished = self._policy.commit(plan, stopped)
         for request in sampled:

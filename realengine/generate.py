@@ -33,7 +33,7 @@ def stream(
     ready: list[str] = []
     detokenizer = Detokenizer(tokenizer.decode, stop)
 
-    def take(token: int) -> bool:
+    def take(token: int, logprob: float | None) -> bool:
         if token not in engine.spec.eos_ids:
             ready.append(detokenizer.push(token))
         return detokenizer.stopped

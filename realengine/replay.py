@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
@@ -26,7 +27,7 @@ from realengine.segment_tokens import SegmentTokens
 from serving.canary import canary_rows
 from serving.clients import Clients
 from serving.request import Status
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
@@ -94,8 +95,8 @@ def record(
         tokens = SegmentTokens(engine.spec.vocab_size)
         texts = {request.id: (tokens.prompt(request), tokens.output(request)) for request in requests}
         with engine.watch.on(), no_cycle_search(), ctrl_c_heard() as stopped:
-            recorder = RunRecorder(writer, perf_counter_ns())
-            clients = _ReplayedClients(engine, offered, texts, recorder, progress)
+            recorder = RunRecorder(writer, perf_counter_ns(), progress)
+            clients = _ReplayedClients(engine, offered, texts, recorder)
             drive(engine, clients, recorder, stopped)
             status = "interrupted" if stopped() and clients.busy else "complete"
         duration_ns = clients.now()
@@ -125,13 +126,12 @@ class _ReplayedClients:
         workload: Workload,
         texts: dict[int, tuple[list[int], list[int]]],
         recorder: RunRecorder,
-        progress: Callable[[int], None] | None,
     ) -> None:
         self._engine = engine
         self._texts = texts  # token ids of prompt and output, by request
         self._recorder = recorder
-        self._progress = progress
         self._clients = Clients(workload)
+        self._hang_ups: list[tuple[int, int]] = []  # a heap: when clients hang up on their requests, and those's ids
 
     def now(self) -> int:
         """Nanoseconds from the start of the run."""
@@ -141,8 +141,16 @@ class _ReplayedClients:
     def busy(self) -> bool:
         return bool(self._recorder.open_requests) or not self._clients.exhausted
 
+    @property
+    def _next_ns(self) -> int | None:
+        """When something comes that no answer brings about."""
+        hang_up_ns = self._hang_ups[0][0] if self._hang_ups else None
+        return min((ns for ns in (self._clients.next_ns, hang_up_ns) if ns is not None), default=None)
+
     def take(self) -> None:
         now = self.now()
+        while self._hang_ups and self._hang_ups[0][0] <= now:
+            self._hang_up(heappop(self._hang_ups)[1])
         while (next_ns := self._clients.next_ns) is not None and next_ns <= now:
             arrived = self._clients.pop()
             send_ns = self.now()
@@ -151,19 +159,22 @@ class _ReplayedClients:
             self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
             if request.status is Status.REJECTED:
                 self._recorder.left(request, "rejected")
-                self._left(arrived, send_ns)
+                self._clients.ended(arrived, send_ns)
+            elif arrived.cancel_ns is not None:
+                heappush(self._hang_ups, (arrived.cancel_ns, arrived.id))
+
+    def _hang_up(self, id: int) -> None:
+        if (request := self._engine.abort(id)) is not None:
+            now_ns = self.now()
+            self._recorder.left(request, "cancelled", None, "its client hung up", now_ns)
+            self._clients.ended(request.arrived, now_ns)
 
     def ran(self, step: Step) -> None:
         for request in step.finished:
-            self._left(request.arrived, step.end_ns - self._recorder.started_ns)
-
-    def _left(self, arrived: WorkloadRequest, now_ns: int) -> None:
-        self._clients.ended(arrived, now_ns)
-        if self._progress is not None:
-            self._progress(self._recorder.ended)
+            self._clients.ended(request.arrived, step.end_ns - self._recorder.started_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
-        arrival_ns = self._clients.next_ns
+        arrival_ns = self._next_ns
         if arrival_ns is None:
             raise RuntimeError(f"{self._recorder.open_requests} requests left, nothing to run: a scheduling bug")
         if arrival_ns - self.now() > _FLUSH_NS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,13 +37,15 @@ class RunRecorder:
     """Follows requests from their arrival to their end, and steps; `started_ns` is when the run began.
 
     A request's row goes to `sink` when it ends. Rows of steps wait for `flush_steps`, so that no step waits for a disk.
+    `progress` is called with the number of requests that have ended.
     """
 
-    def __init__(self, sink: RowSink, started_ns: int) -> None:
+    def __init__(self, sink: RowSink, started_ns: int, progress: Callable[[int], None] | None = None) -> None:
         self.sink = sink
         self.started_ns = started_ns
         self.finished = 0
-        self.ended = 0
+        self._progress = progress
+        self._ended = 0
         self._lives: dict[int, _Life] = {}
         self._steps: list[dict[str, Any]] = []
         self._device_ns = 0
@@ -136,7 +139,7 @@ class RunRecorder:
     ) -> None:
         """`request` is gone, with this status of a recording's `requests`; `finish_ns` if it finished."""
         life, arrived = self._lives.pop(request.id), request.arrived
-        self.ended += 1
+        self._ended += 1
         times = life.token_times_ns
         self.sink.add_request(
             request_id=request.id,
@@ -163,6 +166,8 @@ class RunRecorder:
             token_times_ns=times,
             end_ns=end_ns,
         )
+        if self._progress is not None:
+            self._progress(self._ended)
 
     def flush_steps(self) -> None:
         """Hand on the rows of steps that have ended."""

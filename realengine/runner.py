@@ -23,6 +23,7 @@ from realengine.kv_cache import FP8, KvCache
 from realengine.layer_ops import LayerOps, TorchOps
 from realengine.model import Model
 from realengine.op_times import COLLECTIVES, Timed
+from realengine.sampling import logprobs_of
 from realengine.shard import shard_spec, shard_state
 from realengine.speed import Speed
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
@@ -44,6 +45,7 @@ class GraphKey(NamedTuple):
 class _HostBuffer(NamedTuple):
     step: torch.Tensor
     tokens: torch.Tensor
+    logprobs: torch.Tensor
 
 
 class Launched:
@@ -53,7 +55,7 @@ class Launched:
     speed  how fast the device was before and after it, on average; None where it is not looked at
     """
 
-    def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool) -> None:
+    def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool, logprobs: torch.Tensor | None) -> None:
         self.layout = layout
         self.graph = graph
         self.pending: Pending | None = None
@@ -61,6 +63,7 @@ class Launched:
         self.times: Timed | None = None
         self.speed: float | None = None
         self._tokens = tokens
+        self._logprobs = logprobs
         self._seen_ns = 0
 
     def done(self) -> bool:
@@ -73,6 +76,12 @@ class Launched:
         self._seen_ns = perf_counter_ns()
         tokens: list[int] = self._tokens[: self.layout.samples].tolist()
         return tokens
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """Natural logarithms `[S]` of the model's probabilities of the tokens, before temperature and limits; valid
+        after `wait`. None where nobody wanted them."""
+        return None if self._logprobs is None else self._logprobs[: self.layout.samples].tolist()
 
     @property
     def start_ns(self) -> int:
@@ -142,7 +151,11 @@ class ModelRunner:
             size, samples = self._sizes()
             self._buffer = torch.zeros(size, dtype=torch.int32, device=where)
             self._host = [
-                _HostBuffer(self.device.host_buffer(size), self.device.host_buffer(samples))
+                _HostBuffer(
+                    self.device.host_buffer(size),
+                    self.device.host_buffer(samples),
+                    self.device.host_buffer(samples).view(torch.float32),
+                )
                 for _ in range(_HOST_BUFFERS)
             ]
         self._launches = 0
@@ -242,7 +255,7 @@ class ModelRunner:
         size = len(step.packed)
         host.step[:size].numpy()[:] = step.packed
         graph = self._captures and not layout.prefill_rows and layout.decode_rows <= DECODE_BUCKETS[-1]
-        launched = Launched(layout, host.tokens, graph)
+        launched = Launched(layout, host.tokens, graph, host.logprobs if step.logprobs else None)
         if self._timing:
             launched.times = Timed(self.device.mark)
         elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
@@ -261,6 +274,8 @@ class ModelRunner:
                 if self._config.async_scheduling:
                     self._last_tokens[batch.seats.long()] = tokens
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
+                if step.logprobs:
+                    host.logprobs[: layout.samples].copy_(logprobs_of(logits, tokens), non_blocking=True)
             self._mark(launched)
             if self._speed is not None:
                 after = self._speed()

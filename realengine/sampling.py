@@ -62,6 +62,15 @@ def draw(
     return tokens.int()
 
 
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The natural logarithm `[S]`, float32, of each token's probability under `logits` `[S, vocab]`.
+
+    As vLLM's `raw_logprobs`, its default: before temperature, top-k and top-p.
+    """
+    numbers = logits.float()
+    return numbers.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - numbers.logsumexp(-1)
+
+
 def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniform: float) -> torch.Tensor:
     """Inverse-CDF sampling of one row of `logits`."""
     scaled = (logits - logits.max()) / temperature

@@ -48,4 +48,5 @@ class Seating:
             self._tables[seat, filled:need] = request.blocks[filled:need]
             self._filled[seat] = need
         draw = sequence.sampling.draw(start + count - sequence.prompt_len) if samples else None
-        return RowInput(sequence.inputs(start, count, seat), start, self._tables[seat], seat, samples, draw)
+        wanted = samples and sequence.logprobs
+        return RowInput(sequence.inputs(start, count, seat), start, self._tables[seat], seat, samples, draw, wanted)

@@ -14,7 +14,8 @@ class TokenSequence:
 
     forced    output tokens to take instead of the sampled ones (trace replay)
     stop_ids  tokens that end the request
-    on_token  sees every output token; returning True ends the request (a stop string)
+    on_token  sees every output token and, with `logprobs`, the natural logarithm of its probability; returning True
+              ends the request (a stop string)
     """
 
     def __init__(
@@ -25,7 +26,8 @@ class TokenSequence:
         forced: Sequence[int] | None = None,
         sampling: SamplingParams | None = None,
         stop_ids: Collection[int] = (),
-        on_token: Callable[[int], bool] | None = None,
+        on_token: Callable[[int, float | None], bool] | None = None,
+        logprobs: bool = False,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -36,6 +38,7 @@ class TokenSequence:
         self._forced = forced
         self._stop_ids = stop_ids
         self._on_token = on_token
+        self.logprobs = logprobs
 
     @property
     def outputs(self) -> list[int]:
@@ -53,11 +56,11 @@ class TokenSequence:
         ahead = start + count - 1 - self.prompt_len  # the overlapped loop is one token ahead at most
         return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
 
-    def append(self, sampled: int) -> bool:
+    def append(self, sampled: int, logprob: float | None = None) -> bool:
         """Take one output token; whether it ends the request before its output length."""
         token = sampled if self._forced is None else self._forced[self.output_len]
         self.tokens.append(token)
         stopped = token in self._stop_ids
         if self._on_token is not None:
-            stopped = self._on_token(token) or stopped
+            stopped = self._on_token(token, logprob if self.logprobs else None) or stopped
         return stopped

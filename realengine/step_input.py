@@ -113,16 +113,21 @@ class Batch(NamedTuple):
 
 
 class StepInput(NamedTuple):
-    """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws."""
+    """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws.
+
+    With `logprobs` somebody wants to know how likely the sampled tokens were.
+    """
 
     layout: Layout
     packed: Ints
     greedy: bool
+    logprobs: bool
 
 
 class RowInput(NamedTuple):
     """One row of a step. `tokens` as in `Batch`; `blocks` cover its context; `draw` is temperature, top-k, top-p and
-    a uniform number, or None for greedy; `samples` says whether its token is wanted."""
+    a uniform number, or None for greedy; `samples` says whether its token is wanted, `logprob` whether its
+    log-probability is."""
 
     tokens: Sequence[int]
     start: int
@@ -130,6 +135,7 @@ class RowInput(NamedTuple):
     seat: int
     samples: bool = True
     draw: tuple[float, int, float, float] | None = None
+    logprob: bool = False
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -198,4 +204,4 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     numbers: list[int | None] = [*decode, *[None] * dummies, *prefill]
     wanted = [numbers[r] if ordered[r].samples else None for r in sampling]
     greedy = all(row.draw is None for row in rows)
-    return Packed(StepInput(layout, packed, greedy), wanted)
+    return Packed(StepInput(layout, packed, greedy, any(row.logprob for row in rows)), wanted)

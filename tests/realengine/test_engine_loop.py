@@ -333,6 +333,19 @@ def test_ctrl_c_is_heard_while_it_waits_for_an_arrival(tmp_path: Path) -> None:
     assert (done.status, done.finished) == ("interrupted", 1)
 
 
+def test_clients_that_hang_up_give_their_blocks_back(tmp_path: Path) -> None:
+    """While their requests wait or run; one that had its answer by then is as if it never meant to."""
+    hang_up_ns = {1: 0, 2: 30_000_000, 3: 60_000_000_000}
+    requests = [WorkloadRequest(n, 0, (("", 20),), 3 if n == 3 else 150, cancel_ns=hang_up_ns.get(n)) for n in range(4)]
+    engine = engine_for(scheduler={"max_num_seqs": 2})
+    done = record(Workload(requests, "impatient"), engine, tmp_path / "run")
+    rows = {row["request_id"]: row for row in Recording.load(tmp_path / "run").requests.to_pylist()}
+    assert done.status == "complete"
+    assert [rows[n]["status"] for n in range(4)] == ["finished", "cancelled", "cancelled", "finished"]
+    assert rows[2]["end_ns"] >= 30_000_000 > rows[1]["end_ns"]
+    assert engine.scheduler.pool.free == engine.scheduler.pool.total
+
+
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
