@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apiserver.exchange import Exchange
 from apiserver.filler import PlainTexts, filler_tokens
-from apiserver.ledger import Ledger, LiveRecording
+from apiserver.ledger import ForwardingLedger, Ledger, LiveRecording
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About
+from apiserver.messages import About, Row
 from apiserver.settings import ServeSettings
 from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
 from serving.workload import Workload
 from traces.recording import RecordingWriter
+
+if TYPE_CHECKING:
+    import zmq
+
+    from apiserver.real import RealEngine
+    from apiserver.real_fleet import RealFleet
 
 _END = 0  # the token that would end a twin's answers: none of its fillers
 
@@ -46,14 +53,13 @@ def make_twin(
         folder,
         vocab_size,
         True,
+        first.scheduler.block_size,
     )
     run = {
-        "run_id": Path(out or "live").name,
+        **_identity(settings, out),
         "clock": "virtual",
-        "workload": "served",
         "deployment": scenario.deployment.model_dump_json(),
         "replicas": scenario.engines,
-        "seed": settings.seed,
         "hardware": "",
         "calibration": scenario.calibration,
         "num_blocks": scenario.num_blocks,
@@ -85,42 +91,97 @@ def make_real(
     exchange: Exchange,
     wake: Callable[[], None],
     say: Callable[[str], None],
-) -> tuple[Any, Ledger, LiveMetrics]:
+) -> tuple[RealEngine, Ledger, LiveMetrics]:
     """The real engine, loaded. Raises UserError if it cannot be."""
+    real = _real(settings, deployment, exchange, wake, say, monotonic_ns())
+    metrics = LiveMetrics(real.about.model)
+    run = {**real.about.run, **_identity(settings, out)}
+    real.ledger = ledger = Ledger(real, metrics, _recording(out, run, overwrite))
+    return real, ledger, metrics
+
+
+def make_one_of_several(
+    settings: ServeSettings,
+    deployment: Deployment,
+    exchange: Exchange,
+    wake: Callable[[], None],
+    say: Callable[[str], None],
+    origin_ns: int,
+) -> tuple[RealEngine, ForwardingLedger, LiveMetrics]:
+    """The real engine, whose rows go to the process that asks it. Raises UserError if it cannot be loaded."""
+    real = _real(settings, deployment, exchange, wake, say, origin_ns)
+
+    def send(dataset: str, row: dict[str, Any]) -> None:
+        for peer in exchange.peers:
+            exchange.send(peer, Row(dataset, row))
+
+    real.ledger = ledger = ForwardingLedger(send)
+    return real, ledger, LiveMetrics(real.about.model)
+
+
+def make_fleet(
+    settings: ServeSettings,
+    addresses: Sequence[str],
+    out: str | None,
+    overwrite: bool,
+    exchange: Exchange,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+    origin_ns: int,
+) -> tuple[RealFleet, Ledger, LiveMetrics]:
+    """The engines at `addresses` behind one router. Raises UserError for a router that is none."""
+    from apiserver.real_fleet import RealFleet
+    from sim.router import find_router
+
+    fleet = RealFleet(context, addresses, exchange, find_router(settings.router or "round-robin"), origin_ns)
+    fleet.register(poller)
+    fleet.await_all(poller)
+    metrics = LiveMetrics(fleet.about.model)
+    run = {**fleet.about.run, **_identity(settings, out), "replicas": len(addresses)}
+    fleet.ledger = ledger = Ledger(fleet, metrics, _recording(out, run, overwrite))
+    return fleet, ledger, metrics
+
+
+def _real(
+    settings: ServeSettings,
+    deployment: Deployment,
+    exchange: Exchange,
+    wake: Callable[[], None],
+    say: Callable[[str], None],
+    origin_ns: int,
+) -> RealEngine:
     from apiserver.real import RealEngine
     from planning.measure.load_engine import load_engine
     from realengine.engine import Engine
     from realengine.hardware import describe
 
     def about(engine: Engine) -> About:
-        spec, folder = engine.spec, engine.folder
+        spec, folder, deployment = engine.spec, engine.folder, engine.deployment
         return About(
-            settings.served_model_name or engine.deployment.model,
-            engine.deployment.scheduler.max_model_len,
+            settings.served_model_name or deployment.model,
+            deployment.scheduler.max_model_len,
             list(spec.eos_ids),
             str(folder) if folder is not None and (folder / "tokenizer.json").is_file() else "",
             spec.vocab_size,
             False,
+            deployment.scheduler.block_size,
+            {
+                "clock": "wall",
+                "deployment": deployment.model_dump_json(),
+                "replicas": 1,
+                "hardware": json.dumps(describe(deployment.device)),
+                "calibration": "",
+                "num_blocks": engine.scheduler.pool.total,
+                "block_size": deployment.scheduler.block_size,
+                "notes": json.dumps({"served": {}, "attention": engine.attention, "model": engine.source}),
+            },
         )
 
-    real = RealEngine(lambda: load_engine(deployment, say), about, exchange, wake)
-    deployment = real.engine.deployment
-    run = {
-        "run_id": Path(out or "live").name,
-        "clock": "wall",
-        "workload": "served",
-        "deployment": deployment.model_dump_json(),
-        "replicas": 1,
-        "seed": settings.seed,
-        "hardware": json.dumps(describe(deployment.device)),
-        "calibration": "",
-        "num_blocks": real.engine.scheduler.pool.total,
-        "block_size": deployment.scheduler.block_size,
-        "notes": json.dumps({"served": {}, "attention": real.engine.attention, "model": real.engine.source}),
-    }
-    metrics = LiveMetrics(real.about.model)
-    real.ledger = ledger = Ledger(real, metrics, _recording(out, run, overwrite))
-    return real, ledger, metrics
+    return RealEngine(lambda: load_engine(deployment, say), about, exchange, wake, origin_ns)
+
+
+def _identity(settings: ServeSettings, out: str | None) -> dict[str, Any]:
+    return {"run_id": Path(out or "live").name, "workload": "served", "seed": settings.seed}
 
 
 def _recording(out: str | None, run: dict[str, Any], overwrite: bool) -> LiveRecording | None:

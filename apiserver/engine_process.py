@@ -10,7 +10,7 @@ import zmq
 
 from apiserver.backend import Backend
 from apiserver.exchange import Exchange
-from apiserver.ledger import Ledger
+from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import Abort, Add, Delivered, Drain, Hello, Message, Metrics, Scrape
 
@@ -23,7 +23,14 @@ class EngineProcess:
     `most` is the number of requests that may be under way; others are refused. `woken` is read when `poller` wakes.
     """
 
-    def __init__(self, backend: Backend, exchange: Exchange, ledger: Ledger, metrics: LiveMetrics, most: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        exchange: Exchange,
+        ledger: Ledger | ForwardingLedger,
+        metrics: LiveMetrics,
+        most: int,
+    ) -> None:
         self._backend = backend
         self._exchange = exchange
         self._ledger = ledger

@@ -10,9 +10,14 @@ from apiserver.messages import From, Message, Output, Outputs, encode, read_requ
 
 
 class Exchange:
-    """A ROUTER socket at `address`. Requests get ids in the order of their arrival, which no client can choose."""
+    """A ROUTER socket at `address`.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    Requests get ids in the order of their arrival, which no client can choose; or keep the ids that they come with,
+    where they all come from one process.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keeps_ids: bool = False) -> None:
+        self._keeps_ids = keeps_ids
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an API process that came back is who it was
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -40,7 +45,7 @@ class Exchange:
 
     def open(self, peer: bytes, their_id: int) -> int:
         """Our id for a new request."""
-        id, self._next = self._next, self._next + 1
+        id, self._next = their_id if self._keeps_ids else self._next, self._next + 1
         self._homes[id] = peer, their_id
         self._ids[peer, their_id] = id
         return id

@@ -97,6 +97,37 @@ class Ledger:
             self._recording.close()
 
 
+class ForwardingLedger:
+    """A `Ledger` that hands every row to whoever asked, as `send` does."""
+
+    def __init__(self, send: Callable[[str, dict[str, Any]], None]) -> None:
+        self._send = send
+        self.under_way = 0
+        self.undelivered = 0
+
+    def expects(self, id: int, asked: Add) -> None:
+        """See `Ledger`."""
+        self.under_way += 1
+
+    def arrived(self, request: WorkloadRequest) -> None:
+        """See `Ledger`."""
+
+    def add_request(self, **row: Any) -> None:
+        """See `Ledger`."""
+        self.under_way -= 1
+        self._send("requests", row)
+
+    def add_step(self, **row: Any) -> None:
+        """See `Ledger`."""
+        self._send("steps", row)
+
+    def delivered(self, id: int, delivered: Delivered | None) -> None:
+        """See `Ledger`."""
+
+    def close(self) -> None:
+        """See `Ledger`."""
+
+
 class LiveRecording:
     """A recording that grows while requests come. When it cannot be written any more, serving goes on without it."""
 

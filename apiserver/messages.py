@@ -6,6 +6,8 @@ times are of the machine's monotonic clock, in ns, which its processes share.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -22,6 +24,7 @@ class About(Message):
 
     texts   folder of the tokenizer; empty where the model brings none
     twin    whether nothing is computed, so that every token is a text of its own
+    run     the columns of `runs` that tell of an engine, for a process that records several; else empty
     """
 
     model: str
@@ -30,6 +33,13 @@ class About(Message):
     texts: str
     vocab_size: int
     twin: bool
+    block_size: int
+    run: dict[str, Any] = {}
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit into an engine's KV blocks."""
+        return int(self.run["num_blocks"]) * self.block_size
 
 
 class Add(Message):
@@ -101,12 +111,19 @@ class Outputs(Message):
     outputs: list[Output]
 
 
+class Row(Message):
+    """From one of several engine processes: a row of `requests` or `steps`, with ids of who asked."""
+
+    dataset: str
+    columns: dict[str, Any]
+
+
 class Drain(Message):
     """From the engine process: it takes no more requests, because it is about to end."""
 
 
 To = Hello | Add | Abort | Delivered | Scrape
-From = About | Outputs | Metrics | Drain
+From = About | Outputs | Metrics | Row | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode

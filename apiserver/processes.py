@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
@@ -20,33 +20,56 @@ _LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"
 
 
-def engine_main(
-    settings: ServeSettings, deployment: Deployment, out: str | None, overwrite: bool, address: str, told: Connection
-) -> None:
+class Engine(NamedTuple):
+    """What an engine process is to serve, and at which address of ZeroMQ.
+
+    engines    addresses of the engines that it routes to; none where it is one itself
+    number     its own, where it is one of several; None where it serves API processes
+    origin_ns  when the run began on the monotonic clock, which all engines share
+    """
+
+    settings: ServeSettings
+    deployment: Deployment
+    out: str | None
+    overwrite: bool
+    address: str
+    origin_ns: int
+    engines: tuple[str, ...] = ()
+    number: int | None = None
+
+
+def engine_main(engine: Engine, told: Connection) -> None:
     """The process that decides. It tells `told` its model's name when it serves, or why it cannot."""
     import zmq
 
-    from apiserver.backends import make_real, make_twin
+    from apiserver import backends
     from apiserver.engine_process import EngineProcess
     from apiserver.exchange import Exchange
 
     log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the supervisor hands on what it means
+    settings, deployment, record = engine.settings, engine.deployment, (engine.out, engine.overwrite)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     woken, pokes, signals = context.socket(zmq.PULL), context.socket(zmq.PUSH), context.socket(zmq.PUSH)
     woken.bind(_WAKE)
     pokes.connect(_WAKE)
     signals.connect(_WAKE)
-    exchange = Exchange(context, address)
+    exchange = Exchange(context, engine.address, keeps_ids=engine.number is not None)
     poller = zmq.Poller()
     poller.register(woken, zmq.POLLIN)
     exchange.register(poller)
+    wake = partial(pokes.send, b"")
+    made: tuple[Any, Any, Any]
     try:
         if settings.twin:
-            backend, ledger, metrics = make_twin(settings, deployment, out, overwrite, exchange)
+            made = backends.make_twin(settings, deployment, *record, exchange)
+        elif engine.engines:
+            made = backends.make_fleet(settings, engine.engines, *record, exchange, context, poller, engine.origin_ns)
+        elif engine.number is not None:
+            made = backends.make_one_of_several(settings, deployment, exchange, wake, _LOG.info, engine.origin_ns)
         else:
-            wake = partial(pokes.send, b"")
-            backend, ledger, metrics = make_real(settings, deployment, out, overwrite, exchange, wake, _LOG.info)
+            made = backends.make_real(settings, deployment, *record, exchange, wake, _LOG.info)
+        backend, ledger, metrics = made
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
 
         def stop(number: int, frame: Any) -> None:

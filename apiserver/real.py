@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from apiserver.exchange import Exchange
-from apiserver.ledger import Ledger
+from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import PromptSegments
 from realengine.engine import Engine, Step
@@ -26,7 +26,8 @@ _Call = Callable[[], None]
 class RealEngine:
     """Requests to an `Engine` that its own thread makes.
 
-    `wake` is called, by that thread, when `turn` has something to do. An error of the engine is raised by `turn`.
+    `wake` is called, by that thread, when `turn` has something to do. An error of the engine is raised by `turn`. The
+    run began at `origin_ns` on the monotonic clock.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class RealEngine:
         about: Callable[[Engine], About],
         exchange: Exchange,
         wake: Callable[[], None],
+        origin_ns: int,
     ) -> None:
         self.about: About
         self.engine: Engine
-        self.ledger: Ledger
+        self.ledger: Ledger | ForwardingLedger
         self._exchange = exchange
         self._wake = wake
         self._inbox: deque[_Call] = deque()
@@ -46,7 +48,7 @@ class RealEngine:
         self._arrived = Condition()
         self._stopped = False
         self._failed: BaseException | None = None
-        self._origin_ns = perf_counter_ns()
+        self._origin_ns = origin_ns
         made = Event()
         self._thread = Thread(target=self._run, args=(load, about, made), name="engine")
         self._thread.start()

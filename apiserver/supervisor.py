@@ -7,13 +7,14 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
-from multiprocessing import connection, get_context
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any
 
-from apiserver.processes import api_main, engine_main
+from apiserver.processes import Engine, api_main, engine_main
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
@@ -41,7 +42,8 @@ def serve(
     listening = _listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
-        supervisor = _Supervisor(settings, deployment, out, overwrite, f"ipc://{Path(folder) / 'engine'}", listening)
+        engines = _engines(settings, deployment, out, overwrite, Path(folder))
+        supervisor = _Supervisor(settings, engines, listening)
         try:
             model = supervisor.start()
             shown = f"[{host}]" if ":" in host else host
@@ -65,19 +67,25 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _engines(
+    settings: ServeSettings, deployment: Deployment, out: str | None, overwrite: bool, folder: Path
+) -> dict[str, Engine]:
+    """The engine processes by name: `engine` is the one that API processes talk to, and comes last."""
+    whole = Engine(settings, deployment, out, overwrite, f"ipc://{folder / _ENGINE}", monotonic_ns())
+    if settings.twin or (settings.replicas or 1) == 1:
+        return {_ENGINE: whole}
+    names = [f"{_ENGINE}-{number}" for number in range(settings.replicas or 1)]
+    several = {
+        name: whole._replace(out=None, address=f"ipc://{folder / name}", number=number)
+        for number, name in enumerate(names)
+    }
+    return {**several, _ENGINE: whole._replace(engines=tuple(engine.address for engine in several.values()))}
+
+
 class _Supervisor:
-    def __init__(
-        self,
-        settings: ServeSettings,
-        deployment: Deployment,
-        out: str | None,
-        overwrite: bool,
-        address: str,
-        listening: socket.socket,
-    ) -> None:
+    def __init__(self, settings: ServeSettings, engines: dict[str, Engine], listening: socket.socket) -> None:
         self._settings = settings
-        self._engine_of = (settings, deployment, out, overwrite, address)
-        self._address = address
+        self._engines = engines
         self._listening = listening
         self._processes: dict[str, BaseProcess] = {}
         self._born: dict[str, float] = {}
@@ -87,7 +95,10 @@ class _Supervisor:
         """Start everything; the name of the model that is served."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
-        model = self._start_engine()
+        told = {name: self._start_engine(name) for name in self._engines if name != _ENGINE}
+        for name, connection in told.items():
+            self._await_engine(name, connection)
+        model = self._await_engine(_ENGINE, self._start_engine(_ENGINE))
         for at in range(self._settings.api_workers):
             self._start_api(f"api-{at}")
         return model
@@ -95,7 +106,7 @@ class _Supervisor:
     def watch(self) -> None:
         """Until everything has ended."""
         while not self._stops:
-            connection.wait([process.sentinel for process in self._processes.values()], timeout=_LOOK_S)
+            wait([process.sentinel for process in self._processes.values()], timeout=_LOOK_S)
             for name, process in list(self._processes.items()):
                 if process.exitcode is not None and not self._stops:
                     self._start_again(name, process)
@@ -123,30 +134,33 @@ class _Supervisor:
             remedy = "has ended as soon as it was started; the lines above say why"
             raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
         _LOG.error("the process %s has ended (exit code %s); it is started again", name, process.exitcode)
-        if name == _ENGINE:
-            self._start_engine()
+        if name in self._engines:
+            self._await_engine(name, self._start_engine(name))
         else:
             self._start_api(name)
 
-    def _start_engine(self) -> str:
+    def _start_engine(self, name: str) -> Connection:
         told, tells = _SPAWN.Pipe(duplex=False)
-        process = self._start(_ENGINE, engine_main, *self._engine_of, tells)
+        self._start(name, engine_main, self._engines[name], tells)
         tells.close()
+        return told
+
+    def _await_engine(self, name: str, told: Connection) -> str:
+        """The name of the model that it serves. Raises UserError if it cannot."""
         try:
             what, text = told.recv()
         except EOFError:
-            process.join()
+            self._processes[name].join()
             remedy = "has ended before it could serve; the lines above say why"
-            raise UserError("the engine process", f"exit code {process.exitcode}", remedy) from None
+            raise UserError(f"process {name}", f"exit code {self._processes[name].exitcode}", remedy) from None
         if what == "cannot":
             raise UserError(*text)
         return str(text)
 
     def _start_api(self, name: str) -> None:
-        self._start(name, api_main, self._settings, self._address, name, self._listening)
+        self._start(name, api_main, self._settings, self._engines[_ENGINE].address, name, self._listening)
 
-    def _start(self, name: str, main: Callable[..., None], *args: Any) -> BaseProcess:
-        process = self._processes[name] = _SPAWN.Process(target=main, args=args, name=name)
-        process.start()
+    def _start(self, name: str, main: Callable[..., None], *args: Any) -> None:
+        self._processes[name] = _SPAWN.Process(target=main, args=args, name=name)
+        self._processes[name].start()
         self._born[name] = monotonic()
-        return process

@@ -28,8 +28,9 @@ class OwnRouter:
             chosen = self.watch.call(self._choose, request, replicas)
         except Fault as fault:
             raise UserError("router", self._name, f"request {request.id}: {fault.what}") from fault.__cause__
-        if not isinstance(chosen, Replica) or chosen not in replicas:
+        if not any(chosen is replica for replica in replicas):
             what = f"replica {chosen.index}" if isinstance(chosen, Replica) else repr(chosen)
             what = f"choose() returned {what}, which is none of the {len(replicas)} replicas that it was given"
             raise UserError("router", self._name, f"request {request.id}: {what}")
-        return chosen
+        found: Replica = chosen
+        return found

@@ -1,0 +1,234 @@
+"""Several real engines, a process each, behind one router of the simulator's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import Any, cast
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from apiserver.exchange import Exchange
+from apiserver.ledger import Ledger
+from apiserver.messages import Abort, About, Add, Delivered, Hello, Message, Outputs, Row, encode, read_answer
+from apiserver.prompt_segments import PromptSegments
+from serving.request import Status
+from serving.workload import Segment, WorkloadRequest
+from sim.replica import LoadListener
+from sim.replica_set import ReplicaSet
+from sim.router import Router
+
+_LOG = logging.getLogger("tokentwin")
+
+
+class RemoteEngine:
+    """An engine process as routers see it: requests and tokens are those that it was sent and that have not ended."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], index: int, address: str) -> None:
+        self.index = index
+        self.about: About | None = None
+        self.answers: dict[int, _Answer] = {}
+        self.outstanding_requests = 0
+        self.outstanding_tokens = 0
+        self.known_tokens = 0
+        self.queued_requests = 0
+        self.listeners: list[LoadListener] = []
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, b"fleet")
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.events = self.socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self.socket.connect(address)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit into its KV blocks."""
+        return self.about.kv_tokens if self.about is not None else 1
+
+    def send(self, message: Message) -> None:
+        """Tell it something."""
+        self.socket.send(encode(message))
+
+    def takes(self, id: int, answer: _Answer) -> None:
+        """A request was sent to it."""
+        self.answers[id] = answer
+        self.outstanding_requests += 1
+        self.outstanding_tokens += len(answer.asked.prompt) + answer.asked.max_tokens
+        self.known_tokens += len(answer.asked.prompt)
+        for listener in self.listeners:
+            listener.loaded(cast(Any, self))
+
+    def loses(self, id: int) -> _Answer:
+        """A request of it has ended."""
+        answer = self.answers.pop(id)
+        self.outstanding_requests -= 1
+        self.outstanding_tokens -= len(answer.asked.prompt) + answer.asked.max_tokens
+        self.known_tokens -= len(answer.asked.prompt) + len(answer.tokens)
+        for listener in self.listeners:
+            listener.lightened(cast(Any, self))
+        return answer
+
+
+class RealFleet:
+    """Requests to the engines at `addresses`. What one engine's end leaves unanswered ends with an error."""
+
+    about: About
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        addresses: Sequence[str],
+        exchange: Exchange,
+        router: Router,
+        origin_ns: int,
+    ) -> None:
+        self.ledger: Ledger
+        self.engines = [RemoteEngine(context, index, address) for index, address in enumerate(addresses)]
+        self._exchange = exchange
+        self._router = router
+        self._ready = ReplicaSet()
+        self._origin_ns = origin_ns
+        self._engine_of: dict[int, RemoteEngine] = {}
+        self._segments: PromptSegments
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let `poller` wake when an engine says something, comes or goes."""
+        for engine in self.engines:
+            poller.register(engine.socket, zmq.POLLIN)
+            poller.register(engine.events, zmq.POLLIN)
+
+    def await_all(self, poller: zmq.Poller) -> None:
+        """Return when every engine serves."""
+        while len(self._ready) < len(self.engines):
+            poller.poll()
+            self.turn()
+        self.about = cast(About, self.engines[0].about)
+        self._segments = PromptSegments(self.about.block_size)
+
+    def run_ns(self, monotonic_ns: int) -> int:
+        return monotonic_ns - self._origin_ns
+
+    def add(self, id: int, asked: Add) -> None:
+        segments = self._segments.of(id, asked.prompt)
+        arrival_ns = self.run_ns(monotonic_ns())
+        request = WorkloadRequest(
+            id, arrival_ns, segments, asked.max_tokens, asked.priority, asked.tenant, session=asked.session
+        )
+        self.ledger.arrived(request)
+        answer = _Answer(asked, segments, arrival_ns)
+        if not self._ready:
+            self._left(id, answer, None, "rejected", "no engine is ready")
+            self._exchange.end(id, "crashed", "no engine is ready")
+            return
+        engine = cast(RemoteEngine, self._router.choose(request, self._ready))
+        self._engine_of[id] = engine
+        engine.takes(id, answer)
+        asked.id = id
+        engine.send(asked)
+
+    def abort(self, id: int, why: str) -> None:
+        if (engine := self._engine_of.get(id)) is not None:
+            engine.send(Abort(id, why))
+
+    def turn(self) -> float | None:
+        for engine in self.engines:
+            self._listen(engine)
+        return None
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.socket.disable_monitor()
+            engine.socket.close()
+
+    def _listen(self, engine: RemoteEngine) -> None:
+        while engine.events.poll(0):
+            if recv_monitor_message(engine.events)["event"] == zmq.EVENT_CONNECTED:
+                engine.send(Hello())
+            elif engine.about is not None:
+                self._lost(engine)
+        while True:
+            try:
+                message = read_answer(engine.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            match message:
+                case About():
+                    engine.about = message
+                    self._ready.join(cast(Any, engine))
+                case Outputs():
+                    self._pass_on(engine, message)
+                case Row():
+                    self._row(engine, message)
+
+    def _pass_on(self, engine: RemoteEngine, message: Outputs) -> None:
+        for output in message.outputs:
+            if (answer := engine.answers.get(output.id)) is None:
+                continue
+            answer.tokens += output.tokens
+            engine.known_tokens += len(output.tokens)
+            self._exchange.give(output.id, output.tokens, output.logprobs)
+            if output.finish:
+                self._exchange.end(output.id, output.finish, output.reason)
+                engine.send(Delivered(output.id, 0, 0, 0, 0))
+                if answer.row is not None:
+                    self._ended(engine, answer.row)
+        self._exchange.flush(message.due_ns)
+
+    def _row(self, engine: RemoteEngine, message: Row) -> None:
+        row = {**message.columns, "replica": engine.index}
+        if message.dataset == "steps":
+            self.ledger.add_step(**row)
+        elif row["status"] == "finished":
+            engine.answers[row["request_id"]].row = row  # its last tokens are on their way
+        else:
+            self._ended(engine, row)
+
+    def _ended(self, engine: RemoteEngine, row: dict[str, Any]) -> None:
+        id = row["request_id"]
+        answer = engine.loses(id)
+        del self._engine_of[id]
+        self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+        self.ledger.add_request(**{**row, "arrival_ns": answer.arrival_ns})
+
+    def _lost(self, engine: RemoteEngine) -> None:
+        engine.about = None
+        self._ready.leave(cast(Any, engine))
+        _LOG.error("engine %d is gone; its %d requests end", engine.index, len(engine.answers))
+        for id in list(engine.answers):
+            answer = engine.loses(id)
+            del self._engine_of[id]
+            self._exchange.end(id, "crashed", f"engine {engine.index} has ended")
+            self._left(id, answer, engine.index, Status.ABORTED.value, "its engine has ended")
+        self._exchange.flush(monotonic_ns())
+
+    def _left(self, id: int, answer: _Answer, replica: int | None, status: str, reason: str) -> None:
+        asked = answer.asked
+        self.ledger.add_request(
+            request_id=id,
+            replica=replica,
+            tenant=asked.tenant,
+            slo_class="",
+            session=asked.session,
+            turn=0,
+            priority=asked.priority,
+            status=status,
+            reason=reason,
+            prompt_tokens=len(asked.prompt),
+            output_tokens=len(answer.tokens),
+            arrival_ns=answer.arrival_ns,
+            send_ns=answer.arrival_ns,
+            end_ns=self.run_ns(monotonic_ns()),
+        )
+
+
+class _Answer:
+    """An answer under way."""
+
+    def __init__(self, asked: Add, segments: tuple[Segment, ...], arrival_ns: int) -> None:
+        self.asked = asked
+        self.segments = segments
+        self.arrival_ns = arrival_ns
+        self.tokens: list[int] = []
+        self.row: dict[str, Any] | None = None
