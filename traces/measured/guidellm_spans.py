@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 from traces.rows import Row, csv_rows
@@ -21,10 +22,8 @@ from traces.rows import Row, csv_rows
 SECOND_NS = 10**9
 
 
-class GuideLlmSpans(BaseModel):
+class GuideLlmSpans(Settings):
     """A sweep in one file; `shared_prefix_tokens` is how many tokens the prompts of a phase begin with alike."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["guidellm-spans"] = "guidellm-spans"
     file: str

@@ -12,9 +12,10 @@ import random
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.measured.prometheus_text import Histogram, Window
 from traces.measured.run import MeasuredRun
@@ -26,10 +27,8 @@ _LATENCIES = {
 }
 
 
-class Prometheus(BaseModel):
+class Prometheus(Settings):
     """Two snapshots of one engine, `window_s` seconds apart."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["prometheus"] = "prometheus"
     before: str

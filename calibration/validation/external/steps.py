@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from calibration.operations import StepSizes
 from calibration.steps.coverage import interval_of, provenance_of
@@ -26,6 +25,7 @@ from calibration.validation.external.teaching import source_of
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.settings import Settings
 
 _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,
@@ -34,10 +34,8 @@ _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
 }
 
 
-class StepLog(BaseModel):
+class StepLog(Settings):
     """What a case file says of a per-iteration log."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["iteration-log"]
     file: str
