@@ -14,8 +14,7 @@ Floats = NDArray[np.float64]
 
 def numbers(table: pa.Table, name: str) -> Floats:
     """A numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
-    values: Floats = pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
-    return values
+    return pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
 
 
 def stored(table: pa.Table, name: str) -> NDArray[Any]:
