@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
 from traces.measured.json_file import MANY, JsonFile
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 
@@ -71,7 +71,7 @@ class BenchServe(Settings):
 
     def _prompt(self, tokens: int) -> tuple[Segment, ...]:
         shared = min(self.shared_prefix_tokens, tokens)
-        return tuple(part for part in (("prefix", shared), (PRIVATE, tokens - shared)) if part[1])
+        return prompt_of(("prefix", shared), (PRIVATE, tokens - shared))
 
 
 def _lengths(file: JsonFile) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from serving.errors import UserError
 from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 from traces.rows import Row, csv_rows
 
@@ -53,8 +53,7 @@ class GuideLlmSpans(Settings):
 
     def _prompt(self, phase: str, tokens: int) -> tuple[Segment, ...]:
         shared = min(self.shared_prefix_tokens, tokens)
-        parts = ((f"prefix of {phase}", shared), (PRIVATE, tokens - shared))
-        return tuple(part for part in parts if part[1])
+        return prompt_of((f"prefix of {phase}", shared), (PRIVATE, tokens - shared))
 
 
 def _concurrency(row: Row) -> int | None:

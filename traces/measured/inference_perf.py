@@ -15,7 +15,7 @@ from pydantic import Field
 
 from serving.errors import UserError
 from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
 from traces.measured.json_file import MANY, JsonFile
 from traces.measured.run import MeasuredRun, saturated
 
@@ -66,8 +66,7 @@ class InferencePerf(Settings):
             return ((PRIVATE, tokens),)
         shared = min(self.shared_prefix_tokens, tokens)
         system, user = id_ % self.shared_prefixes, id_ // self.shared_prefixes % self.users
-        parts = ((f"system {system}", shared), (f"user {user} of {system}", tokens - shared))
-        return tuple(part for part in parts if part[1])
+        return prompt_of((f"system {system}", shared), (f"user {user} of {system}", tokens - shared))
 
     def _figures(self, file: JsonFile, offered: float) -> dict[str, float]:
         found = {}
