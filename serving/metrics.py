@@ -16,12 +16,7 @@ from serving.errors import UserError
 Direction = Literal["lower", "higher"]
 Tool = Literal["vllm", "aiperf", "guidellm", "prometheus"]
 
-TOOLS: dict[Tool, str] = {
-    "vllm": "vLLM",
-    "aiperf": "AIPerf",
-    "guidellm": "GuideLLM",
-    "prometheus": "Prometheus",
-}
+TOOLS: dict[Tool, str] = {"vllm": "vLLM", "aiperf": "AIPerf", "guidellm": "GuideLLM", "prometheus": "Prometheus"}
 
 STATISTICS: dict[str, str] = {
     "mean": "sum / count",
@@ -82,8 +77,7 @@ class Metric:
 
     def names_in(self, tool: Tool) -> tuple[str, ...]:
         """What `tool` calls it."""
-        names: tuple[str, ...] = getattr(self, tool)
-        return names
+        return getattr(self, tool)
 
 
 _METRICS = (
