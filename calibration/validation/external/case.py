@@ -87,6 +87,11 @@ class Case(Settings):
         return deployment, "num_blocks" in deployment.scheduler.model_fields_set
 
 
+def source_of(case: Case, deployment: Deployment) -> str:
+    """Runs of one case and one model are a source: what one taught, another of them must not profit from."""
+    return f"{case.name}/{deployment.model}"
+
+
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():

@@ -19,9 +19,8 @@ from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.predict import blind, kernels
-from calibration.validation.external.case import Case, Target
+from calibration.validation.external.case import Case, Target, source_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from calibration.validation.external.teaching import source_of
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
