@@ -135,7 +135,4 @@ def _plain_number(value: Any) -> Any:
 
 
 Drawn = Fixed | Uniform | Exponential | Lognormal
-Lengths = Annotated[
-    Annotated[Drawn | Empirical, Field(discriminator="kind")],
-    BeforeValidator(_plain_number),
-]
+Lengths = Annotated[Annotated[Drawn | Empirical, Field(discriminator="kind")], BeforeValidator(_plain_number)]
