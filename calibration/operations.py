@@ -333,8 +333,8 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         rows, drafted = sizes.decode_rows, sizes.draft_tokens
         if np.any(sizes.prefill_tokens):
             past, pairs = _seen_by_prompts(sizes, window)
-            prompts = (sizes.prefill_rows, sizes.prefill_tokens, past, pairs)
-            operations.append(PrefillAttention(f"prefill attention{suffix}", *prompts, *shape))
+            prompts, tokens = sizes.prefill_rows, sizes.prefill_tokens
+            operations.append(PrefillAttention(f"prefill attention{suffix}", prompts, tokens, past, pairs, *shape))
         if np.any(rows):
             context = sizes.decode_context + rows
             if window:

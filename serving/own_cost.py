@@ -93,11 +93,12 @@ class OwnCost:
         return self._time("step_ns", self._answer("step_ns", plan, self._step, plan), plan)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        if self._run is None:
+        run = self._run
+        if run is None:
             plans = decode_plans(rows, context, squares, steps)
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in plans]
         first = next(decode_plans(rows, context, squares, 1))
-        times = self._answer("decode_run_ns", first, lambda: list(self._run(rows, context, squares, steps)))
+        times = self._answer("decode_run_ns", first, lambda: list(run(rows, context, squares, steps)))
         if len(times) != steps:
             raise self._wrong("decode_run_ns", first, f"returned {len(times)} times instead of {steps}")
         return [self._time("decode_run_ns", ns, first) for ns in times]

@@ -132,5 +132,6 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
 
 def _lengths(values: array[int]) -> LengthSummary:
     ordered = np.sort(np.frombuffer(values, dtype=np.int64))
-    ranks = map(int, percentiles(ordered, PERCENTILES))
-    return LengthSummary(float(ordered.mean()), float(ordered.std()), int(ordered[0]), *ranks, int(ordered[-1]))
+    p50, p90, p95, p99 = map(int, percentiles(ordered, PERCENTILES))
+    least, most = int(ordered[0]), int(ordered[-1])
+    return LengthSummary(float(ordered.mean()), float(ordered.std()), least, p50, p90, p95, p99, most)
