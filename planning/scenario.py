@@ -61,7 +61,7 @@ class Scenario(Request):
     @field_validator("slo")
     @classmethod
     def _known_bounds(cls, slo: dict[str, float]) -> dict[str, float]:
-        from traces.run_metrics import check_slo
+        from traces.slo import check_slo
 
         return check_slo(slo)
 

@@ -18,7 +18,8 @@ from dashboard.run_page.held_steps import HELD, HeldSteps
 from dashboard.series import bucket_means, envelope, held_at, held_between, thin
 from dashboard.shown import shown
 from serving.metrics import metric
-from traces.run_metrics import RunMetrics, known
+from traces.numeric_columns import known
+from traces.run_metrics import RunMetrics
 
 PHASES = ("queue", "prefill", "decode")
 _SAMPLE = 200_000  # steps: more do not move a curve of 300 points

@@ -17,8 +17,9 @@ from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.shown import percent, shown
 from serving.metrics import metric
+from traces.distribution import Distribution
 from traces.recording import Recording
-from traces.run_metrics import Distribution, RunMetrics
+from traces.run_metrics import RunMetrics
 
 _CELL_PX = 110  # four abreast on a wide page, two on a narrow one
 _HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."

@@ -19,7 +19,7 @@ from planning.compare.document import SHARES
 from planning.compare.paired_runs import PairedRuns, Side
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
 from serving.metrics import metric
-from traces.run_metrics import PERCENTILES
+from traces.distribution import PERCENTILES
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # by which a request wins or loses

@@ -24,7 +24,8 @@ from planning.diagnose.symptoms import LOW_UTILISATION, Symptom, shown_ms
 from planning.priced_scenario import PricedScenario
 from serving.errors import UserError
 from serving.metrics import metric
-from traces.run_metrics import FEWEST, RunMetrics
+from traces.run_metrics import RunMetrics
+from traces.saturation import FEWEST
 
 _LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NEARLY = 0.8  # of what the best lift buys

@@ -43,7 +43,7 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
     from planning.diagnose.symptoms import Evidence, symptoms
     from serving.errors import UserError
     from traces.recording import Recording
-    from traces.run_metrics import check_slo
+    from traces.slo import check_slo
 
     recording = Recording.load(request.run)
     evidence = Evidence(recording, check_slo(request.bounds))

@@ -21,9 +21,10 @@ from planning.diagnose.constraint_lifts import Lifecycle, dispersion
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.workload import PRIVATE, WorkloadRequest
+from traces.distribution import Distribution
 from traces.recording import Recording
 from traces.replica_lives import Lives, serving_ns, unserved_ns
-from traces.run_metrics import Distribution, RunMetrics
+from traces.run_metrics import RunMetrics
 
 LOW_UTILISATION = "low utilisation"
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work

@@ -40,7 +40,8 @@ class RecordedRun:
         """The dataset, and its metrics as further columns (float64, null for none)."""
         import pyarrow as pa
 
-        from traces.run_metrics import REQUEST_METRICS, STEP_METRICS, RunMetrics
+        from traces.run_metrics import REQUEST_METRICS, RunMetrics
+        from traces.step_metrics import STEP_METRICS
 
         table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
         for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:

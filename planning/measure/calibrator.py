@@ -101,9 +101,9 @@ def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibrati
 
 
 def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
-    from calibration.validation.external.blind import blind
     from calibration.validation.external.case import load_case
     from calibration.validation.external.learning import learnt_from
+    from calibration.validation.external.predictor import blind
     from calibration.validation.external.scoring import score
 
     outcome = score(load_case(path), request.data, blind)

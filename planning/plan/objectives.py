@@ -104,7 +104,7 @@ class Objectives:
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:
     """Objectives as written on the command line. Raises UserError that says what is wrong with which."""
-    from traces.run_metrics import check_slo
+    from traces.slo import check_slo
 
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []

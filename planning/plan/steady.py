@@ -34,7 +34,7 @@ class Steady:
 
 def steady(requests: pa.Table) -> Steady:
     """Of a run's table of requests, unfinished ones included. Too few requests to tell are taken to be kept up with."""
-    from traces.run_metrics import PILING_UP
+    from traces.saturation import PILING_UP
 
     finished = np.asarray(pc.fill_null(pc.equal(requests.column("status"), "finished"), False))
     arrival, scheduled, first_token, finish, prompt, output = (_column(requests, name) for name in _COLUMNS)
@@ -59,7 +59,7 @@ def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
 
     Requests that never had one were turned away, and wait for nothing.
     """
-    from traces.run_metrics import FEWEST, growth
+    from traces.saturation import FEWEST, growth
 
     admitted = np.isfinite(scheduled)
     if admitted.sum() < FEWEST:

@@ -7,8 +7,9 @@ no service. The policy is work-conserving: an idle tenant's share goes to the ot
 
 from __future__ import annotations
 
+from typing import Any
+
 from serving.deployments.config import SchedulerConfig
-from serving.kv.content import Content
 from serving.policies.tenant_queue import ServiceCounters, TenantQueue
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
@@ -21,11 +22,9 @@ class FairScheduler(VllmScheduler):
     counters  service of each tenant so far
     """
 
-    def __init__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         self.counters = ServiceCounters(lambda: self.decodes.clock, config.fair_input_weight, config.fair_output_weight)
-        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+        super().__init__(config, **engine)
         self.service = self.decodes.listener = self.counters
 
     def new_queue(self) -> WaitingQueue:

@@ -90,7 +90,7 @@ def compare(
     from planning.progress import telling
     from serving.errors import UserError
     from tokentwin.commands.command_line import command_line
-    from traces.run_metrics import parse_slo
+    from traces.slo import parse_slo
 
     if save is not None:
         check_free(save, force)

@@ -38,7 +38,7 @@ def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool
     from planning.exports.file import check_free, write_whole
     from serving.document import print_document
     from tokentwin.commands.command_line import command_line
-    from traces.run_metrics import parse_slo
+    from traces.slo import parse_slo
 
     if save is not None:
         check_free(save, force)
