@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from planning.compare.document import RanDeployment, Side
 from planning.priced_scenario import price_scenario
 from planning.traffic import waits_for_answers
 from serving.errors import UserError
@@ -107,6 +108,39 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
     costs = [pure(scenario.cost) for scenario in scenarios]
     known = [cost.calibration if isinstance(cost, StepCost) else None for cost in costs] or [None] * len(sides)
     return disturbance(list(zip(sides, known, strict=True)))
+
+
+def simulated_side(scenario: PricedScenario) -> Side:
+    """How far to trust its step times (as far as those of its least certain pool), what timed them, and what ran.
+
+    Read it after the run: how far to trust the times depends on which steps there were.
+    """
+    mark, reason = scenario.provenance()
+    return Side(
+        mark=mark.name.lower(),
+        reason=reason,
+        calibration=scenario.calibration,
+        deployment=RanDeployment(**scenario.deployment.model_dump(mode="json")),
+        replicas=scenario.engines,
+        router=scenario.routes_by,
+    )
+
+
+def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> Side:
+    """Which clock ran it, how often, what ran, and how far to trust it; `found` is of both sides."""
+    from calibration.provenance import UNKNOWN, Provenance, of_run, weakest
+    from calibration.validation.decision_replay import recorded_deployment
+
+    provenance = weakest((of_run(recording.run) for recording in recordings), "recordings")
+    if found is not None and found.disturbed:
+        provenance = Provenance(UNKNOWN, f"{provenance.reason}, on a machine that was disturbed")
+    return Side(
+        clock=recordings[0].run["clock"],
+        runs=len(recordings),
+        deployment=RanDeployment(**recorded_deployment(recordings[0]).model_dump(mode="json")),
+        mark=provenance.mark,
+        reason=provenance.reason,
+    )
 
 
 def _named(side: Sequence[Recording]) -> str:
