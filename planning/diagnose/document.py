@@ -5,6 +5,7 @@ It is what `tokentwin diagnose` prints and saves, what a job of the Run page kee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,6 +43,11 @@ class Counterfactual(Part):
     )
     skipped: str = fact("why it was not simulated; then there are no numbers", default="")
     finished: Number = fact("share of all requests that finish", "fraction", default=None)
+
+    def gain(self, of: str) -> float:
+        """`bought`, minus infinity where what is left is beyond all numbers."""
+        share = self.bought.get(of, 0.0)
+        return -math.inf if share is None else share
 
 
 class Trust(Part):
@@ -146,7 +152,7 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
 
     def p99(value: float | None) -> str:
         """Of requests that finish there may be none; of all of them it may be beyond all numbers."""
-        return _ms(value) if value is not None else "-" if found.sheds else "never"
+        return shown_ms(value) if value is not None else "-" if found.sheds else "never"
 
     of = "; latencies are of requests that finish" if found.sheds else ""
     latencies = [f"{metric(name).label} p99, ms" for name in found.simulated_p99]
@@ -165,7 +171,7 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
         yield Text(found.warning, style="yellow")
 
 
-def _ms(value: float) -> str:
+def shown_ms(value: float) -> str:
     """Four digits, and all of those before the point."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 

@@ -69,7 +69,7 @@ def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]
 
 def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str, Any]) -> DiagnosisDocument:
     """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page."""
-    from planning.diagnose.document import Counterfactual, DiagnosisDocument, Symptom, Trust
+    from planning.diagnose.document import DiagnosisDocument, Symptom, Trust
 
     finished, finished_again = found.finished
     return DiagnosisDocument(
@@ -86,9 +86,7 @@ def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str
         warning=found.warning,
         standing=Trust(mark=found.standing[0].name.lower(), reason=found.standing[1]) if found.standing else None,
         symptoms=tuple(Symptom.model_validate(symptom, from_attributes=True) for symptom in found.symptoms),
-        counterfactuals=tuple(
-            Counterfactual.model_validate(tried, from_attributes=True) for tried in found.counterfactuals
-        ),
+        counterfactuals=tuple(found.counterfactuals),
         version=__version__,
         inputs=dict(inputs),
     )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from calibration.validation.decision_replay import recorded_deployment
 from planning.compare.unit_bootstrap import Floats
 from planning.diagnose.constraint_lifts import Lifecycle, dispersion
+from planning.diagnose.document import shown_ms
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.workload import PRIVATE, WorkloadRequest
@@ -129,11 +130,6 @@ class Evidence:
     @cached_property
     def kv_usage(self) -> Floats:
         return self.metrics.values("kv_usage")
-
-
-def shown_ms(value: float) -> str:
-    """Four digits, and all of those before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
