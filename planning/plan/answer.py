@@ -10,12 +10,10 @@ from planning.plan.candidates import Engine
 from planning.plan.curves import fleet_curve, load_curve, mean_rate
 from planning.plan.document import (
     Candidate,
-    Dearer,
     Draws,
     Fewer,
     FleetPoint,
     Histogram,
-    Infeasible,
     Lengths,
     LoadPoint,
     Offered,
@@ -65,8 +63,8 @@ def plan_document(
         spares=found.limits.spares,
         recommendation=_recommendation(found, best) if best else None,
         runners_up=tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up),
-        dearer=tuple(Dearer(engine=name, usd_per_hour_at_least=usd) for name, usd in found.dearer),
-        infeasible=tuple(Infeasible(engine=failure.name, reason=failure.reason) for failure in found.failures),
+        dearer=found.dearer,
+        infeasible=found.failures,
         frontier=found.frontier,
         frontier_by_price=found.by_price,
         points=found.points,

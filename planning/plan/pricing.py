@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,29 +49,19 @@ class KernelPricing:
         return observed(self._known[key])
 
 
-@dataclass(frozen=True)
-class MeasuredPricing:
+def _measured(calibration: Calibration, engine: Engine) -> JudgedCost:
     """Our own engine where it was calibrated; only policies and limits may differ between candidates."""
+    from calibration.steps.observed import observed
+    from calibration.steps.step_cost import StepCost
 
-    measured: Calibration
-
-    def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.observed import observed
-        from calibration.steps.step_cost import StepCost
-
-        return observed(StepCost(self.measured))
+    return observed(StepCost(calibration))
 
 
-@dataclass(frozen=True)
-class OwnPricing:
+def _own(name: str, engine: Engine) -> JudgedCost:
     """A cost model of one's own, by its `module:Class`."""
+    from calibration.steps.observed import observed
 
-    name: str
-
-    def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.observed import observed
-
-        return observed(own_cost(self.name, engine.deployment))
+    return observed(own_cost(name, engine.deployment))
 
 
 class Candidates(NamedTuple):
@@ -138,5 +129,5 @@ def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
             ours = deployment.model_copy(update={"policy": policy})
             engines.append(Engine(device, prices[device], ours, shown_settings(settings)))
     if names_own_cost(calibration):
-        return Candidates(engines, [], OwnPricing(calibration))
-    return Candidates(engines, [], MeasuredPricing(Calibration.load(calibration)))
+        return Candidates(engines, [], partial(_own, calibration))
+    return Candidates(engines, [], partial(_measured, Calibration.load(calibration)))
