@@ -85,7 +85,7 @@ class Sweep:
             missing = [point for point in self.points if point.id not in there]
             refused: dict[str, UserError] = {}
             try:
-                with closing(executor.run(measure, missing)) as results:
+                with closing(executor(measure, missing)) as results:
                     for made, result in enumerate(results, len(self.points) - len(missing) + 1):
                         dataset.add(self._row(result), result.requests)
                         if result.refused:
