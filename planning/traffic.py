@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from planning.request import Request
@@ -153,13 +154,8 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
 
 def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:
     """The first and the end index of the window, beginning with an arrival, that has the most tokens."""
-    length_ns = round(window_s * 1e9)
-    best, found, held, end = -1, (0, 0), 0, 0
-    for begin, arrival in enumerate(arrivals_ns):
-        while end < len(arrivals_ns) and arrivals_ns[end] < arrival + length_ns:
-            held += tokens[end]
-            end += 1
-        if held > best:
-            best, found = held, (begin, end)
-        held -= tokens[begin]
-    return found
+    begins = np.array(arrivals_ns)
+    ends = np.searchsorted(begins, begins + round(window_s * 1e9))
+    before = np.cumsum([0, *tokens])
+    begin = int(np.argmax(before[ends] - before[:-1]))
+    return begin, int(ends[begin])
