@@ -10,14 +10,21 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.observed import JudgedCost, observed, pure
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
-
-if TYPE_CHECKING:
-    from calibration.steps.observed import JudgedCost
-    from serving.deployments.config import Deployment
-    from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from serving.own_cost import identity as own_identity
+from serving.own_cost import names_own_cost, own_cost
 
 
 class Priced(NamedTuple):
@@ -30,9 +37,6 @@ class Priced(NamedTuple):
     @property
     def gpu(self) -> GpuSpec | None:
         """What its kernels run on; None for our own engine, timed where it was measured."""
-        from calibration.steps.observed import pure
-        from calibration.steps.operation_cost import OperationCost
-
         behind = pure(self.cost)
         return behind.kernels.gpu if isinstance(behind, OperationCost) else None
 
@@ -48,8 +52,6 @@ class Priced(NamedTuple):
 
 def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     """Dollars per GPU-hour from `H100=2.9`, one by one or between commas. Raises UserError for what is no price."""
-    from serving.errors import UserError
-
     prices: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
         name, _, text = pair.rpartition("=")
@@ -71,10 +73,6 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
 
     Raises UserError when they do not go together.
     """
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-    from serving.errors import UserError
-    from serving.own_cost import names_own_cost
-
     if calibration is None:
         if gpu is None:
             remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
@@ -91,34 +89,21 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
 
 
 def _by_own_model(name: str, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
-    from calibration.steps.observed import observed
-    from serving.deployments.config import Deployment
-    from serving.errors import UserError
-    from serving.own_cost import identity, own_cost
-
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with your own cost model; leave --gpu out")
     deployment = deployed(Deployment())
     _check_blocks(deployment)
-    return Priced(deployment, observed(own_cost(name, deployment)), identity(name))
+    return Priced(deployment, observed(own_cost(name, deployment)), own_identity(name))
 
 
 def _check_blocks(deployment: Deployment) -> None:
     """Raise UserError where KV blocks are to follow from the memory of a GPU that nothing is known of."""
-    from serving.errors import UserError
-
     if deployment.gpu_memory_utilization is not None:
         remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
 def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
-    from calibration.steps.observed import observed
-    from calibration.steps.predict import identity, predicted_cost
-    from serving.deployments.gpu_spec import find_gpu
-    from serving.deployments.kv_capacity import kv_capacity
-    from serving.deployments.model_catalogue import find_model
-
     if deployment.gpu_memory_utilization is not None:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         capacity.check(deployment)
@@ -128,11 +113,6 @@ def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
 
 
 def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment]) -> Priced:
-    from calibration.steps.observed import observed
-    from calibration.steps.step_cost import Calibration, StepCost
-    from serving.deployments.config import Deployment
-    from serving.errors import UserError
-
     measured = Calibration.load(calibration)
     base = _parsed(measured.deployment)
     deployment = deployed(base)
@@ -151,18 +131,11 @@ def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment
 
 
 def _parsed(deployment: str) -> Deployment:
-    from serving.deployments.config import Deployment, parse
-
     return parse(Deployment, json.loads(deployment), where="calibration.deployment")
 
 
 def base_deployment(calibration: str | None) -> Deployment:
     """What a scenario's deployment completes: what was calibrated, or what a GPU serves where nothing is stated."""
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-    from calibration.steps.step_cost import Calibration
-    from serving.deployments.config import Deployment
-    from serving.own_cost import names_own_cost
-
     if calibration is None:
         return served()
     if names_own_cost(calibration):

@@ -20,6 +20,8 @@ from planning.request import Request
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
+from traces.reader import read_workload
+from traces.reshape import at_rate, reshaped
 from traces.synth import SynthSpec, read_spec
 
 BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, by default
@@ -70,9 +72,6 @@ class Offered(Request):
         `at_named_rate` brings them to the very rate that a specification names. Raises UserError for a trace that
         cannot be read, and where a `window_s` holds nothing to plan for.
         """
-        from traces.reader import read_workload
-        from traces.reshape import reshaped
-
         if isinstance(self.traffic, str):
             made = reshaped(read_workload(self.traffic), limit=self.limit)
         elif isinstance(self.traffic, tuple):
@@ -123,8 +122,6 @@ def specified_traffic(spec: SynthSpec, limit: int | None = None) -> Workload:
     What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as specified. Of sessions
     and of a ramp no single rate is named; their requests are as drawn.
     """
-    from traces.reshape import at_rate, reshaped
-
     made = reshaped(synth.synthesise(spec), limit=limit)
     rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
     return at_rate(made, rate) if rate else made
@@ -135,8 +132,6 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
 
     Raises UserError for a workload that has no rate, or no requests.
     """
-    from traces.reshape import reshaped
-
     if workload.concurrency is not None:
         remedy = "is a closed loop, which any fleet can serve; give a trace with arrivals"
         raise UserError("trace", workload.name, remedy)

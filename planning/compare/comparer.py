@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.disturbance import Disturbance
 from planning.compare.comparison import compare as compare_pairs
 from planning.compare.comparison import ranking
 from planning.compare.document import Compared, ComparisonDocument
@@ -22,19 +24,19 @@ from planning.compare.runs import (
     simulated_pairs,
     simulated_side,
 )
+from planning.measure.load_engine import load_engine
+from planning.measure.run_estimate import fitting
+from planning.measure.whole_run import record_whole
 from planning.plan.candidates import long_enough
+from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
+from planning.timing import Timing
 from planning.version import __version__
+from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
-
-if TYPE_CHECKING:
-    from calibration.validation.disturbance import Disturbance
-    from planning.priced_scenario import PricedScenario
-    from planning.timing import Timing
-    from serving.deployments.config import Deployment
-    from traces.recording import Recording
+from traces.recording import Recording
 
 
 def compare(
@@ -88,10 +90,6 @@ def compare_on_engine(
     With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run;
     `inputs` and `names` are as for `compare`. Raises UserError for a fleet.
     """
-    from planning.measure.load_engine import load_engine
-    from planning.measure.run_estimate import fitting
-    from planning.measure.whole_run import record_whole
-
     scenarios = _scenarios(request)
     for scenario, *_ in scenarios:
         if scenario.engines != 1 or scenario.deployment.fleet is not None:
@@ -176,8 +174,6 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
 
 def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[PricedScenario]]:
     """What was recorded, as scenarios."""
-    from calibration.validation.decision_replay import recorded_deployment
-
     for side in sides:
         if side[0].run["clock"] != "wall":
             remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"

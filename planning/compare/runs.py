@@ -6,22 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+import pyarrow as pa
+
+from calibration.provenance import UNKNOWN, Provenance, of_run, weakest
+from calibration.steps.observed import pure
+from calibration.steps.step_cost import StepCost
+from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.disturbance import Disturbance, disturbance
+from calibration.validation.same_weather import known_weather, slowed_fleet
 from planning.compare.document import RanDeployment, Side
-from planning.priced_scenario import price_scenario
+from planning.compare.paired_runs import COLUMNS, PairedRuns
+from planning.priced_scenario import PricedScenario, price_scenario
 from planning.traffic import waits_for_answers
+from serving.deployments.config import Deployment
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from calibration.validation.disturbance import Disturbance
-    from planning.compare.paired_runs import PairedRuns
-    from planning.priced_scenario import PricedScenario
-    from serving.deployments.config import Deployment
-    from serving.workload import Workload
-    from traces.recording import Recording
+from serving.workload import Workload
+from traces.recording import Recording
 
 _NAMED = 5  # recordings that an error names
 
@@ -35,8 +37,6 @@ def side_scenarios(
     router: str = "",
 ) -> list[PricedScenario]:
     """One side's scenarios, one a workload. Raises UserError as `price_scenario` does."""
-    from dataclasses import replace
-
     first = price_scenario(workloads[0], calibration, gpu, deployed, replicas, router)
     return [replace(first, workload=workload) for workload in workloads]
 
@@ -45,8 +45,6 @@ def simulated_pairs(
     sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], report: Callable[[int], None]
 ) -> PairedRuns:
     """Simulate both sides; `report` is called with the number of runs that are done."""
-    from planning.compare.paired_runs import PairedRuns
-
     a: list[pa.Table] = []
     b: list[pa.Table] = []
     for scenarios, tables in zip(sides, (a, b), strict=True):
@@ -58,8 +56,6 @@ def simulated_pairs(
 
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
     """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
-    from planning.compare.paired_runs import COLUMNS, PairedRuns
-
     if len(a) != len(b):
         held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
         remedy = f"must be as many for A as for B, because they are compared in pairs: {held}"
@@ -76,12 +72,6 @@ def in_weather(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario]
 ) -> list[list[PricedScenario]] | None:
     """What each recording was simulated as, one engine in the weather of that recording; None where it is not known."""
-    from dataclasses import replace
-
-    from calibration.steps.observed import pure
-    from calibration.steps.step_cost import StepCost
-    from calibration.validation.same_weather import known_weather, slowed_fleet
-
     found = []
     for side, scenario in zip(sides, scenarios, strict=False):
         cost = pure(scenario.cost)
@@ -99,10 +89,6 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
 
     `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
     """
-    from calibration.steps.observed import pure
-    from calibration.steps.step_cost import StepCost
-    from calibration.validation.disturbance import disturbance
-
     if any(recording.run["clock"] != "wall" for side in sides for recording in side):
         return None
     costs = [pure(scenario.cost) for scenario in scenarios]
@@ -128,9 +114,6 @@ def simulated_side(scenario: PricedScenario) -> Side:
 
 def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> Side:
     """Which clock ran it, how often, what ran, and how far to trust it; `found` is of both sides."""
-    from calibration.provenance import UNKNOWN, Provenance, of_run, weakest
-    from calibration.validation.decision_replay import recorded_deployment
-
     provenance = weakest((of_run(recording.run) for recording in recordings), "recordings")
     if found is not None and found.disturbed:
         provenance = Provenance(UNKNOWN, f"{provenance.reason}, on a machine that was disturbed")

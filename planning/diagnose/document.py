@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pyarrow as pa
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from calibration.steps.coverage import shown_share
 from serving.document import Document, Number, Part, fact
 from serving.metrics import label_of, metric
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.console import RenderableType
+from traces.document_table import table_of
 
 FINISHED = "finished"  # what is judged where requests come to nothing
 
@@ -97,10 +100,6 @@ class DiagnosisDocument(Document):
 
     def table(self, name: str) -> pa.Table:
         """`symptoms`, or `counterfactuals` with a column for the p99 of each latency and what is gone of it."""
-        import pyarrow as pa
-
-        from traces.document_table import table_of
-
         if name == "symptoms":
             return table_of(Symptom, self.symptoms)
         table = table_of(Counterfactual, self.counterfactuals)
@@ -122,9 +121,6 @@ class DiagnosisDocument(Document):
 
 def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
     """The whole of it."""
-    from rich.table import Table
-    from rich.text import Text
-
     if found.symptoms:
         table = Table("symptom", "lifecycle", show_lines=True)
         for heading in ("evidence", "how to test it"):
@@ -142,11 +138,6 @@ def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
 
 
 def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text
-
-    from calibration.steps.coverage import shown_share
-
     def share(finished: float | None) -> list[str]:
         return [shown_share(finished)] if found.sheds and finished is not None else ["-"] if found.sheds else []
 

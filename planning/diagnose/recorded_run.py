@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from planning.diagnose import diagnosis as search
+from planning.diagnose.diagnosis import Diagnosis
+from planning.diagnose.document import DiagnosisDocument, Symptom, Trust
 from planning.diagnose.request import DiagnoseRequest
+from planning.diagnose.simulated_again import another_run
+from planning.diagnose.symptoms import Evidence, symptoms
 from planning.priced_scenario import price_scenario
 from planning.progress import Tell, quiet
 from planning.version import __version__
 from serving.deployments.config import parse
-
-if TYPE_CHECKING:
-    from planning.diagnose.diagnosis import Diagnosis
-    from planning.diagnose.document import DiagnosisDocument
-    from planning.diagnose.symptoms import Evidence
+from serving.errors import UserError
+from traces.recording import Recording
+from traces.run_metrics import check_slo
 
 DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
 DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its report looks for one
@@ -38,13 +41,6 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
 
     Raises UserError for what cannot be simulated.
     """
-    from planning.diagnose import diagnosis as search
-    from planning.diagnose.simulated_again import another_run
-    from planning.diagnose.symptoms import Evidence, symptoms
-    from serving.errors import UserError
-    from traces.recording import Recording
-    from traces.run_metrics import check_slo
-
     recording = Recording.load(request.run)
     evidence = Evidence(recording, check_slo(request.bounds))
     if request.calibration is None and request.gpu is None:
@@ -69,8 +65,6 @@ def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]
 
 def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str, Any]) -> DiagnosisDocument:
     """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page."""
-    from planning.diagnose.document import DiagnosisDocument, Symptom, Trust
-
     finished, finished_again = found.finished
     return DiagnosisDocument(
         steps=evidence.has_steps,

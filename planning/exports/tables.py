@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
 
 from serving.metrics import metric
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
@@ -18,16 +19,11 @@ def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
 
 def as_parquet(table: pa.Table, out: IO[bytes]) -> None:
     """Any table as a Parquet file, with the metadata of its fields."""
-    import pyarrow.parquet as pq
-
     pq.write_table(table, out, compression="zstd")
 
 
 def as_csv(table: pa.Table, out: IO[bytes]) -> None:
     """Any table as CSV, with a header; null is an empty field."""
-    import pyarrow as pa
-    import pyarrow.csv as csv
-
     for index, field in enumerate(table.schema):
         if pa.types.is_nested(field.type):
             flat = [_text(value) for value in table.column(index).to_pylist()]
@@ -37,8 +33,6 @@ def as_csv(table: pa.Table, out: IO[bytes]) -> None:
 
 def number_field(name: str, unit: str, definition: str, whole: bool = False) -> pa.Field:
     """A column of numbers, int64 if they are `whole`."""
-    import pyarrow as pa
-
     return pa.field(name, pa.int64() if whole else pa.float64(), metadata={"unit": unit, "definition": definition})
 
 

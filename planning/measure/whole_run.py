@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planning.progress import counting
+from serving.workload import Workload
+
 if TYPE_CHECKING:
     from realengine.engine import Engine
     from realengine.replay import Replayed
-    from serving.workload import Workload
 
 
 def record_whole(workload: Workload, engine: Engine, out: Path, overwrite: bool) -> Replayed:
     """Replay and record; raises KeyboardInterrupt if Ctrl-C cut it short, after what there is was written."""
-    from planning.progress import counting
     from realengine.replay import record
 
     requests = sum(1 for _ in workload.requests)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from planning.plan.candidates import Engine
 from planning.plan.curves import fleet_curve, load_curve, mean_rate
 from planning.plan.document import (
@@ -109,8 +111,6 @@ def _curves(
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:
     """The percentage of the requests between each of the `edges` (tokens, evenly spaced logarithms) and the next."""
-    import numpy as np
-
     edges = np.geomspace(min(tokens), max(tokens) + 1, _BINS + 1)
     counts, _ = np.histogram(tokens, edges)
     return Histogram(

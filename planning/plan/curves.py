@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
+from calibration.steps.observed import JudgedCost
 from planning.plan.candidates import Engine
 from planning.plan.document import FleetPoint, LoadPoint
 from planning.plan.objectives import Objective
 from planning.plan.trial import Figures, Question, simulated
 from planning.workers import Task, Workers
-
-if TYPE_CHECKING:
-    from calibration.steps.observed import JudgedCost
+from traces.reshape import reshaped
 
 # Of the rate at which an objective breaks: close together where latency turns up.
 _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -81,8 +79,6 @@ def _figures(question: Question, engine: Engine, replicas: int, cost: JudgedCost
 
 
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
-    from traces.reshape import reshaped
-
     workload = reshaped(question.workload, rate_scale=scale)
     scaled = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
     figures = _figures(scaled, engine, replicas, question.pricing(engine))

@@ -12,10 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from planning.plan.candidates import Engine, long_enough
 from planning.plan.trial import Question, try_fleet
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
+from traces.reshape import at_rate
 
 DRAWS = 2
 _BLOCKS = 20  # of a trace: long enough to hold a burst, and enough of them to fall otherwise
@@ -26,8 +29,6 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
     Without those that are refused, as a draw of very little traffic may be; nothing where requests wait for others.
     """
-    from traces.reshape import at_rate
-
     found: list[Workload] = []
     for number in range(1, DRAWS + 1) if not _waits(planned) else ():
         with suppress(UserError):
@@ -37,8 +38,6 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
 def reordered(planned: Workload) -> Callable[[int], Workload]:
     """The requests of `planned`, with the gap before each, in blocks whose order follows from a number."""
-    import numpy as np
-
     requests = list(planned.requests)
     arrivals = [request.arrival_ns for request in requests]
     gaps = [after - before for before, after in pairwise(arrivals)]

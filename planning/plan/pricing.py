@@ -10,8 +10,13 @@ import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.observed import JudgedCost, observed
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.predict import predicted_cost
+from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import priced
 from planning.deployments import completed, served
 from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
@@ -23,13 +28,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.own_cost import names_own_cost, own_cost
 from serving.scheduler import find_policy
-
-if TYPE_CHECKING:
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.observed import JudgedCost
-    from calibration.steps.operation_cost import OperationCost
-    from calibration.steps.step_cost import Calibration
-    from serving.workload import Workload
+from serving.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,6 @@ class KernelPricing:
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.observed import observed
-        from calibration.steps.predict import predicted_cost
-
         key = engine.gpu, engine.deployment.model_dump_json()
         if key not in self._known:
             self._known[key] = predicted_cost(engine.gpu, engine.deployment, self.learnt)
@@ -51,16 +47,11 @@ class KernelPricing:
 
 def _measured(calibration: Calibration, engine: Engine) -> JudgedCost:
     """Our own engine where it was calibrated; only policies and limits may differ between candidates."""
-    from calibration.steps.observed import observed
-    from calibration.steps.step_cost import StepCost
-
     return observed(StepCost(calibration))
 
 
 def _own(name: str, engine: Engine) -> JudgedCost:
     """A cost model of one's own, by its `module:Class`."""
-    from calibration.steps.observed import observed
-
     return observed(own_cost(name, engine.deployment))
 
 
@@ -74,8 +65,6 @@ class Candidates(NamedTuple):
 
 def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     """Every candidate of `request`, with room for the longest request of `workload`. Raises UserError for none."""
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-
     for policy in request.policies or ():
         find_policy(policy)
     calibration, learnt = request.calibration, None
@@ -113,8 +102,6 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
     """The one that was calibrated, under each policy and setting; its device is priced by the name `cpu` or `cuda`."""
-    from calibration.steps.step_cost import Calibration
-
     prices, engines = request.prices, []
     for settings in request.variations:
 
