@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.observed import JudgedCost, observed, pure
@@ -66,8 +66,8 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     return prices
 
 
-def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
-    """From a calibration, or a GPU alone; `deployed` makes the deployment from the one it was learnt with.
+def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> Priced:
+    """`deployment`, from a calibration or a GPU alone.
 
     `calibration` is a directory, or the `module:Class` of a cost model of one's own.
 
@@ -77,21 +77,20 @@ def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deploym
         if gpu is None:
             remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
             raise UserError("calibration", None, remedy)
-        return _on_gpu(gpu, None, deployed(served()))
+        return _on_gpu(gpu, None, deployment)
     if names_own_cost(calibration):
-        return _by_own_model(calibration, gpu, deployed)
+        return _by_own_model(calibration, gpu, deployment)
     if (Path(calibration) / FILE).exists():
         learnt = ExternalCalibration.load(Path(calibration) / FILE)
-        return _on_gpu(gpu or learnt.gpu, learnt, deployed(_parsed(learnt.deployment)))
+        return _on_gpu(gpu or learnt.gpu, learnt, deployment)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
-    return _of_our_engine(calibration, deployed)
+    return _of_our_engine(calibration, deployment)
 
 
-def _by_own_model(name: str, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
+def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with your own cost model; leave --gpu out")
-    deployment = deployed(Deployment())
     _check_blocks(deployment)
     return Priced(deployment, observed(own_cost(name, deployment)), own_identity(name))
 
@@ -103,7 +102,7 @@ def _check_blocks(deployment: Deployment) -> None:
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
-def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
+def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment) -> Priced:
     if deployment.gpu_memory_utilization is not None:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         capacity.check(deployment)
@@ -112,10 +111,9 @@ def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
     return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt))
 
 
-def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment]) -> Priced:
+def _of_our_engine(calibration: str, deployment: Deployment) -> Priced:
     measured = Calibration.load(calibration)
     base = _parsed(measured.deployment)
-    deployment = deployed(base)
     _check_blocks(deployment)
     if deployment.scheduler.speculative is not None:
         remedy = "cannot be simulated with a calibration of our own engine; give --gpu instead"

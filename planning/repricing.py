@@ -65,7 +65,7 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
         if (directory / FILE).exists():
             continue
         try:
-            priced(str(directory), None, lambda _: deployment)
+            priced(str(directory), None, deployment)
         except UserError:
             continue
         found.append(Source(str(directory), None))
@@ -74,4 +74,4 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
 
 def repriced(source: Source, deployment: Deployment) -> Priced:
     """The cost model of `deployment`, its fleet aside, by `source`. Raises UserError when they do not go together."""
-    return priced(*source, lambda _: deployment.model_copy(update={"fleet": None}))
+    return priced(*source, deployment.model_copy(update={"fleet": None}))

@@ -15,7 +15,7 @@ from calibration.kernels.times import Coverage
 from calibration.steps.coverage import recorded_beyond
 from calibration.steps.observed import JudgedCost, pure
 from calibration.steps.operation_cost import OperationCost
-from calibration.validation.bands import bands, run_metrics
+from calibration.validation.bands import bands
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
@@ -101,7 +101,7 @@ def recorded(
         others = []
         for at, end in enumerate(scenario.ends()):
             tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
-            others.append(run_metrics(end.workload, end.deployment, end.cost, fleet=end.fleet, pools=end.pools))
+            others.append(RunMetrics(end.requests()))
         around = bands(metrics, *others)
     notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
     if scenario.gpu:

@@ -24,6 +24,7 @@ from planning.compare.runs import (
     simulated_pairs,
     simulated_side,
 )
+from planning.costs import base_deployment
 from planning.measure.load_engine import load_engine
 from planning.measure.run_estimate import fitting
 from planning.measure.whole_run import record_whole
@@ -32,7 +33,6 @@ from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.timing import Timing
 from planning.version import __version__
-from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
@@ -158,17 +158,14 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     everything = Workload([request for workload in workloads for request in workload.requests])
     sides = []
     for side in (request.a, request.b):
-
-        def deployed(base: Deployment, side: Any = side) -> Deployment:
-            if timing.model is not None:
-                if timing.model not in models():
-                    raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
-                named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
-                base = long_enough(base.model_copy(update=named), everything)
-            return side.deployed(base)
-
-        by = side.calibration or timing.calibration, side.gpu or timing.gpu
-        sides.append(side_scenarios(workloads, *by, deployed, side.replicas, side.router))
+        calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
+        base = base_deployment(calibration)
+        if timing.model is not None:
+            if timing.model not in models():
+                raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
+            named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
+            base = long_enough(base.model_copy(update=named), everything)
+        sides.append(side_scenarios(workloads, calibration, gpu, side.deployed(base), side.replicas, side.router))
     return sides
 
 
@@ -180,11 +177,10 @@ def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[Pr
             raise UserError("recording", str(side[0].path), remedy)
     workload = sides[0][0].workload()
 
-    def again(side: Sequence[Recording]) -> list[PricedScenario]:
-        deployment = recorded_deployment(side[0])
-        return side_scenarios([workload], timing.calibration, timing.gpu, lambda _: deployment)
-
-    return [again(side) for side in sides]
+    return [
+        side_scenarios([workload], timing.calibration, timing.gpu, recorded_deployment(recording))
+        for recording, *_ in sides
+    ]
 
 
 def _simulated(
@@ -207,7 +203,7 @@ def _recorded(
     scenarios: Sequence[PricedScenario] = (),
 ) -> tuple[Compared, Disturbance | None]:
     """And how calm the machine was; `scenarios` are what the recordings were simulated as, if they were."""
-    pairs = recorded_pairs(*sides, request.bounds)
-    disturbance = calm(sides, scenarios)
-    a, b = (recorded_side(side, disturbance) for side in sides)
-    return compare_pairs(pairs, a, b, request.threshold), disturbance
+    a, b = sides
+    pairs = recorded_pairs(a, b, request.bounds)
+    found = calm(sides, scenarios)
+    return compare_pairs(pairs, recorded_side(a, found), recorded_side(b, found), request.threshold), found

@@ -32,12 +32,12 @@ def side_scenarios(
     workloads: Sequence[Workload],
     calibration: str | None,
     gpu: str | None,
-    deployed: Callable[[Deployment], Deployment],
+    deployment: Deployment,
     replicas: int | None = None,
     router: str = "",
 ) -> list[PricedScenario]:
     """One side's scenarios, one a workload. Raises UserError as `price_scenario` does."""
-    first = price_scenario(workloads[0], calibration, gpu, deployed, replicas, router)
+    first = price_scenario(workloads[0], calibration, gpu, deployment, replicas, router)
     return [replace(first, workload=workload) for workload in workloads]
 
 

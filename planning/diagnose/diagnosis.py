@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -181,7 +182,7 @@ def _counterfactuals(
     for done, lift in enumerate(lifts, start=1):
         tell(f"simulating it with {lift.name}", done / (len(lifts) + 1))
         lifted = lift.apply(scenario)
-        skipped = {"p99": {}, "bought": {}, "skipped": lifted}
+        skipped: dict[str, Any] = {"p99": {}, "bought": {}, "skipped": lifted}
         yield Counterfactual(
             name=lift.name,
             cause=lift.cause,

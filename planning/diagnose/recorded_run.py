@@ -51,7 +51,7 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
     deployment = evidence.as_run()
     replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
     scenario = price_scenario(
-        recording.workload(), request.calibration, request.gpu, lambda _: deployment, replicas, request.router
+        recording.workload(), request.calibration, request.gpu, deployment, replicas, request.router
     )
     found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell)
     warning = another_run(recording, found, scenario.calibration)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from planning.exports.tables import metric_field
+from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import REQUEST_METRICS, STEP_METRICS, RunMetrics
 
@@ -38,6 +38,7 @@ class RecordedRun:
         table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
         for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
             if of_row not in _RECORDED:
-                values = pa.array(metrics.values(of_row), from_pandas=True)
-                table = table.append_column(metric_field(of_row), values)
+                known, values = metric(of_row), pa.array(metrics.values(of_row), from_pandas=True)
+                about = {"unit": known.unit, "definition": known.definition}
+                table = table.append_column(pa.field(of_row, pa.float64(), metadata=about), values)
         return table

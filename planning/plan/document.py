@@ -21,20 +21,21 @@ from serving.document import Document, Number, Part, fact
 from traces.document_table import table_of
 
 
-class Offered(Point):
+class Observed(Part):
+    """What a fleet does."""
+
+    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
+    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
+    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
+
+
+class Offered(Observed, Point):
     """A fleet that meets all objectives, the fewest replicas of its engine that do."""
 
-    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
-    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
-    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
 
-
-class Fewer(Part):
+class Fewer(Observed):
     """What one replica fewer than recommended does, simulated to the end."""
 
-    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
-    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
-    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
     attainment: float = fact("share of the requests within every bound", "fraction")
 
 

@@ -17,7 +17,7 @@ from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
-from planning.costs import priced
+from planning.costs import base_deployment, priced
 from planning.deployments import completed, served
 from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
 from planning.plan.request import PlanRequest
@@ -79,8 +79,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     if learnt is not None:
         known = parse(Deployment, json.loads(learnt.deployment), "calibration.deployment")
         base = known.model_copy(update={"fleet": None})
-    if request.deployment is not None:
-        base = completed(request.deployment, base)
+    base = completed(request.deployment, base)
     if request.model:
         base = base.model_copy(update={"model": request.model})
     if request.deployment is None:
@@ -103,12 +102,9 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
     """The one that was calibrated, under each policy and setting; its device is priced by the name `cpu` or `cuda`."""
     prices, engines = request.prices, []
+    base = completed(request.deployment, base_deployment(calibration))
     for settings in request.variations:
-
-        def changed(base: Deployment, settings: dict[str, object] = settings) -> Deployment:
-            return with_settings(completed(request.deployment, base) if request.deployment else base, settings)
-
-        deployment = priced(calibration, None, changed).deployment
+        deployment = priced(calibration, None, with_settings(base, settings)).deployment
         device = deployment.device
         if prices.keys() != {device}:
             raise UserError("price", ", ".join(prices) or None, f"give exactly one price, --price {device}=DOLLARS")

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import chdir, suppress
 from itertools import islice
+from logging import ERROR
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -37,7 +38,7 @@ def as_ray_tasks(
         os.environ.update(module_environment())  # where its workers find this package
         # They look for modules where Ray was begun, before anywhere else: not among a user's own files.
         with TemporaryDirectory() as nothing, chdir(nothing):
-            ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level=ERROR)
     try:
         task = ray.remote(num_cpus=1, max_retries=0)(_measured)
         jobs = jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)

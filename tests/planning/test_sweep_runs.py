@@ -77,7 +77,7 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
         )
         workload = synthesise(parse_spec(config["workload"]))
         deployment = base_deployment(str(folder)).model_copy(update={"policy": row["policy"]})
-        deployment, cost, _ = priced(str(folder), None, lambda _, mine=deployment: mine)
+        deployment, cost, _ = priced(str(folder), None, deployment)
         assert deployment == Deployment(policy=row["policy"], scheduler=SCHEDULER)
         metrics = run_metrics(workload, deployment, cost)
         assert row["ttft_ms_p99"] == metrics.distribution("ttft_ms").p99
