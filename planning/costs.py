@@ -73,19 +73,30 @@ def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> 
 
     Raises UserError when they do not go together.
     """
+    check_timed(calibration, gpu)
     if calibration is None:
-        if gpu is None:
-            remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
-            raise UserError("calibration", None, remedy)
-        return _on_gpu(gpu, None, deployment)
+        return _on_gpu(gpu or "", None, deployment)
     if names_own_cost(calibration):
         return _by_own_model(calibration, gpu, deployment)
-    if (Path(calibration) / FILE).exists():
-        learnt = ExternalCalibration.load(Path(calibration) / FILE)
+    learnt = calibration_in(calibration)
+    if isinstance(learnt, ExternalCalibration):
         return _on_gpu(gpu or learnt.gpu, learnt, deployment)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
-    return _of_our_engine(calibration, deployment)
+    return _of_our_engine(learnt, deployment)
+
+
+def check_timed(calibration: str | None, gpu: str | None) -> None:
+    """Raises UserError where neither is there to time steps."""
+    if calibration is None and gpu is None:
+        remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
+        raise UserError("calibration", None, remedy)
+
+
+def calibration_in(directory: str | Path) -> Calibration | ExternalCalibration:
+    """What `tokentwin calibrate` left there, of our own engine or of another. Raises UserError for anything else."""
+    file = Path(directory) / FILE
+    return ExternalCalibration.load(file) if file.exists() else Calibration.load(directory)
 
 
 def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
@@ -111,8 +122,7 @@ def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment
     return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt))
 
 
-def _of_our_engine(calibration: str, deployment: Deployment) -> Priced:
-    measured = Calibration.load(calibration)
+def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
     base = _parsed(measured.deployment)
     _check_blocks(deployment)
     if deployment.scheduler.speculative is not None:
@@ -138,5 +148,4 @@ def base_deployment(calibration: str | None) -> Deployment:
         return served()
     if names_own_cost(calibration):
         return Deployment()
-    file = Path(calibration) / FILE
-    return _parsed((ExternalCalibration.load(file) if file.exists() else Calibration.load(calibration)).deployment)
+    return _parsed(calibration_in(calibration).deployment)

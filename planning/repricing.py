@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from calibration.kernels.surfaces import bundled_names
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.predict import identity
-from calibration.steps.step_cost import Calibration
-from planning.costs import Priced, priced
+from planning.costs import Priced, calibration_in, priced
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
 from serving.errors import UserError
@@ -46,12 +45,12 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
                 return Source(None, name)
     for directory in calibrations:
         try:
-            if (directory / FILE).exists():
-                learnt = ExternalCalibration.load(directory / FILE)
+            learnt = calibration_in(directory)
+            if isinstance(learnt, ExternalCalibration):
                 gpu = noted if noted in gpus() else learnt.gpu
                 if identity(gpu, learnt) == wanted:
                     return Source(str(directory), gpu)
-            elif Calibration.load(directory).id == wanted:
+            elif learnt.id == wanted:
                 return Source(str(directory), None)
         except UserError:
             continue

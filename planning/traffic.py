@@ -8,6 +8,7 @@ is the busiest.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,13 @@ def is_specification(path: str | Path) -> bool:
 def waits_for_answers(workload: Workload) -> bool:
     """Whether arrivals depend on answers."""
     return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+
+
+def mean_rate(workload: Workload) -> float:
+    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
+    arrivals = [request.arrival_ns for request in workload.requests]
+    span_ns = arrivals[-1] - arrivals[0]
+    return (len(arrivals) - 1) / span_ns * 1e9 if span_ns else math.inf
 
 
 def mixed(specs: Sequence[SynthSpec]) -> Workload:

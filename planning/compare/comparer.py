@@ -13,21 +13,19 @@ from calibration.validation.disturbance import Disturbance
 from planning.compare.comparison import compare as compare_pairs
 from planning.compare.comparison import ranking
 from planning.compare.document import Compared, ComparisonDocument
-from planning.compare.recordings import recordings
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.runs import (
     calm,
     in_weather,
     recorded_pairs,
     recorded_side,
+    recordings,
     side_scenarios,
     simulated_pairs,
     simulated_side,
 )
 from planning.costs import base_deployment
-from planning.measure.load_engine import load_engine
-from planning.measure.run_estimate import fitting
-from planning.measure.whole_run import record_whole
+from planning.measure.real_engine import fitting, load_engine, record_whole
 from planning.plan.candidates import long_enough
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet

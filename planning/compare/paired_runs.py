@@ -74,7 +74,7 @@ class PairedRuns:
         for number, (left, right) in enumerate(zip(self.a.tables, self.b.tables, strict=True)):
             _check_alike(number, left, right, closed)
         self.runs = len(a)
-        repeated = self.runs > 1 and all(_same(self.a.tables[0], table) for table in self.a.tables[1:])
+        repeated = self.runs > 1 and not any(_differing(self.a.tables[0], table) for table in self.a.tables[1:])
         if self.runs >= FEWEST_UNITS and not repeated:
             self.unit_is, self.units = "runs", self.runs
             self.unit: Ints = np.repeat(np.arange(self.runs), [table.num_rows for table in self.a.tables])
@@ -96,18 +96,15 @@ def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
     where = f"run {number + 1} of A and B"
     if not a.num_rows:
         raise UserError(where, None, "neither holds a request; compare runs with requests")
-    for column in ("request_id", "prompt_tokens", *(() if closed else ("arrival_ns",))):
-        if not _equal(a, b, column):
-            raise UserError(where, column, "differs; compare runs of the same workload with the same arrivals")
+    differing = _differing(a, b)
+    if differing and not (closed and differing == "arrival_ns"):
+        raise UserError(where, differing, "differs; compare runs of the same workload with the same arrivals")
 
 
-def _same(a: pa.Table, b: pa.Table) -> bool:
-    """Whether two runs of one side were offered the same workload."""
-    return all(_equal(a, b, column) for column in ("request_id", "prompt_tokens", "arrival_ns"))
-
-
-def _equal(a: pa.Table, b: pa.Table, column: str) -> bool:
-    return bool(np.array_equal(a[column].to_numpy(), b[column].to_numpy()))
+def _differing(a: pa.Table, b: pa.Table) -> str | None:
+    """The first column by which two runs were offered another workload; arrivals come last."""
+    columns = ("request_id", "prompt_tokens", "arrival_ns")
+    return next((name for name in columns if not np.array_equal(a[name].to_numpy(), b[name].to_numpy())), None)
 
 
 def _blocks(arrival_ns: Ints) -> Ints:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -39,6 +40,20 @@ def side_scenarios(
     """One side's scenarios, one a workload. Raises UserError as `price_scenario` does."""
     first = price_scenario(workloads[0], calibration, gpu, deployment, replicas, router)
     return [replace(first, workload=workload) for workload in workloads]
+
+
+def recordings(side: str, path: str | Path) -> list[Recording]:
+    """The recording `path`, or those in it by name. Raises UserError when there is none, or one was cut short."""
+    folder = Path(path)
+    found = [folder] if (folder / "runs.parquet").exists() else sorted(p.parent for p in folder.glob("*/runs.parquet"))
+    if not found:
+        raise UserError(side, str(path), "is not a recording: it has no runs.parquet")
+    loaded = [Recording.load(place) for place in found]
+    for recording in loaded:
+        if recording.run["status"] != "complete":
+            remedy = f"is {recording.run['status']}; give a recording that ran to its end"
+            raise UserError(side, str(recording.path), remedy)
+    return loaded
 
 
 def simulated_pairs(

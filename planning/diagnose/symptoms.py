@@ -36,19 +36,10 @@ _HALF = 0.5
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
-_COLUMNS = (
-    "replica",
-    "step",
-    "plan_ns",
-    "start_ns",
-    "end_ns",
-    "prefill_rows",
-    "decode_rows",
-    "running",
-    "waiting",
-    "used_blocks",
-    "preempted",
-)
+_COLUMNS = [
+    "replica", "step", "plan_ns", "start_ns", "end_ns", "prefill_rows", "decode_rows", "running", "waiting",
+    "used_blocks", "preempted",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ class Evidence:
         if not self.metrics.finished.any():
             remedy = "has no finished request, so nothing can be explained; give another recording"
             raise UserError("recording", self.run["run_id"], remedy)
-        steps = recording.table("steps", list(_COLUMNS))
+        steps = recording.table("steps", _COLUMNS)
         self.has_steps = steps.num_rows > 0
         self._steps = {name: steps[name].cast("float64").to_numpy() for name in _COLUMNS}
         self._recording = recording

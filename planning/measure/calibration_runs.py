@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from calibration.steps.design import Pace, designed_workloads
+from calibration.steps.design import designed_workloads
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit, predict, step_residuals_table
 from calibration.steps.step_cost import Calibration
+from planning.measure.real_engine import pace_of
 from planning.version import __version__
 from serving.workload import Workload
 from traces.recording import Recording
@@ -22,19 +23,9 @@ if TYPE_CHECKING:
     from realengine.engine import Engine
 
 
-def pace_of(engine: Engine) -> tuple[int, int]:
-    """Rough times of a decode step at half the batch and of one prompt token, ns."""
-    config = engine.deployment.scheduler
-    rows = max(config.max_num_seqs // 2, 1)
-    size = min(config.max_num_batched_tokens, 128)
-    decode = min(engine.run_dummy([1] * rows) for _ in range(3))
-    prefill = min(engine.run_dummy([size]) for _ in range(3))
-    return decode, max(prefill // size, 1)
-
-
 def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workload, Path], object]) -> Iterator[Path]:
     """`record` the designed traces into `out`, one at each `next`, so that other runs can go between them."""
-    for workload in designed_workloads(engine.deployment.scheduler, Pace(*pace_of(engine)), seconds):
+    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
         path = out / "runs" / workload.name
         record(workload, path)
         yield path

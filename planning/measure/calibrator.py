@@ -19,9 +19,8 @@ from calibration.validation.external.case import load_case
 from calibration.validation.external.learning import learnt_from
 from calibration.validation.external.scoring import CaseResult, score
 from planning.measure.calibration_runs import fit_recordings, measure
-from planning.measure.load_engine import load_engine
+from planning.measure.real_engine import load_engine, record_whole
 from planning.measure.request import CalibrateRequest
-from planning.measure.whole_run import record_whole
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError

@@ -11,10 +11,8 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.covalidation import covalidate
 from calibration.validation.disturbance import calibrated_deployment
 from calibration.validation.report import ValidationReport
-from planning.measure.load_engine import load_engine
+from planning.measure.real_engine import fitting, load_engine, record_whole
 from planning.measure.request import ValidateRequest
-from planning.measure.run_estimate import fitting
-from planning.measure.whole_run import record_whole
 
 
 def validate(

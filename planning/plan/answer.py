@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from planning.plan.candidates import Engine
-from planning.plan.curves import fleet_curve, load_curve, mean_rate
+from planning.plan.curves import fleet_curve, load_curve
 from planning.plan.document import (
     Candidate,
     Draws,
@@ -30,6 +30,7 @@ from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
 from planning.progress import Tell, quiet
+from planning.traffic import mean_rate
 from planning.version import __version__
 from planning.workers import Workers
 from serving.deployments.config import Deployment
@@ -50,7 +51,7 @@ def plan_document(
     The curves around the answer are simulated here, by `workers`; None leaves them out. `tell` hears of them, with the
     share of this that is done.
     """
-    best, rate = found.recommendation, mean_rate(found.question)
+    best, rate = found.recommendation, mean_rate(found.question.workload)
     requests = list(found.question.workload.requests)
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
     mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)

@@ -17,6 +17,7 @@ from planning.plan.candidates import Engine
 from planning.plan.document import FleetPoint, LoadPoint
 from planning.plan.objectives import Objective
 from planning.plan.trial import Figures, Question, simulated
+from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import reshaped
 
@@ -50,13 +51,6 @@ def load_curve(
     return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
 
 
-def mean_rate(question: Question) -> float:
-    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
-    arrivals = [request.arrival_ns for request in question.workload.requests]
-    span_s = (arrivals[-1] - arrivals[0]) / 1e9
-    return (len(arrivals) - 1) / span_s if span_s else math.inf
-
-
 def _fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
     centre = question.pricing(engine)
     likely = _figures(question, engine, replicas, centre)
@@ -84,7 +78,7 @@ def _load_point(question: Question, engine: Engine, replicas: int, scale: float)
     figures = _figures(scaled, engine, replicas, question.pricing(engine))
     ttft, tpot = figures.observed
     return LoadPoint(
-        requests_per_s=scale * mean_rate(question),
+        requests_per_s=scale * mean_rate(question.workload),
         ttft_p99_ms=ttft,
         tpot_p99_ms=tpot,
         attainment=figures.attainment,
