@@ -117,7 +117,7 @@ class Scenario(Request):
         from sim.router import find_router
 
         deployment = with_fleet(self.deployment, self.replicas, self.router)
-        priced = price_scenario(Workload(()), self.calibration, self.gpu, lambda _: deployment, prices=self.prices)
+        priced = price_scenario(Workload(()), self.calibration, self.gpu, deployment, prices=self.prices)
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)
         find_router(priced.fleet.router.name, **priced.fleet.router.settings)

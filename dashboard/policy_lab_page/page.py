@@ -29,7 +29,7 @@ from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
 from dashboard.prose import capitalised, verbatim
 from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
-from planning.compare.recordings import recordings
+from planning.compare.runs import recordings
 from planning.jobs.job import Job
 from planning.timing import Timing
 from serving.errors import UserError

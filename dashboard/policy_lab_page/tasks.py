@@ -1,4 +1,4 @@
-"""Comparisons as jobs: what `planning.jobs` runs for the Policy lab, each a `comparison_document`."""
+"""Comparisons as jobs: what `planning.jobs` runs for the Policy lab, each a `ComparisonDocument`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _example() -> dict[str, Any]:
 
 def _make() -> None:
     workload = replace(synthesise(parse_spec(_TRAFFIC)), name="chat")
-    recorded(price_scenario(workload, None, _GPU, lambda _: Deployment(**_DEPLOYMENT)), RUN_SAMPLE, overwrite=True)
+    recorded(price_scenario(workload, None, _GPU, Deployment(**_DEPLOYMENT)), RUN_SAMPLE, overwrite=True)
     settings = example_settings()
     answer = diagnosis(settings, RUN_SAMPLE, lambda stage, share: print(f"{100 * share:3.0f} % {stage}"))
     write_json(_FILE, {"settings": _portable(settings), "answer": answer})

@@ -357,7 +357,7 @@ def engine_pair(out: Path, calibration: Path, repeats: int = 1) -> None:
     workload = replace(workload, requests=requests)
     for side, seqs in (("a", 1), ("b", 16)):
         deployment = Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": seqs}))
-        (scenario,) = side_scenarios([workload], str(calibration), None, lambda _, mine=deployment: mine)
+        (scenario,) = side_scenarios([workload], str(calibration), None, deployment)
         run = {"run_id": side, "clock": "wall", "deployment": deployment.model_dump_json(), "workload": workload.name}
         for number in range(repeats):
             with RecordingWriter(out / side / f"run-{number + 1}", run, workload=workload, overwrite=True) as writer:

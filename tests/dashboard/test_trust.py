@@ -310,14 +310,12 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
     """`tokentwin simulate` and a fleet of a plan note it; here of prompts far beyond those that were measured."""
     made = Recording.load(predicted_run(tmp_path / "long", 16) / "run")
     alone = recorded_deployment(made).model_copy(update={"fleet": None})
-    scenario = price_scenario(made.workload(), None, "H100", lambda _: alone)
+    scenario = price_scenario(made.workload(), None, "H100", alone)
     done = recorded(scenario, tmp_path / "run", band=False)
     found = domain(done.recording, Source(None, "H100"))
     assert found.mark == done.standing["mark"] == "extrapolated"
     assert done.standing["reason"].endswith(f"beyond measured shapes, in {found.beyond}")
-    few = recorded(
-        price_scenario(made.workload(), None, "H100", lambda _: alone), tmp_path / "few", band=False, details=False
-    )
+    few = recorded(price_scenario(made.workload(), None, "H100", alone), tmp_path / "few", band=False, details=False)
     assert few.standing["reason"].endswith("beyond measured shapes")
 
 
