@@ -71,12 +71,12 @@ def _distributions(source: Validation) -> Iterator[str]:
 
 
 def _errors(report: ValidationReport) -> Iterator[str]:
+    yield heading(blind_title(report))
+    yield figure(trust_charts.errors(report.rows), of_report(report))
     if report.weather_rows:
         yield heading(IN_WEATHER)
         yield figure(trust_charts.errors(report.weather_rows), of_report(report))
         yield paragraph(ERRORS_IN_WEATHER, soft=True)
-    yield heading(blind_title(report))
-    yield figure(trust_charts.errors(report.rows), of_report(report))
     signed = ("error (%)", "its error (%)")
     yield table([row | {name: _signed(row[name]) for name in signed if name in row} for row in figure_rows(report)])
 
