@@ -14,13 +14,14 @@ from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import Provenance
 from dashboard.badge import badge, figure, titled
+from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
+from dashboard.examples import plan_request
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
-from dashboard.plan_page.example import example
 from dashboard.plan_page.names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_page.tasks import FLEET, PLAN
 from dashboard.plan_page.words import FORMATS, carriers, provenance, provenance_of
@@ -80,7 +81,8 @@ def _plans(runs: Path) -> dict[str, _Planned]:
             found[job.id] = _Planned(job.settings, PlanDocument.read(job.result))
         except UserError:
             mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
-    found[EXAMPLE] = _Planned(example()["settings"], PlanDocument.read(example()["answer"]))
+    settings = plan_request().as_json()
+    found[EXAMPLE] = _Planned(settings, PlanDocument.read(bundled_answer(settings)))
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
     return {name: found[name] for name in order}

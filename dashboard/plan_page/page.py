@@ -16,14 +16,14 @@ from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import ASSUMED, Provenance
 from dashboard.badge import BARE, badge, figure, heading
+from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
-from dashboard.incomplete import Incomplete
 from dashboard.job_view import offer
+from dashboard.kept_inputs import Incomplete
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
-from dashboard.plan_page.example import example_plan
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.names import EXAMPLE, LOOKED_AT
 from dashboard.plan_page.published_error import published_error
@@ -73,10 +73,9 @@ def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | No
     _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
     job = Job(runs / "jobs", PLAN, settings)
     found = job.result
-    answer = PlanDocument.read(found) if found else example_plan(settings)
-    if answer is not None:
+    if answer := found or bundled_answer(settings):
         st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
-        _answer(answer, runs, frontier_page)
+        _answer(PlanDocument.read(answer), runs, frontier_page)
     else:
         _unanswered(job)
     _traffic(offered, request)

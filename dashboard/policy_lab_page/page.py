@@ -13,16 +13,16 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import badge, figure, titled
+from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
-from dashboard.incomplete import Incomplete
 from dashboard.job_view import offer, start_once
+from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
 from dashboard.mistake import mistake
 from dashboard.number_columns import number_columns
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
-from dashboard.policy_lab_page.example import example_answer
 from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.side_names import side_names
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
@@ -90,7 +90,7 @@ def _recorded(runs: Path) -> None:
 
 def _found(job: Job) -> ComparisonDocument | None:
     """The answer of the job, or the bundled one to its settings."""
-    found = job.result or example_answer(job.settings)
+    found = job.result or bundled_answer(job.settings)
     return None if found is None else ComparisonDocument.read(found)
 
 

@@ -14,12 +14,13 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import BARE, figure
+from dashboard.bundled import bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
+from dashboard.loading import BY_FILES
 from dashboard.prose import literal, sentence
 from dashboard.run_page.diagnosis_charts import what_it_buys
 from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
-from dashboard.run_page.example import example_diagnosis
 from dashboard.url import choose
 from planning.diagnose.baseline import LATENCIES
 from planning.diagnose.document import DiagnosisDocument
@@ -42,7 +43,7 @@ _WORKLOAD = "workload.parquet"
 def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations: Mapping[str, Path]) -> None:
     """Symptoms, and the counterfactuals with their verdict once they were asked for."""
     at = str(recording.path.resolve())
-    first = _symptoms(at, stamp(recording.path)) if requests <= _MANY else None
+    first = _symptoms(recording) if requests <= _MANY else None
     left, right = st.columns([2, 1], vertical_alignment="bottom")
     with right:
         judged = choose("Explain the p99 of", (_WORST, *LATENCIES), "judged", show=_label)
@@ -50,7 +51,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     job = None
     if isinstance(source, Source):
         job = Job(runs / "jobs", DIAGNOSIS, _settings(recording, at, source, judged))
-    answer = (job.result or example_diagnosis(job.settings)) if job else None
+    answer = (job.result or bundled_answer(job.settings)) if job else None
     found = DiagnosisDocument.read(answer) if answer else first
     with left:
         _verdict(found)
@@ -128,6 +129,6 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
     return Source(str(calibrations[chosen]), None)
 
 
-@st.cache_data(max_entries=16, show_spinner="Looking for symptoms")
-def _symptoms(directory: str, stamp: int) -> DiagnosisDocument:
-    return diagnose(DiagnoseRequest(run=directory))
+@st.cache_data(max_entries=16, show_spinner="Looking for symptoms", hash_funcs=BY_FILES)
+def _symptoms(recording: Recording) -> DiagnosisDocument:
+    return diagnose(DiagnoseRequest(run=str(recording.path.resolve())))

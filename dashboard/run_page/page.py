@@ -63,7 +63,8 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
     if run["status"] == "interrupted":
         st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
     headline(run, metrics)
-    window = time_window(recording)
+    with st.container():
+        window = time_window(recording)
     _view(recording, metrics, runs, window)
     lifecycles(recording, metrics)
     _provenance(run)

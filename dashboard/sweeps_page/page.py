@@ -15,7 +15,8 @@ import streamlit as st
 
 from dashboard.badge import figure, titled
 from dashboard.downloads import downloads
-from dashboard.library import find, stamp
+from dashboard.library import find
+from dashboard.loading import BY_FILES
 from dashboard.mistake import mistake
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.sweeps_page.charts import shown
@@ -52,7 +53,7 @@ def show(runs: Path) -> None:
     with titled("How metrics change"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
     try:
-        found = _load(str(sweeps[name]), stamp(sweeps[name]))
+        found = _load(sweeps[name])
     except UserError as error:
         mistake(error, runs)
         return
@@ -71,9 +72,9 @@ def show(runs: Path) -> None:
     _sql(sweeps[name], found, view.y)
 
 
-@st.cache_resource(max_entries=4, show_spinner="Reading the sweep")
-def _load(directory: str, stamp: int) -> SweepResults:
-    return SweepResults.load(Path(directory))
+@st.cache_resource(max_entries=4, show_spinner="Reading the sweep", hash_funcs=BY_FILES)
+def _load(directory: Path) -> SweepResults:
+    return SweepResults.load(directory)
 
 
 def _summary(found: SweepResults) -> None:
@@ -189,7 +190,7 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
         return
     keep("sql", query_text)
     try:
-        answer = _answer(str(directory), stamp(directory), query_text)
+        answer = _answer(directory, query_text)
     except UserError as error:
         mistake(error.remedy)
         return
@@ -198,9 +199,9 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     st.caption(cut if answer.num_rows != 1 else "1 row")
 
 
-@st.cache_data(max_entries=32, show_spinner="Running the query")
-def _answer(directory: str, stamp: int, sql: str) -> pa.Table:
-    return query(_load(directory, stamp).runs, sql)
+@st.cache_data(max_entries=32, show_spinner="Running the query", hash_funcs=BY_FILES)
+def _answer(directory: Path, sql: str) -> pa.Table:
+    return query(_load(directory).runs, sql)
 
 
 def _plain(answer: pa.Table) -> pd.DataFrame:

@@ -62,7 +62,8 @@ def show(runs: Path) -> None:
         return
     _verdict(report)
     _ladder(report, external)
-    _distributions(reports[name], report)
+    with st.container():
+        _distributions(reports[name], report)
     _errors(report)
     _steps(reports[name], report, runs)
     simulated = report.recordings.simulated
@@ -70,7 +71,8 @@ def show(runs: Path) -> None:
     if not own:
         recordings |= bundled_recordings()
     first = resolve(reports[name], simulated) if simulated else None
-    show_domain(runs, recordings, name, first, report.calibration)
+    with st.container():
+        show_domain(runs, recordings, name, first, report.calibration)
     if external is not None:
         show_external(external)
     _provenance(report)
@@ -129,11 +131,6 @@ def _ladder(report: ValidationReport, external: External | None) -> None:
 
 
 def _distributions(directory: Path, report: ValidationReport) -> None:
-    with st.container():
-        _compared(directory, report)
-
-
-def _compared(directory: Path, report: ValidationReport) -> None:
     above, toggle = st.columns([5, 1], vertical_alignment="bottom")
     with toggle, st.container(horizontal_alignment="right"):
         log_x = switch(
@@ -155,11 +152,10 @@ def _compared(directory: Path, report: ValidationReport) -> None:
 
 
 def _errors(report: ValidationReport) -> None:
-    rows, same = report.rows, report.weather_rows
-    if same:
+    figure(trust_charts.errors(report.rows), "errors", blind_title(report), of_report(report), _ERRORS)
+    if same := report.weather_rows:
         figure(trust_charts.errors(same), "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
-    figure(trust_charts.errors(rows), "errors", blind_title(report), of_report(report), _ERRORS)
-    if rows:
+    if report.rows:
         with st.expander("The figures"):
             st.dataframe(
                 figure_rows(report),
