@@ -72,7 +72,8 @@ def _kernels() -> None:
     with right:
         _held_out(about["held_out"].get(key))
         curve = charts.times(kernels.gpu, key, fit, number, at)
-        figure(curve, "times", "Measured and fitted", _of_dots(charts.dots(kernels.gpu, key, fit, number, at)[1]), _FIT)
+        _, measured = charts.measured_along(kernels.gpu, key, fit, number, at)
+        figure(curve, "times", "Measured and fitted", _of_dots(measured), _FIT)
     one, other = st.columns(2, gap="large")
     with one:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
