@@ -30,7 +30,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
-from dashboard.prose import verbatim
+from dashboard.shown import verbatim
 
 P = ParamSpec("P")
 T = TypeVar("T")

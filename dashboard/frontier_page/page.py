@@ -21,11 +21,10 @@ from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
-from dashboard.plan_page.names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_page.tasks import FLEET, PLAN
-from dashboard.plan_page.words import FORMATS, carriers, provenance, provenance_of
-from dashboard.prose import literal
+from dashboard.plan_page.words import EXAMPLE, FORMATS, LOOKED_AT, carriers, plan_name, provenance, provenance_of
+from dashboard.shown import literal
+from dashboard.table import table
 from dashboard.url import choose, go_to, in_url, keep, named
 from planning.jobs.job import Job, finished
 from planning.plan.document import PlanDocument
@@ -66,7 +65,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         plot = frontier_charts.price(points, recommended)
         _clickable(plot, "price", "What speed costs", rated, planned, runs)
     _fleet(runs, planned, points[_chosen(points, recommended)], run_page)
-    st.dataframe(fleet_rows(answer, recommended), hide_index=True, height="content", column_config=_COLUMNS)
+    table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content")
     downloads(answer, "plan")
 
 
@@ -167,4 +166,3 @@ _HELP = (
     "fleet beats on both axes. Click a fleet to choose it; if its run is recorded, the Run page opens."
 )
 _SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
-_COLUMNS = number_columns({**FORMATS, "attainment (%)": "%.1f"})

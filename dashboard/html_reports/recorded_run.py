@@ -15,7 +15,6 @@ from dashboard.html_reports.diagnosis import diagnosis_blocks
 from dashboard.html_reports.document import beside, details, figure, heading, paragraph, table, warning
 from dashboard.library import calibrations, stamp
 from dashboard.palette import CLOCK_NAME, run_colour
-from dashboard.prose import capitalised, sentence
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.fleet_over_time import FleetOverTime
@@ -23,6 +22,7 @@ from dashboard.run_page.held_steps import HeldSteps
 from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.step_time_charts import part_times
 from dashboard.series import column
+from dashboard.shown import capitalised, sentence
 from dashboard.step_page.charts import roofline
 from planning.diagnose.document import DiagnosisDocument
 from planning.diagnose.recorded_run import DIAGNOSIS, DIAGNOSIS_FILE

@@ -14,7 +14,6 @@ from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
-from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import LADDER, rungs
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
@@ -24,6 +23,8 @@ from dashboard.trust_page.words import (
     blind_title,
     disturbance,
     figure_rows,
+    of_report,
+    of_steps,
 )
 from planning.exports.validation import Validation
 from serving.errors import UserError

@@ -18,9 +18,10 @@ from dashboard.bundled import bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
-from dashboard.prose import literal, sentence
 from dashboard.run_page.diagnosis_charts import what_it_buys
 from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
+from dashboard.shown import literal, sentence
+from dashboard.table import table
 from dashboard.url import choose
 from planning.diagnose.baseline import LATENCIES
 from planning.diagnose.document import DiagnosisDocument
@@ -93,7 +94,7 @@ def _counterfactuals(found: DiagnosisDocument) -> None:
     if found.warning:
         st.warning(literal(sentence(found.warning)), icon=":material/warning:")
     with st.expander("All latencies, and what was not tried"):
-        st.dataframe(lift_rows(found), hide_index=True, height="content")
+        table(lift_rows(found), height="content")
         for c in found.counterfactuals:
             if c.skipped:
                 st.caption(f"{c.name} was not tried: {c.skipped}")

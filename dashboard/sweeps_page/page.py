@@ -32,6 +32,7 @@ from dashboard.sweeps_page.view import (
     provenance,
     some,
 )
+from dashboard.table import table
 from dashboard.url import choose, choose_many, fresh_key, go_to, in_url, interval, keep, named, switch
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.dataset import ABOUT
@@ -60,7 +61,7 @@ def show(runs: Path) -> None:
     _summary(found)
     if not found.complete.num_rows or not found.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
-        st.dataframe(found.runs.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
+        table(found.runs.select(["status", "error", *found.parameters]).to_pandas())
         return
     left, right = st.columns([2, 5], gap="medium")
     with left:
@@ -146,18 +147,12 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     ids, key = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist())), f"runs-{name}"
-    st.dataframe(
-        rows.to_pandas(),
-        hide_index=True,
-        height=280,
-        on_select=lambda: _selected(key, ids),
-        selection_mode="single-row",
-        key=key,
-        column_config={
-            column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
-            for column in metrics
-        },
-    )
+    columns = {
+        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
+        for column in metrics
+    }
+    selecting = {"key": key, "on_select": lambda: _selected(key, ids), "selection_mode": "single-row"}
+    table(rows.to_pandas(), columns=columns, height=280, **selecting)
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)
@@ -194,7 +189,7 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
     except UserError as error:
         mistake(error.remedy)
         return
-    st.dataframe(_plain(answer), hide_index=True)
+    table(_plain(answer), placeholder=None)
     cut = f"the first {ROWS:,} rows" if answer.num_rows == ROWS else f"{answer.num_rows:,} rows"
     st.caption(cut if answer.num_rows != 1 else "1 row")
 

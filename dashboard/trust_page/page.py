@@ -16,17 +16,25 @@ from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import open_run
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
-from dashboard.prose import literal
-from dashboard.shown import when
+from dashboard.shown import literal, when
+from dashboard.table import table
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
-from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import LADDER, rungs
-from dashboard.trust_page.words import ERRORS_IN_WEATHER, FLOOR, IN_WEATHER, bias, blind_title, disturbance, figure_rows
+from dashboard.trust_page.words import (
+    ERRORS_IN_WEATHER,
+    FLOOR,
+    IN_WEATHER,
+    bias,
+    blind_title,
+    disturbance,
+    figure_rows,
+    of_report,
+    of_steps,
+)
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
@@ -157,15 +165,10 @@ def _errors(report: ValidationReport) -> None:
         figure(trust_charts.errors(same), "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
     if report.rows:
         with st.expander("The figures"):
-            st.dataframe(
-                figure_rows(report),
-                hide_index=True,
-                column_config=number_columns(
-                    dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
-                    | dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
-                    | dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f")
-                ),
-            )
+            formats = dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
+            formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
+            formats |= dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f")
+            table(figure_rows(report), formats)
 
 
 def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:

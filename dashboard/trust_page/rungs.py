@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
-from dashboard.trust_page.external_results import External, Source
+from dashboard.trust_page.external_results import LATENCIES, External, Source, covered, median_error_pct
 from serving.metrics import label_of
 
 LADDER = (
@@ -14,7 +14,6 @@ LADDER = (
     "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %?"
 )
 _NOT_CLIMBED = "This report does not hold this check."
-_LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
 
 class Rung(NamedTuple):
@@ -111,7 +110,7 @@ def _others(external: External | None) -> Rung:
 
 def _medians(of: External | Source) -> dict[str, float]:
     """Median absolute errors of blind predictions in percent, by latency."""
-    found = {label: of.median_error_pct(family, "blind") for family, label in _LATENCIES.items()}
+    found = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
     return {label: error for label, error in found.items() if error is not None}
 
 
@@ -127,16 +126,16 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     same = [row.covered for row in report.weather_rows if row.covered is not None] if report else []
     if same:
         shares.append((sum(same), len(same), "of its figures in the same weather"))
-    if external and external.figures:
-        shares.append((external.covered, external.figures, "of the published ones"))
+    if external and external.rows:
+        shares.append((covered(external), len(external.rows), "of the published ones"))
     if not shares and _noisy(rows):
         return _tells_nothing(title, _noisy(rows))
     if not shares:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
-    covered, count, _ = shares[0]
-    parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
+    held, count, _ = shares[0]
+    parts = ", ".join(f"{100 * held / count:.0f} % {of}" for held, count, of in shares)
     why = f"The bands should hold 90 %. They hold {parts}. Figures of one run depend on each other.{_noisy(rows)}"
-    told = Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+    told = Rung(title, f"**{held} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, told) if banded or same else told
 
 

@@ -23,7 +23,7 @@ from dashboard.policy_lab_page.charts import side_colours
 from dashboard.policy_lab_page.tasks import recorded
 from dashboard.policy_lab_page.words import provenance
 from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.trust_page.report_provenance import of_report, of_steps
+from dashboard.trust_page.words import of_report, of_steps
 from planning.compare.document import ComparisonDocument
 from planning.plan.document import PlanDocument
 from serving.deployments.gpu_spec import find_gpu

@@ -27,13 +27,12 @@ from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import ranked as ranked_fleets
 from dashboard.palette import REAL, policy_colour
 from dashboard.plan_page import charts as plan_charts
-from dashboard.plan_page import traffic as plan_traffic
+from dashboard.plan_page import tasks as plan_tasks
 from dashboard.plan_page.command import plan_command
-from dashboard.plan_page.names import plan_name
 from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
-from dashboard.plan_page.words import alternatives, fleet_name, why_not_fewer
-from dashboard.prose import prose
+from dashboard.plan_page.words import alternatives, fleet_name, plan_name, why_not_fewer
 from dashboard.shapes import MOST_REQUESTS, shapes
+from dashboard.shown import prose
 from dashboard.uploads import keep_model, keep_trace, model_path
 from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
@@ -558,16 +557,16 @@ def of_many(requests: int) -> PlanRequest:
 
 
 def test_too_many_requests_are_refused_before_any_is_made(made: list[int]) -> None:
-    for look in (plan_traffic.check_few_enough, lambda request: plan_traffic.glance(request, 20_000)):
+    for look in (plan_tasks.check_few_enough, lambda request: plan_tasks.glance(request, 20_000)):
         with pytest.raises(UserError, match="'36,000,000 requests': are too many to plan for; 100,000 are allowed"):
             look(of_many(36_000_000))
     assert not made
 
 
 def test_of_much_traffic_the_first_requests_are_looked_at(made: list[int]) -> None:
-    first = plan_traffic.glance(of_many(97_200), 1_000).requests
+    first = plan_tasks.glance(of_many(97_200), 1_000).requests
     assert len(list(first)) == 1_000 and len(made) < 10_000
-    assert len(list(plan_traffic.glance(of_many(600), 1_000).requests)) == 600
+    assert len(list(plan_tasks.glance(of_many(600), 1_000).requests)) == 600
 
 
 @pytest.mark.parametrize("rate", ["10000", "27"])
@@ -592,7 +591,7 @@ def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate:
 
 
 def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_traffic, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(plan_tasks, "MOST_REQUESTS", 2)
     digest = keep_trace(tmp_path, CSV)
     assert "'3 requests': are too many to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
 

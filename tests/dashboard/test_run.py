@@ -21,10 +21,9 @@ from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.predict import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
 from dashboard.bundled import bundled_answer, sample_diagnosis
-from dashboard.loading import token_gaps
+from dashboard.loading import prefetch, token_gaps
 from dashboard.run_page import page as run_page
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.prefetch import prefetch
 from dashboard.run_page.request_table import _row, slowest
 from dashboard.run_page.step_time_charts import part_times
 from planning.diagnose.baseline import LATENCIES
