@@ -42,7 +42,7 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x
             x, y = curves[metric]
             if len(x):
                 hover, mode = "%{x:,.4~g} ms<br>%{y:.1f} % of requests", "lines" if len(x) >= _FEW else "lines+markers"
-                how = {"mode": mode, "opacity": opacity, "row": 1, "col": at}
+                how: dict[str, Any] = {"mode": mode, "opacity": opacity, "row": 1, "col": at}
                 line(figure, x, y, name, colour, hover, width, shape="hv", **how)
     legend_once(figure)
     for at, metric in enumerate(panels, start=1):

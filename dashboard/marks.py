@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -56,9 +55,9 @@ def bars(figure: go.Figure, x: Values, y: Values, name: str, colour: Any, hover:
 
 def band(
     figure: go.Figure,
-    x: Sequence[Any],
-    low: Sequence[float],
-    high: Sequence[float],
+    x: Values,
+    low: Values,
+    high: Values,
     name: str,
     colour: str,
     alpha: float = 0.14,
@@ -66,7 +65,7 @@ def band(
 ) -> None:
     """What lies between two lines over `x`."""
     filled = {"fill": "toself", "mode": "none", "fillcolor": tint(colour, alpha), "hoverinfo": "skip"}
-    figure.add_scatter(x=[*x, *x[::-1]], y=[*low, *high[::-1]], name=name or None, **filled | more)
+    figure.add_scatter(x=[*x, *x[::-1]], y=[*high, *low[::-1]], name=name or None, **filled | more)
 
 
 def legend_once(figure: go.Figure) -> None:

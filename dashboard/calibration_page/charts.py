@@ -167,7 +167,8 @@ def domain(found: Known) -> go.Figure:
         colorbar={"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
         hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
     )
-    dots(figure, *found.dots, "measured", REAL, None, 4)
+    x, y = found.dots
+    dots(figure, x, y, "measured", REAL, None, 4)
     figure.update_xaxes(type="log", title_text=names[0], dtick=1, showgrid=False)
     figure.update_yaxes(type="log", title_text=names[1], dtick=1, showgrid=False)
     if len(y_axis) < _CELLS:

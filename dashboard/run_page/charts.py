@@ -86,7 +86,7 @@ def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
 
 def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
     """What holds from each time (ns) to the next, filled."""
-    filled = {"fill": "tozeroy", "fillcolor": tint(colour, 0.14), "showlegend": False}
+    filled: dict[str, Any] = {"fill": "tozeroy", "fillcolor": tint(colour, 0.14), "showlegend": False}
     line(figure, x / 1e9, y, label, colour, hover, 1.4, shape="hv", **filled, row=row, col=1)
 
 
@@ -98,7 +98,8 @@ def _batches(
     at_ns, batches = held.batches(window_s)
     for name, batch in reversed(batches.items()):
         x, y = bucket_means(at_ns, batch, buckets)
-        label, stacked = name.replace("_rows", " tokens").replace("_", " "), {"stackgroup": "batch", "row": 4, "col": 1}
+        label = name.replace("_rows", " tokens").replace("_", " ")
+        stacked: dict[str, Any] = {"stackgroup": "batch", "row": 4, "col": 1}
         line(figure, x / 1e9, y, label, shades[name], "%{y:,.1f}", 0, shape="hv", fillcolor=shades[name], **stacked)
 
 

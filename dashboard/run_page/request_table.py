@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
     helps = {_heading(name): metric(name).help for name in _SHOWN}
     key = f"requests-{recording.path}-{by}"
-    selecting = {"key": key, "on_select": lambda: _selected(key, columns["request"]), "selection_mode": "single-row"}
-    table(columns, formats, helps, height=270, **selecting)
+    selected = partial(_selected, key, columns["request"])
+    table(columns, formats, helps, height=270, key=key, on_select=selected, selection_mode="single-row")
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))
     _waterfall(recording, metrics, int(rows[at]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,8 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
         column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
         for column in metrics
     }
-    selecting = {"key": key, "on_select": lambda: _selected(key, ids), "selection_mode": "single-row"}
-    table(rows.to_pandas(), columns=columns, height=280, **selecting)
+    selected = partial(_selected, key, ids)
+    table(rows.to_pandas(), columns=columns, height=280, key=key, on_select=selected, selection_mode="single-row")
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)

@@ -170,7 +170,8 @@ def _residual_panel(figure: go.Figure, times_ms: Floats, error_pct: Floats, at: 
     shown = thin(len(times_ms), _POINTS)
     low, middle, high = np.percentile(error_pct, [5, 50, 95], method="inverted_cdf")
     ends = [float(times_ms.min()), float(times_ms.max())]
-    hover, where = "measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>", {"row": 1, "col": at}
+    hover = "measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>"
+    where: dict[str, Any] = {"row": 1, "col": at}
     dots(figure, times_ms[shown], error_pct[shown], "a held-out step", SIMULATED, hover, 5, {"opacity": 0.4}, **where)
     line(figure, ends, [middle, middle], "median", SIMULATED, "median %{y:+.1f} %<extra></extra>", 2.2, **where)
     band(figure, ends, [low, low], [high, high], "p5 to p95", SIMULATED, **where)

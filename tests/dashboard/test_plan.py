@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -36,7 +37,6 @@ from dashboard.shown import prose
 from dashboard.uploads import keep_model, keep_trace, model_path
 from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
-from planning.jobs.process import mark_of
 from planning.plan.answer import length_histogram
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import per_dollar, per_gpu
@@ -54,11 +54,22 @@ from traces import synth
 
 @pytest.fixture
 def sleeper():
-    """A process that a test may end, with a group of its own."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
+    """Has a process be at a job that does nothing, and that a test may end, with a group of its own."""
+    processes = []
+
+    def sleep(job: Job) -> subprocess.Popen:
+        job.directory.mkdir(parents=True)
+        with (job.directory / "process.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            processes.append(subprocess.Popen(command, start_new_session=True, pass_fds=[lock.fileno()]))
+        leave(job, process=processes[-1].pid)
+        return processes[-1]
+
+    yield sleep
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def page(name: str, runs: Path, **url: Any) -> AppTest:
@@ -324,11 +335,8 @@ def test_a_trace_of_too_few_requests_is_an_error_in_a_line(tmp_path: Path) -> No
 
 def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Path, sleeper) -> None:
     job = unanswered(tmp_path)
-    leave(
-        job,
-        process=mark_of(sleeper.pid),
-        progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10},
-    )
+    process = sleeper(job)
+    leave(job, progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10})
     app = plan(tmp_path, rate="7")
     assert re.search(r"Searching 4 candidates, about \d+ (s|min) left", app.get("progress")[0].proto.text)
     assert "A first answer" not in shown(app)
@@ -336,7 +344,7 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     app = plan(tmp_path, rate="7")
     assert "About " in shown(app) and "This first answer is of a part of each fleet" in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
-    sleeper.wait(10)
+    process.wait(10)
     app.run()
     assert job.status.state == "cancelled"
     assert "Cancelled." in shown(app) and app.button(key="find")
@@ -346,7 +354,7 @@ def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
     tmp_path: Path, sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = unanswered(tmp_path)
-    leave(job, process=mark_of(sleeper.pid))
+    sleeper(job)
     write_json(job.directory / COARSE, {"requests": 250, "point": plan_example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
     left, read = iter(range(251, 254)), Job.document  # it is left anew each time that the page looks
@@ -356,7 +364,7 @@ def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
 
 
 def test_a_queued_job_says_so(tmp_path: Path, sleeper) -> None:
-    leave(unanswered(tmp_path), process=mark_of(sleeper.pid))
+    sleeper(unanswered(tmp_path))
     assert "Queued" in plan(tmp_path, rate="7").get("progress")[0].proto.text
 
 
