@@ -42,7 +42,7 @@ def make_twin(
 
     router = RouterConfig(name=settings.router) if settings.router else None
     deployment = with_fleet(deployment, settings.replicas, router)
-    scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, lambda _: deployment)
+    scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, deployment)
     first = scenario.all_pools[0].deployment
     vocab_size, folder = 32_000, _tokenizer_folder(first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
@@ -151,7 +151,7 @@ def _real(
     origin_ns: int,
 ) -> RealEngine:
     from apiserver.real import RealEngine
-    from planning.measure.load_engine import load_engine
+    from planning.measure.real_engine import load_engine
     from realengine.engine import Engine
     from realengine.hardware import describe
 

@@ -146,10 +146,12 @@ class _Supervisor:
         return told
 
     def _await_engine(self, name: str, told: Connection) -> str:
-        """The name of the model that it serves. Raises UserError if it cannot."""
+        """The name of the model that it serves. Raises UserError if it cannot, unless all is to end anyway."""
         try:
             what, text = told.recv()
         except EOFError:
+            if self._stops:
+                return ""
             self._processes[name].join()
             remedy = "has ended before it could serve; the lines above say why"
             raise UserError(f"process {name}", f"exit code {self._processes[name].exitcode}", remedy) from None

@@ -23,13 +23,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from calibration.steps.design import Pace
 from calibration.validation.covalidation import covalidate
 from calibration.validation.report import ValidationReport
-from planning.measure.calibration_runs import fit_recordings, measure, pace_of
+from planning.measure.calibration_runs import fit_recordings, measure
 from planning.measure.demo_size import demo_size
-from planning.measure.load_engine import load_engine
-from planning.measure.whole_run import record_whole
+from planning.measure.real_engine import load_engine, pace_of, record_whole
 from serving.deployments.config import Deployment, parse
 from traces.synth import parse_spec, synthesise
 
@@ -65,7 +63,7 @@ def neighbours(count: int) -> Iterator[None]:
 def validated(folder: Path, runs: int, minutes: float) -> Iterator[ValidationReport]:
     deployment = parse(Deployment, {"model": "random:smollm2", "scheduler": SCHEDULER}, where="benchmark")
     engine = load_engine(deployment, lambda line: print(line, file=sys.stderr))
-    size = demo_size(Pace(*pace_of(engine)), SCHEDULER["max_num_seqs"] // 2, 60 * minutes, runs)
+    size = demo_size(pace_of(engine), SCHEDULER["max_num_seqs"] // 2, 60 * minutes, runs)
     workload = synthesise(parse_spec(size.trace(), where="benchmark"))
     calibrated, real = [], []
     paths = measure(engine, folder, size.calibration_s, lambda work, out: record_whole(work, engine, out, True))

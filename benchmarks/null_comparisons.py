@@ -17,6 +17,7 @@ from scipy.signal import lfilter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from planning.compare.comparison import compare
+from planning.compare.document import RanDeployment, Side
 from planning.compare.paired_runs import PairedRuns
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import TokenCost
@@ -29,6 +30,7 @@ from sim.run_log import TableSink
 MS, S = 1_000_000, 1_000_000_000
 RUNS = 200
 SETTINGS = {"num_blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 1024}
+SIDE = Side(deployment=RanDeployment(policy="vllm", scheduler={}))
 
 
 class NoisyCost(TokenCost):
@@ -75,7 +77,7 @@ def claimed(serve: Callable[..., pa.Table], count: int, rate: float, seeds: int 
     for run in range(RUNS):
         cases = range(seeds * run, seeds * (run + 1))
         sides = [[serve(case, 2 * case + side, count, rate) for case in cases] for side in (0, 1)]
-        claims += bool(compare(PairedRuns(*sides)).claims)
+        claims += compare(PairedRuns(*sides), SIDE, SIDE).difference
     return claims / RUNS
 
 

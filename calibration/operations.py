@@ -307,12 +307,16 @@ def _layer_gemms(model: ModelSpec, deployment: Deployment, tokens: Amount) -> li
         Gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, attention, layers),
         Gemm("attention out", tokens, hidden, heads * model.head_dim, attention, layers),
     ]
-    dense = model.dense_layers if model.num_experts else layers
-    inter = -(-model.intermediate_size // tp)
-    if dense:
-        gemms.append(Gemm("gate and up", tokens, 2 * inter, hidden, dtype, dense))
-        gemms.append(Gemm("down", tokens, hidden, inter, dtype, dense))
+    if dense := layers - model.moe_layers:
+        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), dtype, dense)
     return gemms
+
+
+def _mlp(which: str, tokens: Amount, hidden: int, inter: int, dtype: str, layers: int) -> list[Operation]:
+    return [
+        Gemm(f"{which}gate and up", tokens, 2 * inter, hidden, dtype, layers),
+        Gemm(f"{which}down", tokens, hidden, inter, dtype, layers),
+    ]
 
 
 def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
@@ -325,41 +329,18 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
     ):
         if not layers:
             continue
+        shape = (heads, kv_heads, model.head_dim, kv, window, layers)
+        rows, drafted = sizes.decode_rows, sizes.draft_tokens
         if np.any(sizes.prefill_tokens):
             past, pairs = _seen_by_prompts(sizes, window)
-            operations.append(
-                PrefillAttention(
-                    f"prefill attention{suffix}",
-                    sizes.prefill_rows,
-                    sizes.prefill_tokens,
-                    past,
-                    pairs,
-                    heads,
-                    kv_heads,
-                    model.head_dim,
-                    kv,
-                    window,
-                    layers,
-                )
-            )
-        if np.any(sizes.decode_rows):
-            context = sizes.decode_context + sizes.decode_rows
+            prompts, tokens = sizes.prefill_rows, sizes.prefill_tokens
+            operations.append(PrefillAttention(f"prefill attention{suffix}", prompts, tokens, past, pairs, *shape))
+        if np.any(rows):
+            context = sizes.decode_context + rows
             if window:
-                context = np.minimum(context, sizes.decode_rows * window)
-            operations.append(
-                DecodeAttention(
-                    f"decode attention{suffix}",
-                    sizes.decode_rows,
-                    context,
-                    heads,
-                    kv_heads,
-                    model.head_dim,
-                    kv,
-                    window,
-                    layers,
-                    1 + sizes.draft_tokens / np.maximum(sizes.decode_rows, 1),
-                )
-            )
+                context = np.minimum(context, rows * window)
+            queries = 1 + drafted / np.maximum(rows, 1)
+            operations.append(DecodeAttention(f"decode attention{suffix}", rows, context, *shape, queries))
     return operations
 
 
@@ -381,49 +362,36 @@ def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
 
 
 def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    layers = model.num_layers - model.dense_layers
     if not model.num_experts and deployment.expert_imbalance != 1.0:
         remedy = f"cannot be set, because {model.name} has no experts; leave it out"
         raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
-    if not model.num_experts or not layers:
+    layers, hidden, dtype = model.moe_layers, model.hidden_size, weights_dtype(model, deployment)
+    if not layers:
         return []
     tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
-    spread = deployment.enable_expert_parallel
     routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
     busiest = routed * busiest_over_mean(model, deployment, routed)  # which the others wait for
+    shape = (hidden, model.moe_intermediate_size, model.experts_per_token, model.num_experts)
+    split = (1, tp * ranks) if deployment.enable_expert_parallel else (tp * ranks, 1)
     operations: list[Operation] = [
-        Gemm("router", tokens, model.num_experts, model.hidden_size, deployment.dtype, layers),
-        Experts(
-            "experts",
-            busiest,
-            model.hidden_size,
-            model.moe_intermediate_size,
-            model.experts_per_token,
-            model.num_experts,
-            1 if spread else tp * ranks,
-            tp * ranks if spread else 1,
-            weights_dtype(model, deployment),
-            layers,
-        ),
+        Gemm("router", tokens, model.num_experts, hidden, deployment.dtype, layers),
+        Experts("experts", busiest, *shape, *split, dtype, layers),
     ]
     if model.shared_intermediate_size:
-        inter, dtype = -(-model.shared_intermediate_size // tp), weights_dtype(model, deployment)
-        operations.append(Gemm("shared gate and up", tokens, 2 * inter, model.hidden_size, dtype, layers))
-        operations.append(Gemm("shared down", tokens, model.hidden_size, inter, dtype, layers))
+        operations += _mlp("shared ", tokens, hidden, -(-model.shared_intermediate_size // tp), dtype, layers)
     return operations
 
 
 def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
     """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations."""
     heads, kv_heads = heads_per_device(model, tp)
-    dense = model.dense_layers if model.num_experts else model.num_layers
     operations: list[Operation] = [
         Elementwise("norms", tokens * (8.0 * model.hidden_size), count=2 * model.num_layers),
         Elementwise(
             "rotary, KV write", tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim), count=model.num_layers
         ),
     ]
-    if dense:
+    if dense := model.num_layers - model.moe_layers:
         operations.append(Elementwise("activation", tokens * (6.0 * (model.intermediate_size // tp)), count=dense))
     return operations
 
@@ -444,7 +412,6 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
         operations.append(Collective("gather logits", "all_gather", tp, sampled * float(model.vocab_size), 1))
     if ranks > 1 and model.num_experts:
         message = tokens * ranks * float(model.hidden_size)
-        moe_layers = layers - model.dense_layers
-        operations.append(Collective("dispatch", "all_gather", ranks, message, moe_layers))
-        operations.append(Collective("combine", "reduce_scatter", ranks, message, moe_layers))
+        operations.append(Collective("dispatch", "all_gather", ranks, message, model.moe_layers))
+        operations.append(Collective("combine", "reduce_scatter", ranks, message, model.moe_layers))
     return operations

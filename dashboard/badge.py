@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Provenance
-from dashboard.prose import sentence
+from dashboard.shown import sentence
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}

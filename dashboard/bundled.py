@@ -1,8 +1,10 @@
 """The results that pages open on where there are none of one's own: `samples/demo`, `/compared`, `/external`, `/run`.
 
+`samples/answers.json` has the answers to what they ask before anything is changed.
+
 `python -m dashboard.bundled DEMO_DIR [COMPARED_DIR]` condenses what `tokentwin demo` wrote into the first: the report,
 the calibration, and the recordings without which requests were in which step; and what `tokentwin compare --engine`
-wrote into the second. The others are written by `tokentwin validate external` and `dashboard.run_page.example`.
+wrote into the second. The others are written by `tokentwin validate external` and `dashboard.examples`.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from calibration.validation.report import REPORT, RESIDUALS, load_report
 from dashboard.library import RECORDING, find
+from planning.diagnose.request import DiagnoseRequest
 from serving.workload import Workload
 from traces.recording import Recording, RecordingWriter
 from traces.schema import RUNS, STEPS
@@ -23,6 +29,8 @@ DEMO = SAMPLES / "demo"
 PAIR = SAMPLES / "compared"
 EXTERNAL_SAMPLE = SAMPLES / "external"
 RUN_SAMPLE = SAMPLES / "run"
+RUN_GPU = "H100"
+ANSWERS = SAMPLES / "answers.json"
 _OF_CALIBRATION = ("calibration.json", "steps.parquet")
 
 
@@ -36,6 +44,28 @@ def bundled_recordings() -> dict[str, Path]:
 def bundled_pair() -> dict[str, Path]:
     """The real engine's recordings of two policies on the same arrivals, by name: a directory of several runs each."""
     return {f"bundled pair/{side}": PAIR / side for side in "ab"}
+
+
+def sample_diagnosis(run: Path = RUN_SAMPLE) -> DiagnoseRequest:
+    """What the Run page asks of the bundled run before anything is changed, of a `run`."""
+    return DiagnoseRequest(run=str(run.resolve()), gpu=RUN_GPU)
+
+
+def bundled_answer(settings: Mapping[str, Any]) -> Any:
+    """The bundled answer to the settings of a job; None if there is none."""
+    asked = portable(settings)
+    return next((known["answer"] for known in _answers() if known["settings"] == asked), None)
+
+
+def portable(document: Mapping[str, Any]) -> Any:
+    """The document with what is bundled named alike, wherever and whenever tokentwin was installed."""
+    named = json.loads(json.dumps(document).replace(json.dumps(str(SAMPLES.resolve()))[:-1], '"samples'))
+    return {name: value for name, value in named.items() if name != "stamp"}
+
+
+@cache
+def _answers() -> Any:
+    return json.loads(ANSWERS.read_text(encoding="utf-8"))
 
 
 def condense(demo: Path, out: Path) -> None:

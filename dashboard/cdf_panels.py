@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dashboard.marks import legend_once, line
 from dashboard.palette import empty, finish
 from serving.metrics import axis_of
 
@@ -36,26 +37,14 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x
     if not panels:
         return empty("No request finished", height)
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035)
-    named: set[str] = set()
-    for line in lines:
+    for curves, name, colour, width, opacity in lines:
         for at, metric in enumerate(panels, start=1):
-            x, y = line.curves[metric]
-            if not len(x):
-                continue
-            figure.add_scatter(
-                x=x,
-                y=y,
-                mode="lines" if len(x) >= _FEW else "lines+markers",
-                line={"color": line.colour, "width": line.width, "shape": "hv"},
-                opacity=line.opacity,
-                name=line.name,
-                legendgroup=line.name,
-                showlegend=line.name not in named,
-                hovertemplate="%{x:,.4~g} ms<br>%{y:.1f} % of requests",
-                row=1,
-                col=at,
-            )
-            named.add(line.name)
+            x, y = curves[metric]
+            if len(x):
+                hover, mode = "%{x:,.4~g} ms<br>%{y:.1f} % of requests", "lines" if len(x) >= _FEW else "lines+markers"
+                how: dict[str, Any] = {"mode": mode, "opacity": opacity, "row": 1, "col": at}
+                line(figure, x, y, name, colour, hover, width, shape="hv", **how)
+    legend_once(figure)
     for at, metric in enumerate(panels, start=1):
         figure.update_xaxes(title_text=axis_of(metric), row=1, col=at)
         ends = (

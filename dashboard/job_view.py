@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.mistake import mistake
-from dashboard.prose import capitalised
+from dashboard.shown import capitalised
 from planning.jobs.job import Job, Status
 from serving.errors import UserError, reason
 

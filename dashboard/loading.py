@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,29 +19,6 @@ from traces.run_metrics import RunMetrics
 # Of a longer run, the gaps between tokens are those of so many requests at the beginning of so many row groups: a few
 # million of them, where all would take half a minute.
 _GROUPS, _OF_EACH = 12, 2048
-
-
-def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
-    """A recording and its metrics. Raises UserError when it is damaged."""
-    return _open_run(str(directory), stamp(directory) if directory.is_dir() else 0)
-
-
-class Gaps(NamedTuple):
-    """Times between tokens in milliseconds, and the share of the requests that they are of."""
-
-    values: NDArray[Any]
-    share: float
-
-
-def token_gaps(recording: Recording) -> Gaps:
-    """ITL of all requests or, of a run of very many, of those at evenly spaced places; empty if not recorded."""
-    rows, columns = recording.group_rows("requests"), ["status", "token_times_ns"]
-    if len(rows) <= _GROUPS:
-        requests = recording.table("requests", columns)
-    else:
-        groups = [round(at * (len(rows) - 1) / (_GROUPS - 1)) for at in range(_GROUPS)]
-        requests = recording.beginnings("requests", columns, groups, _OF_EACH)
-    return Gaps(RunMetrics(requests).values("itl_ms"), requests.num_rows / max(sum(rows), 1))
 
 
 class _KeptRecording(Recording):
@@ -66,9 +45,54 @@ def _small(type: pa.DataType) -> bool:
     return not pa.types.is_nested(type)
 
 
-@st.cache_resource(max_entries=4, show_spinner="Reading the recording")
-def _open_run(directory: str, stamp: int) -> tuple[Recording, RunMetrics]:
+def _written(directory: Path) -> tuple[str, int]:
+    return str(directory), stamp(directory) if directory.is_dir() else 0
+
+
+# How a cache knows directories and open recordings again: by where they lie, and since when.
+BY_FILES: dict[str | type[Any], Callable[[Any], Any]] = {
+    type(Path()): _written,
+    _KeptRecording: lambda recording: _written(recording.path),
+}
+
+
+@st.cache_resource(max_entries=4, show_spinner="Reading the recording", hash_funcs=BY_FILES)
+def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
+    """A recording and its metrics. Raises UserError when it is damaged."""
     recording = _KeptRecording(directory)
     metrics = RunMetrics.of(recording)
     metrics.values("e2e_ms")
     return recording, metrics
+
+
+class Gaps(NamedTuple):
+    """Times between tokens in milliseconds, and the share of the requests that they are of."""
+
+    values: NDArray[Any]
+    share: float
+
+
+def token_gaps(recording: Recording) -> Gaps:
+    """ITL of all requests or, of a run of very many, of those at evenly spaced places; empty if not recorded."""
+    rows, columns = recording.group_rows("requests"), ["status", "token_times_ns"]
+    if len(rows) <= _GROUPS:
+        requests = recording.table("requests", columns)
+    else:
+        groups = [round(at * (len(rows) - 1) / (_GROUPS - 1)) for at in range(_GROUPS)]
+        requests = recording.beginnings("requests", columns, groups, _OF_EACH)
+    return Gaps(RunMetrics(requests).values("itl_ms"), requests.num_rows / max(sum(rows), 1))
+
+
+def prefetch(*works: Callable[[], object]) -> None:
+    """Calls these one after another, in a thread of their own, for what they leave in the caches of the page.
+
+    For a run of millions of steps each takes a second or more. numpy and pyarrow compute without Python's lock, so the
+    thread takes the second core. An error is left for the page to meet, when it asks for the same.
+    """
+
+    def call() -> None:
+        for work in works:
+            with suppress(Exception):
+                work()
+
+    Thread(target=call, daemon=True).start()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.prose import verbatim
+from dashboard.shown import verbatim
 from serving.errors import UserError
 
 

@@ -1,10 +1,13 @@
-"""How numbers and times are written on a page: as many digits as tell something, and a dash where there is none."""
+"""How text, numbers and times are written on a page: nothing that Markdown would read, and as many digits as tell."""
 
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime
 from typing import Any
+
+from serving.metrics import METRICS
 
 NOTHING = "–"
 
@@ -31,3 +34,40 @@ def when(iso: str) -> str:
         return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
         return iso
+
+
+_OBJECTIVE = re.compile(r"\b(\w+) (p[\d.]+)<=(\d+(?:\.\d+)?)")
+_TIMES = re.compile(r"(?<=\d)( replicas?)? x (?=\S)")
+
+
+def prose(text: str) -> str:
+    """`ttft_ms p99<=1000` as `TTFT p99 ≤ 1,000 ms`, `3 x TP4` as `3 × TP4`; the rest as it is."""
+    return _TIMES.sub(r"\1 × ", _OBJECTIVE.sub(_objective, text))
+
+
+def literal(text: str) -> str:
+    """`prose`, escaped so that Markdown shows it as it is."""
+    return verbatim(prose(text))
+
+
+def verbatim(text: str) -> str:
+    """Escaped so that Markdown shows it as it is: no link, image or formula comes of what somebody else wrote."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
+
+
+def capitalised(text: str) -> str:
+    """With a capital first; the rest, names among it, as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(clause: str) -> str:
+    """A clause, which a reason and a verdict are, as a sentence of its own."""
+    return f"{capitalised(clause)}."
+
+
+def _objective(match: re.Match[str]) -> str:
+    name, percentile, bound = match.groups()
+    if name not in METRICS:
+        return match[0]
+    known = METRICS[name]
+    return f"{known.label} {percentile} ≤ {float(bound):,.10g} {known.unit}".rstrip()

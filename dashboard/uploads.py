@@ -52,11 +52,6 @@ def trace_path(runs: Path, digest: str) -> Path | None:
     return _kept(runs, _TRACE, digest)
 
 
-def missing(what: str, how: str) -> str:
-    """What to do about what a link names and is not here; `how` is a verb."""
-    return f"The {what} of this link is not on this server. Please {how} it again."
-
-
 def keep_model(runs: Path, text: str) -> str:
     """The digest under which a pasted config.json is kept. Raises UserError, one line, if it describes no model."""
     if len(text) > MB:

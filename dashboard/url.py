@@ -22,7 +22,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -30,7 +30,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
 
-from dashboard.prose import verbatim
+from dashboard.shown import verbatim
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,6 +117,11 @@ def choose(
     return chosen
 
 
+def usual_first(usual: str, names: Iterable[str]) -> list[str]:
+    """The options of a choice that is `usual` unless somebody chooses another of the names."""
+    return [usual, *(name for name in names if name != usual)]
+
+
 def switch(label: str, parameter: str, help: str | None = None) -> bool:
     """A toggle that is on while the query parameter is `1`."""
     on = st.toggle(label, named(parameter) == "1", _key(parameter), help)
@@ -127,11 +132,8 @@ def switch(label: str, parameter: str, help: str | None = None) -> bool:
 def number(
     label: str, parameter: str, low: int, high: int, otherwise: int, step: int = 1, help: str | None = None
 ) -> int:
-    """A whole number that is the query parameter `parameter`; `otherwise` when that is absent or no such number."""
-    value = int(quantity(named(parameter), low, high, otherwise))
-    chosen = int(st.number_input(label, low, high, value, step, key=_key(parameter), help=help))
-    keep(parameter, str(chosen), str(otherwise))
-    return chosen
+    """`amount` of a whole number."""
+    return int(amount(label, parameter, low, high, otherwise, step, help, "%d", int))
 
 
 def quantity(text: str | None, low: float, high: float, otherwise: float) -> float:
@@ -231,12 +233,11 @@ def amount(
     step: float,
     help: str | None = None,
     show: str = "%.6g",
+    kind: type[float] = float,
 ) -> float:
     """A number that is the query parameter; `otherwise` when that is absent or no such number."""
-    value = quantity(named(parameter), low, high, otherwise)
-    chosen = float(
-        st.number_input(label, float(low), float(high), value, float(step), show, key=_key(parameter), help=help)
-    )
+    value, key = kind(quantity(named(parameter), low, high, otherwise)), _key(parameter)
+    chosen = kind(st.number_input(label, kind(low), kind(high), value, kind(step), show, key=key, help=help))
     keep(parameter, f"{chosen:.10g}", f"{otherwise:.10g}")
     return chosen
 

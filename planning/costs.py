@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.observed import JudgedCost, observed, pure
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
-
-if TYPE_CHECKING:
-    from calibration.steps.observed import JudgedCost
-    from serving.deployments.config import Deployment
-    from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from serving.own_cost import identity as own_identity
+from serving.own_cost import names_own_cost, own_cost
 
 
 class Priced(NamedTuple):
@@ -30,9 +37,6 @@ class Priced(NamedTuple):
     @property
     def gpu(self) -> GpuSpec | None:
         """What its kernels run on; None for our own engine, timed where it was measured."""
-        from calibration.steps.observed import pure
-        from calibration.steps.operation_cost import OperationCost
-
         behind = pure(self.cost)
         return behind.kernels.gpu if isinstance(behind, OperationCost) else None
 
@@ -48,8 +52,6 @@ class Priced(NamedTuple):
 
 def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     """Dollars per GPU-hour from `H100=2.9`, one by one or between commas. Raises UserError for what is no price."""
-    from serving.errors import UserError
-
     prices: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
         name, _, text = pair.rpartition("=")
@@ -64,61 +66,54 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     return prices
 
 
-def priced(calibration: str | None, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
-    """From a calibration, or a GPU alone; `deployed` makes the deployment from the one it was learnt with.
+def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> Priced:
+    """`deployment`, from a calibration or a GPU alone.
 
     `calibration` is a directory, or the `module:Class` of a cost model of one's own.
 
     Raises UserError when they do not go together.
     """
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-    from serving.errors import UserError
-    from serving.own_cost import names_own_cost
-
+    check_timed(calibration, gpu)
     if calibration is None:
-        if gpu is None:
-            remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
-            raise UserError("calibration", None, remedy)
-        return _on_gpu(gpu, None, deployed(served()))
+        return _on_gpu(gpu or "", None, deployment)
     if names_own_cost(calibration):
-        return _by_own_model(calibration, gpu, deployed)
-    if (Path(calibration) / FILE).exists():
-        learnt = ExternalCalibration.load(Path(calibration) / FILE)
-        return _on_gpu(gpu or learnt.gpu, learnt, deployed(_parsed(learnt.deployment)))
+        return _by_own_model(calibration, gpu, deployment)
+    learnt = calibration_in(calibration)
+    if isinstance(learnt, ExternalCalibration):
+        return _on_gpu(gpu or learnt.gpu, learnt, deployment)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
-    return _of_our_engine(calibration, deployed)
+    return _of_our_engine(learnt, deployment)
 
 
-def _by_own_model(name: str, gpu: str | None, deployed: Callable[[Deployment], Deployment]) -> Priced:
-    from calibration.steps.observed import observed
-    from serving.deployments.config import Deployment
-    from serving.errors import UserError
-    from serving.own_cost import identity, own_cost
+def check_timed(calibration: str | None, gpu: str | None) -> None:
+    """Raises UserError where neither is there to time steps."""
+    if calibration is None and gpu is None:
+        remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
+        raise UserError("calibration", None, remedy)
 
+
+def calibration_in(directory: str | Path) -> Calibration | ExternalCalibration:
+    """What `tokentwin calibrate` left there, of our own engine or of another. Raises UserError for anything else."""
+    file = Path(directory) / FILE
+    return ExternalCalibration.load(file) if file.exists() else Calibration.load(directory)
+
+
+def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with your own cost model; leave --gpu out")
-    deployment = deployed(Deployment())
     _check_blocks(deployment)
-    return Priced(deployment, observed(own_cost(name, deployment)), identity(name))
+    return Priced(deployment, observed(own_cost(name, deployment)), own_identity(name))
 
 
 def _check_blocks(deployment: Deployment) -> None:
     """Raise UserError where KV blocks are to follow from the memory of a GPU that nothing is known of."""
-    from serving.errors import UserError
-
     if deployment.gpu_memory_utilization is not None:
         remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
-def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
-    from calibration.steps.observed import observed
-    from calibration.steps.predict import identity, predicted_cost
-    from serving.deployments.gpu_spec import find_gpu
-    from serving.deployments.kv_capacity import kv_capacity
-    from serving.deployments.model_catalogue import find_model
-
+def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment) -> Priced:
     if deployment.gpu_memory_utilization is not None:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         capacity.check(deployment)
@@ -127,15 +122,8 @@ def _on_gpu(gpu: str, learnt: Any, deployment: Deployment) -> Priced:
     return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt))
 
 
-def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment]) -> Priced:
-    from calibration.steps.observed import observed
-    from calibration.steps.step_cost import Calibration, StepCost
-    from serving.deployments.config import Deployment
-    from serving.errors import UserError
-
-    measured = Calibration.load(calibration)
+def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
     base = _parsed(measured.deployment)
-    deployment = deployed(base)
     _check_blocks(deployment)
     if deployment.scheduler.speculative is not None:
         remedy = "cannot be simulated with a calibration of our own engine; give --gpu instead"
@@ -151,21 +139,13 @@ def _of_our_engine(calibration: str, deployed: Callable[[Deployment], Deployment
 
 
 def _parsed(deployment: str) -> Deployment:
-    from serving.deployments.config import Deployment, parse
-
     return parse(Deployment, json.loads(deployment), where="calibration.deployment")
 
 
 def base_deployment(calibration: str | None) -> Deployment:
     """What a scenario's deployment completes: what was calibrated, or what a GPU serves where nothing is stated."""
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-    from calibration.steps.step_cost import Calibration
-    from serving.deployments.config import Deployment
-    from serving.own_cost import names_own_cost
-
     if calibration is None:
         return served()
     if names_own_cost(calibration):
         return Deployment()
-    file = Path(calibration) / FILE
-    return _parsed((ExternalCalibration.load(file) if file.exists() else Calibration.load(calibration)).deployment)
+    return _parsed(calibration_in(calibration).deployment)

@@ -32,10 +32,8 @@ def read_deployment(
     from serving.deployments.config import Deployment, load_deployment, parse
     from serving.errors import UserError
 
-    base = otherwise or Deployment()
-    if deployment_file:
-        base = completed(load_deployment(deployment_file), otherwise)
-    data = base.model_dump()
+    stated = load_deployment(deployment_file) if deployment_file else None
+    data = completed(stated, otherwise or Deployment()).model_dump()
     if flags.get("num_blocks") is not None:
         if flags.get("gpu_memory_utilization") is not None:
             remedy = "cannot be combined with gpu_memory_utilization; give one of them"
@@ -59,9 +57,11 @@ def refuse_engine_flags(flags: dict[str, Any]) -> None:
             raise UserError(name, flags[name], "works only on the real engine; leave it out with --gpu")
 
 
-def completed(stated: Deployment, otherwise: Deployment | None) -> Deployment:
-    """`stated`; if it names no model, the model is that of `otherwise`, and so what goes with it."""
-    if otherwise is None or "model" in stated.model_fields_set:
+def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
+    """`stated`, or `otherwise` if there is none; if it names no model, that of `otherwise` and what goes with it."""
+    if stated is None:
+        return otherwise
+    if "model" in stated.model_fields_set:
         return stated
     taken = {name: getattr(otherwise, name) for name in ("model", "device") if name not in stated.model_fields_set}
     if stated.gpu_memory_utilization is None and "num_blocks" not in stated.scheduler.model_fields_set:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -156,30 +156,24 @@ def price_scenario(
     workload: Workload,
     calibration: str | None,
     gpu: str | None,
-    deployed: Callable[[Deployment], Deployment],
+    deployment: Deployment,
     replicas: int | None = None,
     router: str = "",
     prices: Mapping[str, float] | None = None,
 ) -> PricedScenario:
-    """`deployed` makes the deployment, as for `costs.priced`; a pool of its fleet may be timed by another GPU.
+    """Steps are timed as `costs.priced` has it; a pool of the deployment's fleet may be timed by another GPU.
 
     `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for what does not fit.
     """
     if router:
         find_router(router)
-    made: list[Deployment] = []
-
-    def alone(base: Deployment) -> Deployment:
-        made.append(deployed(base))
-        return made[-1].model_copy(update={"fleet": None})  # which has no part in a step's time
-
-    own = priced(calibration, gpu, alone)
-    fleet, pools, timed = made[-1].fleet, None, [own]
+    own = priced(calibration, gpu, deployment.model_copy(update={"fleet": None}))  # which has no part in a step's time
+    fleet, pools, timed = deployment.fleet, None, [own]
     if fleet is not None:
         if replicas is not None:
             remedy = "cannot be combined with a deployment that has a fleet; set the replicas of its pools"
             raise UserError("replicas", replicas, remedy)
-        timed = [_priced_pool(pool, own, calibration, gpu, deployed) for pool in fleet.pools]
+        timed = [_priced_pool(pool, own, calibration, gpu, deployment) for pool in fleet.pools]
         pools = tuple(PricedPool(pool, by.deployment, by.cost) for pool, by in zip(fleet.pools, timed, strict=True))
     return PricedScenario(
         workload,
@@ -214,11 +208,7 @@ def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfi
 
 
 def _priced_pool(
-    pool: PoolConfig,
-    own: Priced,
-    calibration: str | None,
-    gpu: str | None,
-    deployed: Callable[[Deployment], Deployment],
+    pool: PoolConfig, own: Priced, calibration: str | None, gpu: str | None, deployment: Deployment
 ) -> Priced:
     """What a pool runs and is timed by: its own calibration or GPU, or else what prices `own`.
 
@@ -228,6 +218,4 @@ def _priced_pool(
     if not pool.deployment and pool.gpu is None and pool.calibration is None:
         return own._replace(deployment=pool_deployment(own.deployment, pool))
     shared = gpu if pool.calibration is None else None
-    return priced(
-        pool.calibration or calibration, pool.gpu or shared, lambda base: pool_deployment(deployed(base), pool)
-    )
+    return priced(pool.calibration or calibration, pool.gpu or shared, pool_deployment(deployment, pool))

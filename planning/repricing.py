@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from planning.costs import Priced
-    from serving.deployments.config import Deployment
+from calibration.kernels.surfaces import bundled_names
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.predict import identity
+from planning.costs import Priced, calibration_in, priced
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import gpus
+from serving.errors import UserError
+from traces.recording_notes import notes_of
 
 
 class Source(NamedTuple):
@@ -27,14 +32,6 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
     `run` is its row of `runs`. A damaged calibration is passed over.
     """
-    from calibration.kernels.surfaces import bundled_names
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-    from calibration.steps.predict import identity
-    from calibration.steps.step_cost import Calibration
-    from serving.deployments.gpu_spec import gpus
-    from serving.errors import UserError
-    from traces.recording_notes import notes_of
-
     wanted = run["calibration"]
     if not wanted:
         return None
@@ -48,12 +45,12 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
                 return Source(None, name)
     for directory in calibrations:
         try:
-            if (directory / FILE).exists():
-                learnt = ExternalCalibration.load(directory / FILE)
+            learnt = calibration_in(directory)
+            if isinstance(learnt, ExternalCalibration):
                 gpu = noted if noted in gpus() else learnt.gpu
                 if identity(gpu, learnt) == wanted:
                     return Source(str(directory), gpu)
-            elif Calibration.load(directory).id == wanted:
+            elif learnt.id == wanted:
                 return Source(str(directory), None)
         except UserError:
             continue
@@ -62,16 +59,12 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
 def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> list[Source]:
     """The `calibrations` of our own engine that were measured with this deployment, scheduler and policy aside."""
-    from calibration.steps.external_calibration import FILE
-    from planning.costs import priced
-    from serving.errors import UserError
-
     found = []
     for directory in calibrations:
         if (directory / FILE).exists():
             continue
         try:
-            priced(str(directory), None, lambda _: deployment)
+            priced(str(directory), None, deployment)
         except UserError:
             continue
         found.append(Source(str(directory), None))
@@ -80,6 +73,4 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
 
 def repriced(source: Source, deployment: Deployment) -> Priced:
     """The cost model of `deployment`, its fleet aside, by `source`. Raises UserError when they do not go together."""
-    from planning.costs import priced
-
-    return priced(*source, lambda _: deployment.model_copy(update={"fleet": None}))
+    return priced(*source, deployment.model_copy(update={"fleet": None}))

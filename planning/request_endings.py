@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from traces.run_metrics import RunMetrics
+from traces.run_metrics import RunMetrics
 
 ENOUGH = 0.99  # share of the requests that must finish for the latencies of those to speak for all
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from planning.request_endings import RequestEndings
-from serving.metrics import metric
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from serving.metrics import Metric
-    from traces.run_metrics import RunMetrics
+from serving.metrics import Metric, metric
+from traces.run_metrics import RunMetrics
 
 Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 
@@ -28,10 +28,6 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100
     `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers. Where `width` characters are
     too few, statistics are left out; no number is cut.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
     scalars = metrics.scalars()
     rows: list[tuple[str, str, dict[str, str]]] = []

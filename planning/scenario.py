@@ -61,7 +61,7 @@ class Scenario(Request):
     @field_validator("slo")
     @classmethod
     def _known_bounds(cls, slo: dict[str, float]) -> dict[str, float]:
-        from traces.run_metrics import check_slo
+        from traces.slo import check_slo
 
         return check_slo(slo)
 
@@ -117,7 +117,7 @@ class Scenario(Request):
         from sim.router import find_router
 
         deployment = with_fleet(self.deployment, self.replicas, self.router)
-        priced = price_scenario(Workload(()), self.calibration, self.gpu, lambda _: deployment, prices=self.prices)
+        priced = price_scenario(Workload(()), self.calibration, self.gpu, deployment, prices=self.prices)
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)
         find_router(priced.fleet.router.name, **priced.fleet.router.settings)

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+from rich.console import RenderableType
+from rich.text import Text
+
+from calibration.kernels.times import Coverage
+from calibration.steps.coverage import recorded_beyond
+from calibration.steps.observed import JudgedCost, pure
+from calibration.steps.operation_cost import OperationCost
+from calibration.validation.bands import bands
+from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
+from planning.scenario import Scenario
 from serving.document import Answer
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.console import RenderableType
-
-    from calibration.steps.observed import JudgedCost
-    from planning.priced_scenario import PricedScenario
-    from planning.scenario import Scenario
-    from traces.recording import Recording
-    from traces.run_metrics import RunMetrics
+from sim.simulate import simulate_to
+from traces.recording import Recording
+from traces.recording_notes import add_notes
+from traces.run_metrics import RunMetrics
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,6 @@ class SimulatedRun(Answer):
 
     def report(self) -> Iterator[RenderableType]:
         """As `tokentwin simulate` prints it."""
-        from rich.text import Text
-
         yield from run_report(self.metrics, self.bands)
         yield Text(f"{self.standing['mark']}: {self.standing['reason']}")
 
@@ -78,12 +81,6 @@ def recorded(
     tell: Tell = quiet,
 ) -> SimulatedRun:
     """`simulate`, of what is priced already."""
-    from calibration.validation.bands import bands, run_metrics
-    from sim.simulate import simulate_to
-    from traces.recording import Recording
-    from traces.recording_notes import add_notes
-    from traces.run_metrics import RunMetrics
-
     tell("simulating", 0.0)
     simulate_to(
         out,
@@ -104,7 +101,7 @@ def recorded(
         others = []
         for at, end in enumerate(scenario.ends()):
             tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
-            others.append(run_metrics(end.workload, end.deployment, end.cost, fleet=end.fleet, pools=end.pools))
+            others.append(RunMetrics(end.requests()))
         around = bands(metrics, *others)
     notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
     if scenario.gpu:
@@ -117,11 +114,6 @@ def recorded(
 
 def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:
     """That of the least certain pool; of steps that lie beyond what was measured also how many, if they were kept."""
-    from calibration.kernels.times import Coverage
-    from calibration.steps.coverage import recorded_beyond
-    from calibration.steps.observed import pure
-    from calibration.steps.operation_cost import OperationCost
-
     mark, reason = max(cost.provenance() for cost in costs)
     behind = pure(costs[0])
     if mark == Coverage.EXTRAPOLATED and len(costs) == 1 and isinstance(behind, OperationCost):

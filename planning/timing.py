@@ -27,9 +27,3 @@ class Timing(Request):
             remedy = "needs --model; without it, set the size in the deployment"
             raise UserError("tensor_parallel_size", self.tensor_parallel_size, remedy)
         return self
-
-    def check(self) -> None:
-        """Raises UserError where it is nothing."""
-        if self.calibration is None and self.gpu is None:
-            remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
-            raise UserError("calibration", None, remedy)

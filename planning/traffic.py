@@ -8,17 +8,21 @@ is the busiest.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from planning.request import Request
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
+from traces.reader import read_workload
+from traces.reshape import at_rate, reshaped
 from traces.synth import SynthSpec, read_spec
 
 BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, by default
@@ -69,9 +73,6 @@ class Offered(Request):
         `at_named_rate` brings them to the very rate that a specification names. Raises UserError for a trace that
         cannot be read, and where a `window_s` holds nothing to plan for.
         """
-        from traces.reader import read_workload
-        from traces.reshape import reshaped
-
         if isinstance(self.traffic, str):
             made = reshaped(read_workload(self.traffic), limit=self.limit)
         elif isinstance(self.traffic, tuple):
@@ -94,6 +95,13 @@ def is_specification(path: str | Path) -> bool:
 def waits_for_answers(workload: Workload) -> bool:
     """Whether arrivals depend on answers."""
     return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+
+
+def mean_rate(workload: Workload) -> float:
+    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
+    arrivals = [request.arrival_ns for request in workload.requests]
+    span_ns = arrivals[-1] - arrivals[0]
+    return (len(arrivals) - 1) / span_ns * 1e9 if span_ns else math.inf
 
 
 def mixed(specs: Sequence[SynthSpec]) -> Workload:
@@ -122,8 +130,6 @@ def specified_traffic(spec: SynthSpec, limit: int | None = None) -> Workload:
     What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as specified. Of sessions
     and of a ramp no single rate is named; their requests are as drawn.
     """
-    from traces.reshape import at_rate, reshaped
-
     made = reshaped(synth.synthesise(spec), limit=limit)
     rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
     return at_rate(made, rate) if rate else made
@@ -134,8 +140,6 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
 
     Raises UserError for a workload that has no rate, or no requests.
     """
-    from traces.reshape import reshaped
-
     if workload.concurrency is not None:
         remedy = "is a closed loop, which any fleet can serve; give a trace with arrivals"
         raise UserError("trace", workload.name, remedy)
@@ -153,13 +157,8 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
 
 def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:
     """The first and the end index of the window, beginning with an arrival, that has the most tokens."""
-    length_ns = round(window_s * 1e9)
-    best, found, held, end = -1, (0, 0), 0, 0
-    for begin, arrival in enumerate(arrivals_ns):
-        while end < len(arrivals_ns) and arrivals_ns[end] < arrival + length_ns:
-            held += tokens[end]
-            end += 1
-        if held > best:
-            best, found = held, (begin, end)
-        held -= tokens[begin]
-    return found
+    begins = np.array(arrivals_ns)
+    ends = np.searchsorted(begins, begins + round(window_s * 1e9))
+    before = np.cumsum([0, *tokens])
+    begin = int(np.argmax(before[ends] - before[:-1]))
+    return begin, int(ends[begin])

@@ -8,7 +8,7 @@ that they pay for this only; a user's own is held to all of it (`own_contract.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
@@ -85,26 +85,30 @@ class Contract:
         return self.scheduler.add(arrived)
 
     def abort(self, id: int) -> Request | None:
-        return self.scheduler.abort(id)
+        return self._call(self.scheduler.abort, id)
 
     # KV from outside
 
     def connect(self, external: ExternalKv) -> None:
         """Make the scheduler use `external`. Raises UserError if its policy cannot."""
         self._loads = True
-        connect(self.scheduler, external)
+        self._call(connect, self.scheduler, external)
 
     def add_prefilled(self, arrived: WorkloadRequest, outputs: int) -> Request:
-        return self._external.add(arrived, outputs)
+        return self._call(self._external.add, arrived, outputs)
 
     def loaded(self, request: Request) -> None:
-        self._external.loaded(request)
+        self._call(self._external.loaded, request)
 
     def load_failed(self, request: Request) -> None:
-        self._external.load_failed(request)
+        self._call(self._external.load_failed, request)
 
     def release(self, request: Request) -> None:
-        self._external.release(request)
+        self._call(self._external.release, request)
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What the policy returns."""
+        return call(*arguments)
 
     @property
     def _external(self) -> ExternalScheduler:

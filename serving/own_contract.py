@@ -13,7 +13,6 @@ from serving.call_limit import CallWatch, Fault
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
-from serving.kv.external import ExternalKv
 from serving.request import Request
 from serving.scheduler import POLICIES, Scheduler
 from serving.step_plan import StepPlan
@@ -130,24 +129,6 @@ class OwnContract(Contract):
             if not request.ended or request.id in self.scheduler.requests:
                 self.breach("calls", f"commit() returned {request!r}, which has not ended", request)
         return finished
-
-    def abort(self, id: int) -> Request | None:
-        return cast("Request | None", self._call(super().abort, id))
-
-    def connect(self, external: ExternalKv) -> None:
-        self._call(super().connect, external)
-
-    def add_prefilled(self, arrived: WorkloadRequest, outputs: int) -> Request:
-        return cast(Request, self._call(super().add_prefilled, arrived, outputs))
-
-    def loaded(self, request: Request) -> None:
-        self._call(super().loaded, request)
-
-    def load_failed(self, request: Request) -> None:
-        self._call(super().load_failed, request)
-
-    def release(self, request: Request) -> None:
-        self._call(super().release, request)
 
 
 def contract_with(policy: str, scheduler: Scheduler, limits: SchedulerConfig, watch: CallWatch) -> Contract:

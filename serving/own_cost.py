@@ -6,7 +6,7 @@ the run with one line that names the model and the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from importlib.util import find_spec
 from numbers import Integral
@@ -87,34 +87,30 @@ class OwnCost:
         return OwnCost(self.name, self._model, self._factor * factor)
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return 0 if self._cpu is None else self._answer_of("cpu_ns", self._cpu, plan)
+        return 0 if self._cpu is None else self._time("cpu_ns", self._answer("cpu_ns", plan, self._cpu, plan), plan)
 
     def step_ns(self, plan: StepPlan) -> int:
-        return self._answer_of("step_ns", self._step, plan)
+        return self._time("step_ns", self._answer("step_ns", plan, self._step, plan), plan)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        if self._run is None:
+        run = self._run
+        if run is None:
             plans = decode_plans(rows, context, squares, steps)
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in plans]
         first = next(decode_plans(rows, context, squares, 1))
-        try:
-            times = list(self._run(rows, context, squares, steps))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # also SystemExit: a model may not end the run by itself
-            raise self._wrong("decode_run_ns", first, f"raised {error!r}") from error
+        times = self._answer("decode_run_ns", first, lambda: list(run(rows, context, squares, steps)))
         if len(times) != steps:
             raise self._wrong("decode_run_ns", first, f"returned {len(times)} times instead of {steps}")
         return [self._time("decode_run_ns", ns, first) for ns in times]
 
-    def _answer_of(self, method: str, answer: Any, plan: StepPlan) -> int:
+    def _answer(self, method: str, plan: StepPlan, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What `call` returns. Raises UserError, about `plan`, for whatever it raises instead."""
         try:
-            ns = answer(plan)
+            return call(*arguments)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # also SystemExit
+        except BaseException as error:  # also SystemExit: a model may not end the run by itself
             raise self._wrong(method, plan, f"raised {error!r}") from error
-        return self._time(method, ns, plan)
 
     def _time(self, method: str, ns: Any, plan: StepPlan) -> int:
         if type(ns) is not int:

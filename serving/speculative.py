@@ -11,19 +11,19 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from serving.settings import Settings
 
 _COIN = 1 << 64
 
 
-class SpeculativeConfig(BaseModel):
+class SpeculativeConfig(Settings):
     """What drafts, how far ahead, how well and at what cost; names are those of vLLM's `--speculative-config`.
 
     A draft model is timed by the kernels of the deployment's GPU. What else drafts has a stated cost per pass: `eagle`
     (a head on the target's last layer, MTP alike) makes a pass for each draft token, `ngram` one a step.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["draft_model", "eagle", "ngram"] = Field(
         "draft_model", description="what proposes the draft tokens"

@@ -69,3 +69,8 @@ def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
             return True
         seen |= names
     return False
+
+
+def prompt_of(*parts: Segment) -> tuple[Segment, ...]:
+    """The prompt of these segments, without those of no tokens."""
+    return tuple(part for part in parts if part[1])

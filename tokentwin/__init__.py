@@ -5,6 +5,7 @@ function needs is imported when it is called.
 """
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from planning.version import __version__
@@ -30,16 +31,11 @@ __all__ = [
     "sweep",
     "validate",
 ]
+_LATE = {"Deployment": "serving.deployments.config", "Workload": "serving.workload"}
 
 
 def __getattr__(name: str) -> Any:
     """The two classes, imported when first named: they bring pydantic."""
-    if name == "Deployment":
-        from serving.deployments.config import Deployment
-
-        return Deployment
-    if name == "Workload":
-        from serving.workload import Workload
-
-        return Workload
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

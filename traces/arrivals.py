@@ -10,9 +10,10 @@ from itertools import count
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
+from serving.settings import Settings
 
 _SECOND_NS = 1e9
 LATEST_NS = 2.0**62
@@ -21,9 +22,7 @@ TOO_LATE = "is too late; a workload ends within 146 years"
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 
 
-class _Arrivals(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
+class _Arrivals(Settings, allow_inf_nan=False):
     def times_ns(self, rng: np.random.Generator, chunk: int) -> Iterator[np.ndarray]:
         """Arrays of `chunk` arrival times, int64, without end."""
         raise NotImplementedError

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.rows import Row, csv_rows
+from traces.rows import Row, csv_rows, workload_of
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
@@ -30,18 +29,16 @@ class AzureReader:
         return b"TIMESTAMP" in header and b"ContextTokens" in header
 
     def read(self, path: Path) -> Workload:
-        rows = []
-        for row in csv_rows(path, *_COLUMNS):
-            rows.append((_time_ns(row), row.tokens("ContextTokens"), row.tokens("GeneratedTokens")))
-        if not rows:
-            raise UserError("trace", str(path), "holds no requests")
+        rows = [
+            (_time_ns(row), row.tokens("ContextTokens"), row.tokens("GeneratedTokens"))
+            for row in csv_rows(path, *_COLUMNS)
+        ]
         rows.sort(key=lambda row: row[0])
-        start = rows[0][0]
         requests = [
-            WorkloadRequest(id_, time_ns - start, ((PRIVATE, prompt),), output)
+            WorkloadRequest(id_, time_ns - rows[0][0], ((PRIVATE, prompt),), output)
             for id_, (time_ns, prompt, output) in enumerate(rows)
         ]
-        return Workload(requests, name=path.name.split(".")[0], shares_prefixes=False)
+        return workload_of(path, requests)
 
 
 def _time_ns(row: Row) -> int:

@@ -12,16 +12,16 @@ from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from serving.settings import Settings
 
 LONGEST = 2**31 - 1
 
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
-class _Lengths(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
+class _Lengths(Settings, allow_inf_nan=False):
     min: int = Field(1, ge=1, le=LONGEST, description="shortest length; shorter draws are raised to it")
     max: int = Field(LONGEST, ge=1, le=LONGEST, description="longest length; longer draws are cut to it")
 
@@ -34,8 +34,7 @@ class _Lengths(BaseModel):
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """`count` lengths as int64."""
         clipped = np.clip(np.rint(self._values(rng, count)), self.min, self.max)
-        lengths: np.ndarray = clipped.astype(np.int64)
-        return lengths
+        return clipped.astype(np.int64)
 
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
         raise NotImplementedError
@@ -136,7 +135,4 @@ def _plain_number(value: Any) -> Any:
 
 
 Drawn = Fixed | Uniform | Exponential | Lognormal
-Lengths = Annotated[
-    Annotated[Drawn | Empirical, Field(discriminator="kind")],
-    BeforeValidator(_plain_number),
-]
+Lengths = Annotated[Annotated[Drawn | Empirical, Field(discriminator="kind")], BeforeValidator(_plain_number)]

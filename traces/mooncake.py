@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
-from traces.rows import Row, json_rows
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from traces.rows import Row, json_rows, workload_of
 
 BLOCK_TOKENS = 512
 
@@ -29,15 +28,12 @@ class MooncakeReader:
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and b'"hash_ids"' in head
 
     def read(self, path: Path) -> Workload:
-        rows = []
-        for row in json_rows(path, *_FIELDS):
-            prompt = tuple(_segments(row))
-            rows.append((row.time_ns("timestamp", 1_000_000), prompt, row.tokens("output_length")))
-        if not rows:
-            raise UserError("trace", str(path), "holds no requests")
+        rows = [
+            (row.time_ns("timestamp", 1_000_000), tuple(_segments(row)), row.tokens("output_length"))
+            for row in json_rows(path, *_FIELDS)
+        ]
         rows.sort(key=lambda row: row[0])
-        requests = [WorkloadRequest(id_, *row) for id_, row in enumerate(rows)]
-        return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))
+        return workload_of(path, [WorkloadRequest(id_, *row) for id_, row in enumerate(rows)])
 
 
 def _segments(row: Row) -> Iterator[Segment]:

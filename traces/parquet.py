@@ -26,12 +26,7 @@ _PRIORITIES = 2**31  # of either sign; recordings hold 32 bits
 ROW_GROUP = 8192
 
 _WORKLOAD = b"tokentwin.workload"
-_SEGMENT = pa.struct(
-    [
-        pa.field("segment", pa.string(), nullable=False),
-        pa.field("tokens", pa.int64(), nullable=False),
-    ]
-)
+_SEGMENT = pa.struct([pa.field("segment", pa.string(), nullable=False), pa.field("tokens", pa.int64(), nullable=False)])
 
 
 def _field(name: str, type_: pa.DataType, unit: str, definition: str) -> pa.Field:
@@ -180,20 +175,10 @@ def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
         ],
         fields=list(_SEGMENT),
     )
-    prompt_type = schema.field("prompt").type
+    prompts = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=schema.field("prompt").type)
     columns = [
-        pa.array([row.id for row in rows], pa.int64()),
-        pa.array([row.arrival_ns for row in rows], pa.int64()),
-        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=prompt_type),
-        pa.array([row.prompt_len for row in rows], pa.int64()),
-        pa.array([row.output_len for row in rows], pa.int64()),
-        pa.array([row.priority for row in rows], pa.int64()),
-        pa.array([row.tenant for row in rows], pa.string()),
-        pa.array([row.slo_class for row in rows], pa.string()),
-        pa.array([row.session for row in rows], pa.string()),
-        pa.array([row.turn for row in rows], pa.int64()),
-        pa.array([row.think_ns for row in rows], pa.int64()),
-        pa.array([row.cancel_ns for row in rows], pa.int64()),
+        prompts if field.name == "prompt" else pa.array([getattr(row, field.name) for row in rows], field.type)
+        for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

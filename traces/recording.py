@@ -270,8 +270,7 @@ class Recording:
     @property
     def run(self) -> dict[str, Any]:
         """The run's row of `runs`."""
-        row: dict[str, Any] = self.runs.to_pylist()[0]
-        return row
+        return self.runs.to_pylist()[0]
 
     def table(
         self, dataset: str, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None

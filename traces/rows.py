@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from serving.errors import UserError, reason
+from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST
 
@@ -186,3 +187,10 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path}:{line}", repr(error.object[:20]), "is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}:{line + 1}", None, f"cannot be read: {reason(error)}") from None
+
+
+def workload_of(path: Path, requests: list[WorkloadRequest]) -> Workload:
+    """The requests of a trace, in order, called as its file. Raises UserError if there are none."""
+    if not requests:
+        raise UserError("trace", str(path), "holds no requests")
+    return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))

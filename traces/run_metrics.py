@@ -10,11 +10,9 @@ requests; everything else stays in the denominator of SLO attainment.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,102 +20,31 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from serving.errors import UserError
-from serving.metrics import metric
+from serving.metrics import METRICS, metric
+from traces.distribution import Distribution
+from traces.numeric_columns import Floats, has_value, known, known_or_zero, numbers
+from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
+from traces.saturation import Saturation, saturation_of
+from traces.slo import check_slo
+from traces.step_metrics import COLUMNS, RARE_COLUMNS, STEP_METRICS, StepMetrics
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-PERCENTILES = (50, 90, 95, 99)
-REQUEST_METRICS = (
-    "ttft_ms",
-    "tpot_ms",
-    "tpot_inclusive_ms",
-    "e2e_ms",
-    "queue_ms",
-    "prefill_ms",
-    "decode_ms",
-    "preempted_ms",
-    "transfer_ms",
-    "send_delay_ms",
-    "tok_s_user",
-)
-STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure")
+REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 DISTRIBUTIONS = (*REQUEST_METRICS, "itl_ms", *STEP_METRICS)
-SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 
-_BINS = 16
-FEWEST = 20  # requests below which nothing is said about saturation
-PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
-_GROWING = 0.02  # and when its backlog is said to grow at all: a burst near the end makes a line rise by less
-
-
-class HasTables(Protocol):
-    """What `RunMetrics.of` needs of a recording."""
-
-    @property
-    def run(self) -> dict[str, Any]: ...
-
-    def table(self, dataset: str, columns: Any = None) -> pa.Table: ...
-    def filled(self, dataset: str, columns: Any) -> list[str]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """What is reported of many values. With no values, `count` is 0 and the rest is NaN."""
-
-    mean: float
-    std: float
-    min: float
-    max: float
-    count: int
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: NDArray[Any]) -> Distribution:
-        """The distribution of `values`; NaN means no value and is left out."""
-        values = known(np.asarray(values, dtype=np.float64))
-        if not len(values):
-            nan = math.nan
-            return cls(nan, nan, nan, nan, 0, nan, nan, nan, nan)
-        p50, p90, p95, p99 = percentiles(values, PERCENTILES)
-        return cls(
-            float(values.mean()),
-            float(values.std()),
-            float(values.min()),
-            float(values.max()),
-            len(values),
-            p50,
-            p90,
-            p95,
-            p99,
-        )
-
-    def as_dict(self) -> dict[str, float | int]:
-        """The statistics by name."""
-        return asdict(self)
-
-
-def percentiles(values: NDArray[Any], ranks: tuple[int, ...]) -> list[float]:
-    """Exact nearest-rank percentiles: of n values in order, p*q* is number ceil(q n / 100), from 1."""
-    at = [max(-(-q * len(values) // 100), 1) - 1 for q in ranks]
-    ordered = np.partition(values, sorted(set(at)))
-    return [float(ordered[i]) for i in at]
-
-
-@dataclass(frozen=True, slots=True)
-class Saturation:
-    """Whether the run keeps up, and the slope of its backlog, in requests per second, with its 95 % interval."""
-
-    verdict: str
-    slope: float
-    low: float
-    high: float
-    arrival_rate: float
-    waiting_share: float
+_SPANS = {  # between which times of a request a metric lies
+    "ttft_ms": ("arrival_ns", "first_token_ns"),
+    "e2e_ms": ("arrival_ns", "finish_ns"),
+    "queue_ms": ("arrival_ns", "scheduled_ns"),
+    "prefill_ms": ("scheduled_ns", "first_token_ns"),
+    "decode_ms": ("first_token_ns", "finish_ns"),
+    "send_delay_ms": ("arrival_ns", "send_ns"),
+}
+_REQUEST_COLUMNS = [
+    "tenant", "status", "prompt_tokens", "output_tokens", "arrival_ns", "send_ns", "scheduled_ns", "first_token_ns",
+    "finish_ns", "prefix_hit_tokens", "preemptions", "preempted_ns", "recomputed_tokens", "tier_hit_tokens",
+    "swapped_in_tokens", "transfer_ns", "end_ns", "drafts", "draft_tokens", "accepted_tokens",
+]  # fmt: skip
 
 
 class RunMetrics:
@@ -137,8 +64,10 @@ class RunMetrics:
         token_times: Callable[[], pa.ChunkedArray] | None = None,
     ) -> None:
         self._requests = requests
-        self._steps = steps
         self._run = dict(run or {})
+        self._steps = StepMetrics(steps, self._run.get("num_blocks"))
+        self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
+        self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
         self._token_times = token_times
         self.slo = check_slo(slo or {})
@@ -146,10 +75,10 @@ class RunMetrics:
         self._distributions: dict[str, Distribution] = {}
 
     @classmethod
-    def of(cls, recording: HasTables, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
+    def of(cls, recording: Recording, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
         """The metrics of a recording; list columns are read only if a metric needs them."""
         requests = recording.table("requests", _REQUEST_COLUMNS)
-        steps = recording.table("steps", [*_STEP_COLUMNS, *recording.filled("steps", _RARE_STEP_COLUMNS)])
+        steps = recording.table("steps", [*COLUMNS, *recording.filled("steps", RARE_COLUMNS)])
 
         def token_times() -> pa.ChunkedArray:
             return recording.table("requests", ["token_times_ns"]).column(0)
@@ -161,10 +90,10 @@ class RunMetrics:
     @cached_property
     def finished(self) -> NDArray[np.bool_]:
         """Which requests finished, in the order of the table."""
-        finished: NDArray[np.bool_] = np.asarray(
-            pc.fill_null(pc.equal(self._requests.column("status"), "finished"), False)
-        )
-        return finished
+        return self._with_status("finished")
+
+    def _with_status(self, status: str) -> NDArray[np.bool_]:
+        return np.asarray(pc.fill_null(pc.equal(self._requests.column("status"), status), False))
 
     def values(self, name: str) -> Floats:
         """A metric's values: one for each request, gap or step, NaN where it has none.
@@ -182,7 +111,7 @@ class RunMetrics:
             elif name == "itl_ms":
                 values = self._gaps()
             else:
-                values = self._step_values(name)
+                values = self._steps.values(name)
             self._columns[name] = values
         return self._columns[name]
 
@@ -198,29 +127,18 @@ class RunMetrics:
 
     def _request_values(self, name: str) -> Floats:
         ns = self._request
+        if name in _SPANS:
+            start, end = _SPANS[name]
+            return (ns(end) - ns(start)) / 1e6
         match name:
-            case "ttft_ms":
-                return (ns("first_token_ns") - ns("arrival_ns")) / 1e6
-            case "e2e_ms":
-                return (ns("finish_ns") - ns("arrival_ns")) / 1e6
             case "tpot_ms":
-                return _ratio((ns("finish_ns") - ns("first_token_ns")) / 1e6, _at_least(ns("output_tokens") - 1, 1))
+                return _ratio(self._request_values("decode_ms"), ns("output_tokens") - 1)
+            case "tpot_inclusive_ms":
+                return _ratio(self._request_values("e2e_ms"), ns("output_tokens"))
             case "tok_s_user":
                 return _ratio(1000.0, self.values("tpot_ms"))
-            case "tpot_inclusive_ms":
-                return _ratio(self._request_values("e2e_ms"), _at_least(ns("output_tokens"), 1))
-            case "queue_ms":
-                return (ns("scheduled_ns") - ns("arrival_ns")) / 1e6
-            case "prefill_ms":
-                return (ns("first_token_ns") - ns("scheduled_ns")) / 1e6
-            case "decode_ms":
-                return (ns("finish_ns") - ns("first_token_ns")) / 1e6
-            case "preempted_ms":
-                return ns("preempted_ns") / 1e6
-            case "transfer_ms":
-                return ns("transfer_ns") / 1e6
-            case _:
-                return (ns("send_ns") - ns("arrival_ns")) / 1e6
+            case _:  # preempted_ms, transfer_ms
+                return ns(f"{name.removesuffix('_ms')}_ns") / 1e6
 
     def _gaps(self) -> Floats:
         """Every gap between consecutive tokens of finished requests, in milliseconds."""
@@ -242,36 +160,9 @@ class RunMetrics:
         return np.concatenate(gaps)
 
     def _request(self, name: str) -> Floats:
-        return _column(self._requests, name)
+        return numbers(self._requests, name)
 
     # Steps
-
-    @property
-    def _num_blocks(self) -> float:
-        return float(self._run.get("num_blocks") or math.nan)
-
-    def _step_values(self, name: str) -> Floats:
-        if self._steps is None:
-            return np.empty(0)
-        of = self._step
-        match name:
-            case "step_ms":
-                taken = np.subtract(of("end_ns"), of("start_ns"), dtype=np.float64)
-                return np.divide(taken, 1e6, out=taken)
-            case "batch_tokens":
-                tokens = np.add(of("prefill_tokens"), of("decode_rows"), dtype=np.float64)
-                tokens += _known_or_zero(self._steps, "draft_tokens")
-                return tokens
-            case "kv_usage":
-                return of("used_blocks") / self._num_blocks
-            case "kv_pressure":
-                demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
-                return np.divide(demanded, self._num_blocks, out=demanded)
-            case _:
-                return of(name).astype(np.float64, copy=False)
-
-    def _step(self, name: str) -> NDArray[Any]:
-        return _stored(self._steps, name)
 
     def step_mean(self, name: str) -> float | None:
         """A step metric's mean, each step weighing as long as it took."""
@@ -328,6 +219,7 @@ class RunMetrics:
         input_rate, output_rate = _over(prompt_tokens, seconds), _over(output_tokens, seconds)
         total_rate = _over(prompt_tokens + output_tokens, seconds)
         usd_per_hour = _over(self._cost_usd, self._duration_ns / 3.6e12)
+        concurrency, concurrency_peak = self.concurrency()
         return {
             "request_throughput": _over(int(done.sum()), seconds),
             "input_throughput": input_rate,
@@ -337,10 +229,10 @@ class RunMetrics:
             "request_goodput": _over(good, seconds),
             "slo_attainment": _over(good, count),
             "jain_fairness": self.jain_fairness(),
-            "concurrency": self.concurrency()[0],
-            "concurrency_peak": self.concurrency()[1],
+            "concurrency": concurrency,
+            "concurrency_peak": concurrency_peak,
             "busy": self.busy(),
-            "pipeline_bubble": self.pipeline_bubble(),
+            "pipeline_bubble": self._steps.pipeline_bubble(),
             "live_replicas": self._replicas if self._lives else None,
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "cost_usd": self._cost_usd,
@@ -383,50 +275,25 @@ class RunMetrics:
         """Share of the measurement window in which a step is under way, averaged over the replicas."""
         if not len(self.values("step_ms")) or self.window_s is None:
             return None
-        return float(known(self._under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
+        return float(known(self._steps.under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
 
     @cached_property
-    def _under_way_ms(self) -> Floats:
-        """Of each step, the time in which no step before it on its replica was under way still.
+    def _admitted(self) -> NDArray[np.bool_]:
+        return np.isfinite(self._request("scheduled_ns"))
 
-        Steps of a replica start and end in order; only in a pipeline do they overlap.
-        """
-        if self._stages_ns is None:
-            return self.values("step_ms")
-        start, end = self._step("start_ns"), self._step("end_ns")
-        order = np.lexsort((start, self._step("replica")))
-        follows = np.diff(self._step("replica")[order], prepend=np.nan) == 0
-        before = np.where(follows, np.concatenate(([0.0], end[order][:-1])), 0.0)
-        own = np.empty(len(start))
-        own[order] = end[order] - np.maximum(start[order], before)
-        return own / 1e6
-
-    @cached_property
-    def _stages_ns(self) -> pa.ChunkedArray | None:
-        """Each step's time on each stage; None where no step was on several."""
-        if self._steps is None or "stages_ns" not in self._steps.column_names:
-            return None
-        column = self._steps.column("stages_ns")
-        return column if column.null_count < len(column) else None
-
-    def pipeline_bubble(self) -> float | None:
-        """Idle share of stage time while a step is under way (Huang et al., "GPipe", 2019); None without stages."""
-        if self._stages_ns is None:
-            return None
-        stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
-        worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
-        return 1.0 - worked / 1e6 / float(np.nansum(stages * self._under_way_ms))
+    @property
+    def _looked_up(self) -> float:
+        """Prompt tokens of every request that was admitted."""
+        return float(np.nansum(self._request("prompt_tokens")[self._admitted]))
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
-        admitted = np.isfinite(self._request("scheduled_ns"))
-        looked_up = np.nansum(self._request("prompt_tokens")[admitted])
-        return _over(float(np.nansum(self._request("prefix_hit_tokens")[admitted])), float(looked_up))
+        return _over(float(np.nansum(self._request("prefix_hit_tokens")[self._admitted])), self._looked_up)
 
     def speculation(self) -> dict[str, Any]:
         """What drafts were good for, None where no draft token was verified; every request counts, finished or not."""
         drafts, proposed, accepted = (
-            int(_known_or_zero(self._requests, name).sum()) for name in ("drafts", "draft_tokens", "accepted_tokens")
+            int(known_or_zero(self._requests, name).sum()) for name in ("drafts", "draft_tokens", "accepted_tokens")
         )
         return {
             "acceptance_length": 1 + accepted / drafts if drafts else None,
@@ -438,28 +305,22 @@ class RunMetrics:
         """Tokens loaded from each KV tier over the prompt tokens of every request that was admitted; none, no tiers."""
         if not self._tiered:
             return {}
-        admitted = np.isfinite(self._request("scheduled_ns"))
-        looked_up = float(np.nansum(self._request("prompt_tokens")[admitted]))
-        hits: dict[str, int] = {}
-        for chunk in self._requests.column("tier_hit_tokens").filter(pa.array(admitted)).drop_null().chunks:
-            found = pa.table({"tier": chunk.keys, "tokens": chunk.items})
-            for row in found.group_by("tier").aggregate([("tokens", "sum")]).to_pylist():
-                hits[row["tier"]] = hits.get(row["tier"], 0) + row["tokens_sum"]
-        return {tier: tokens / looked_up for tier, tokens in sorted(hits.items())}
+        hits = self._requests.column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
+        found = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
+        return {row["tier"]: row["tokens_sum"] / self._looked_up for row in found.sort_by("tier").to_pylist()}
 
-    @cached_property
+    @property
     def _tiered(self) -> bool:
         """Whether some replica had KV tiers."""
-        name = "tier_hit_tokens"
-        return name in self._requests.column_names and self._requests.column(name).null_count < self._requests.num_rows
+        return has_value(self._requests, "tier_hit_tokens")
 
     def _peak(self, name: str) -> float | None:
         values = self.values(name)
         return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
     @cached_property
-    def _outstanding(self) -> tuple[Floats, Floats]:
-        """Arrivals and ends, each in order, of every request that was in the system.
+    def outstanding(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system.
 
         An unfinished request stays to the end of the window; one that left without its last token counts up to when it
         left, if that is recorded.
@@ -474,19 +335,16 @@ class RunMetrics:
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
         if "end_ns" in self._requests.column_names:
             ends = np.where(np.isnan(ends), self._request("end_ns"), ends)
-        unfinished = np.asarray(pc.fill_null(pc.equal(self._requests.column("status"), "unfinished"), False))
         if self.window_ns is not None:
             last = float(self.window_ns[1])
-            ends = np.where(unfinished, np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends)
+            ends = np.where(
+                self._with_status("unfinished"), np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends
+            )
         return arrivals, ends
-
-    def outstanding(self) -> tuple[Floats, Floats]:
-        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system."""
-        return self._outstanding
 
     def concurrency(self) -> tuple[float | None, int | None]:
         """Requests outstanding: time-weighted mean over the measurement window, and peak."""
-        arrivals, ends = self._outstanding
+        arrivals, ends = self.outstanding
         if self.window_ns is None or not len(arrivals):
             return None, None
         started = np.searchsorted(arrivals, arrivals, side="right")
@@ -500,20 +358,7 @@ class RunMetrics:
     @cached_property
     def saturation(self) -> Saturation | None:
         """Whether the run keeps up with its arrivals; None when too few arrive to tell. The rule is the glossary's."""
-        arrivals, ends = self._outstanding
-        if len(arrivals) < FEWEST or arrivals[-1] <= arrivals[0]:
-            return None
-        first, last = arrivals[0], arrivals[-1]
-        slope, low, high = growth(arrivals, ends)
-        rate = (len(arrivals) - 1) / ((last - first) / 1e9)
-        waiting = self._waiting_share(_filled(first, last), last)
-        if low > 0 and slope >= PILING_UP * rate:
-            verdict = "OVERLOADED"
-        elif (low > 0 and slope >= _GROWING * rate) or waiting > 0.5:
-            verdict = "BACKLOGGED"
-        else:
-            verdict = "STABLE"
-        return Saturation(verdict, slope, low, high, float(rate), waiting)
+        return saturation_of(*self.outstanding, self._waiting_share)
 
     def _waiting_share(self, begin: float, end: float) -> float:
         """Share of their time that requests arriving between `begin` and `end` wait for their first step."""
@@ -524,14 +369,6 @@ class RunMetrics:
         return float(waits[inside].sum()) / stays if stays > 0 else 0.0
 
     # The fleet
-
-    @property
-    def _lives(self) -> list[dict[str, Any]]:
-        return self._run.get("replica_lives") or []
-
-    @property
-    def _duration_ns(self) -> int:
-        return int(self._run.get("duration_ns") or 0)
 
     @cached_property
     def _cost_usd(self) -> float | None:
@@ -546,67 +383,10 @@ class RunMetrics:
         return float(self._run.get("replicas") or 1)
 
 
-def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
-    """Bounds on request metrics, checked. Raises UserError for a metric that has none or a bound not above 0."""
-    for name, bound in slo.items():
-        if name not in SLO_METRICS:
-            raise UserError("slo", name, f"is not a known latency; choose one of {', '.join(SLO_METRICS)}")
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
-            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0")
-    return {name: float(bound) for name, bound in slo.items()}
-
-
-def parse_slo(text: str) -> dict[str, float]:
-    """SLOs as vLLM's `--goodput` writes them: `ttft:200 tpot:50`, in milliseconds; names of ours work too."""
-    slo: dict[str, float] = {}
-    for pair in re.split(r"[\s,]+", text.strip()):
-        name, colon, bound = pair.partition(":")
-        if not colon:
-            raise UserError("slo", pair or text, "must be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
-        name = "e2e_ms" if name == "e2el" else name if name.endswith("_ms") else f"{name}_ms"
-        if name in slo:
-            raise UserError("slo", text, f"bounds {name} twice; give each latency one bound")
-        try:
-            slo[name] = float(bound)
-        except ValueError:
-            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0") from None
-    return check_slo(slo)
-
-
-def _column(table: pa.Table, name: str) -> Floats:
-    """A numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
-    column = table.column(name)
-    values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy()
-    return values
-
-
-def _stored(table: pa.Table, name: str) -> NDArray[Any]:
-    """A numeric column as it is stored, as float64 if it has nulls: of millions of steps, a copy takes longer."""
-    column = table.column(name)
-    return _column(table, name) if column.null_count else column.to_numpy()
-
-
-def known(values: Floats) -> Floats:
-    """The values that are no NaN; a copy only if there is one."""
-    missing = np.isnan(values)
-    return values[~missing] if missing.any() else values
-
-
-def _known_or_zero(table: pa.Table, name: str) -> Floats:
-    """A column that older recordings and other engines do not have, 0 where nothing is known; one 0 if nowhere."""
-    if name not in table.column_names or table.column(name).null_count == table.num_rows:
-        return np.zeros(1)
-    return np.nan_to_num(_column(table, name))
-
-
 def _ratio(numerator: Floats | float, denominator: Floats) -> Floats:
     out: Floats = np.full(len(denominator), np.nan)
     np.divide(numerator, denominator, out=out, where=denominator > 0)
     return out
-
-
-def _at_least(values: Floats, least: float) -> Floats:
-    return np.where(values >= least, values, np.nan)
 
 
 def _over(numerator: float | None, denominator: float | None) -> float | None:
@@ -618,90 +398,3 @@ def _over(numerator: float | None, denominator: float | None) -> float | None:
 def _per_mtok(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
     """Dollars per million tokens."""
     return _over(usd_per_hour, tokens_per_s and tokens_per_s * 3600 / 1e6)
-
-
-def growth(arrivals: Floats, leaves: Floats) -> tuple[float, float, float]:
-    """How fast those that came and have not left become more, per second, with the 95 % interval of that.
-
-    `arrivals` and `leaves` are in nanoseconds and in order. Looks at the arrival period without its first quarter; the
-    rule is the glossary's, of saturation.
-    """
-    first, last = arrivals[0], arrivals[-1]
-    edges = np.linspace(_filled(first, last), last, _BINS + 1)
-    backlog = np.diff(_integral(arrivals, edges) - _integral(leaves, edges)) / np.diff(edges)
-    return _trend((edges[:-1] + edges[1:]) / 2e9, backlog)
-
-
-def _filled(first: float, last: float) -> float:
-    """When an empty system counts as filled."""
-    return first + (last - first) / 4
-
-
-def _integral(times: Floats, until: Floats) -> Floats:
-    """For each t of `until`, the integral up to t of the number of `times` (in order) that have passed."""
-    origin = until[0]
-    shifted = times - origin
-    sums = np.concatenate([[0.0], np.cumsum(shifted)])
-    passed = np.searchsorted(times, until, side="right")
-    integral: Floats = passed * (until - origin) - sums[passed]
-    return integral
-
-
-def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals.
-
-    Residuals of a fitted line look less correlated than they are, by (2 + 4 r) / n (Kendall 1954 for a mean; a line
-    takes one degree of freedom more).
-    """
-    from scipy.special import stdtrit  # imports slowly, and most metrics do without
-
-    n = len(x)
-    centred = x - x.mean()
-    spread = float(centred @ centred)
-    slope = float(centred @ y) / spread
-    residuals = y - y.mean() - slope * centred
-    total = float(residuals @ residuals)
-    if total <= 1e-12 * max(float(y @ y), 1.0):
-        return slope, slope, slope
-    seen = float(residuals[1:] @ residuals[:-1]) / total
-    correlation = min(max(seen + (2 + 4 * seen) / n, 0.0), 0.9)
-    effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
-    error = math.sqrt(total / (effective - 2) / spread)
-    half = float(stdtrit(effective - 2, 0.975)) * error  # Student's t
-    return slope, slope - half, slope + half
-
-
-_REQUEST_COLUMNS = [
-    "tenant",
-    "status",
-    "prompt_tokens",
-    "output_tokens",
-    "arrival_ns",
-    "send_ns",
-    "scheduled_ns",
-    "first_token_ns",
-    "finish_ns",
-    "prefix_hit_tokens",
-    "preemptions",
-    "preempted_ns",
-    "recomputed_tokens",
-    "tier_hit_tokens",
-    "swapped_in_tokens",
-    "transfer_ns",
-    "end_ns",
-    "drafts",
-    "draft_tokens",
-    "accepted_tokens",
-]
-_STEP_COLUMNS = [
-    "replica",
-    "start_ns",
-    "end_ns",
-    "prefill_tokens",
-    "decode_rows",
-    "running",
-    "waiting",
-    "used_blocks",
-    "waiting_blocks",
-]
-_RARE_STEP_COLUMNS = ["stages_ns", "draft_tokens"]  # of most runs null throughout

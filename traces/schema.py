@@ -22,6 +22,11 @@ class Column(NamedTuple):
     unit: str
     definition: str
 
+    @property
+    def field(self) -> pa.Field:
+        """The Arrow field, which carries the unit and the definition."""
+        return pa.field(self.name, self.type, metadata={"unit": self.unit, "definition": self.definition})
+
 
 _I64, _I32, _TEXT = pa.int64(), pa.int32(), pa.string()
 # A replica: its number and pool, the GPUs it occupies from `started_ns` to `ended_ns` (null: to the end of the run),
@@ -131,12 +136,7 @@ STEPS = (
     Column("row_ids", pa.list_(_I64), "", "requests in the step, in running order; null if not kept"),
     Column("row_tokens", pa.list_(_I32), "tokens", "tokens of each, drafts among them; null if not kept"),
     Column("preempted_ids", pa.list_(_I64), "", "requests preempted, in order; null if not kept"),
-    Column(
-        "stopped_ids",
-        pa.list_(_I64),
-        "",
-        "requests that stopped before their full output; null if not kept",
-    ),
+    Column("stopped_ids", pa.list_(_I64), "", "requests that stopped before their full output; null if not kept"),
     _aggregate("draft_tokens"),  # columns are only ever added at the end
     Column("stages_ns", pa.list_(_I64), "ns", "time that each pipeline stage worked on it; null without stages"),
     Column(
@@ -159,7 +159,4 @@ DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}
 
 def arrow_schema(dataset: str, metadata: dict[str, str] | None = None) -> pa.Schema:
     """The Arrow schema of `runs`, `requests` or `steps`; `metadata` goes into the file's schema metadata."""
-    return pa.schema(
-        [pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition}) for c in DATASETS[dataset]],
-        metadata=metadata,
-    )
+    return pa.schema([column.field for column in DATASETS[dataset]], metadata=metadata)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.errors import UserError
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.lengths import LONGEST
-from traces.rows import Row, csv_rows, json_rows
+from traces.rows import Row, csv_rows, json_rows, workload_of
 
 _ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1}
 _REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class")
@@ -54,12 +53,10 @@ def _workload(path: Path, rows: Iterable[Row]) -> Workload:
             raise row.error("id", request.id, f"is already the id of line {where[request.id].line}; ids must be unique")
         where[request.id] = row
         requests.append(request)
-    if not requests:
-        raise UserError("trace", str(path), "holds no requests")
     # A script that merges logs need not sort them; ties keep the order of their ids.
     requests.sort(key=lambda request: (request.arrival_ns, request.id))
     _check_outputs(requests, where)
-    return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))
+    return workload_of(path, requests)
 
 
 def _request(row: Row, number: int) -> WorkloadRequest:

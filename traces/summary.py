@@ -14,10 +14,10 @@ import numpy as np
 
 from serving.errors import UserError
 from serving.workload import Workload
+from traces.distribution import PERCENTILES, percentiles
 from traces.prefix_reuse import PrefixReuse
 
 _MINUTE_NS = 60_000_000_000
-_PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,6 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
 
 def _lengths(values: array[int]) -> LengthSummary:
     ordered = np.sort(np.frombuffer(values, dtype=np.int64))
-    # Rank in whole numbers, so that no rounding of 0.99 * n picks a neighbour.
-    exact = {f"p{p}": int(ordered[-(-p * len(ordered) // 100) - 1]) for p in _PERCENTILES}
-    return LengthSummary(
-        mean=float(ordered.mean()),
-        std=float(ordered.std()),
-        min=int(ordered[0]),
-        max=int(ordered[-1]),
-        **exact,
-    )
+    p50, p90, p95, p99 = map(int, percentiles(ordered, PERCENTILES))
+    least, most = int(ordered[0]), int(ordered[-1])
+    return LengthSummary(float(ordered.mean()), float(ordered.std()), least, p50, p90, p95, p99, most)

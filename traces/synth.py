@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from serving.yaml_file import read_yaml
 from traces.arrivals import LATEST_NS, Arrivals, Closed
@@ -27,10 +28,8 @@ from traces.reader import read_workload
 _CHUNK = 8192
 
 
-class SystemPrompts(BaseModel):
+class SystemPrompts(Settings, allow_inf_nan=False):
     """Prompts that requests begin with and share: request by request (or session by session) one is chosen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     count: int = Field(ge=1, le=1_000_000, description="number of different prompts")
     tokens: Lengths = Field(description="length of each prompt in tokens")
@@ -39,14 +38,12 @@ class SystemPrompts(BaseModel):
     share: float = Field(1.0, ge=0, le=1, description="share of requests that have a system prompt")
 
 
-class Sessions(BaseModel):
+class Sessions(Settings):
     """Conversations: each turn's prompt is the whole conversation so far and a new user message.
 
     A turn arrives `think_ms` after the arrival of the one before, or after its end. An open-loop trace cannot know when
     that was, so think times from the arrival should be longer than answers take.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: Lengths = Field(description="number of turns of a session")
     think_ms: Lengths = Field(description="milliseconds from one turn to the arrival of the next")
@@ -56,14 +53,12 @@ class Sessions(BaseModel):
     max_prompt_tokens: int | None = Field(None, ge=1, description="end a session before its prompt gets longer")
 
 
-class SynthSpec(BaseModel):
+class SynthSpec(Settings, allow_inf_nan=False):
     """What to synthesise. Exactly one of `requests` and `duration_s` says how much of it.
 
     `prompt` is the length of the user's own part; a system prompt and earlier turns come on top. With
     `sessions`, `arrivals` are those of sessions, and `requests` counts turns.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field("synthetic", description="name of the workload")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
@@ -186,8 +181,7 @@ class _Synthetic:
         if isinstance(lengths, Empirical):
             values = self._sizes[lengths.path][column]
             return np.clip(values[rng.integers(len(values), size=_CHUNK)], lengths.min, lengths.max)
-        drawn: np.ndarray = lengths.draw(rng, _CHUNK)
-        return drawn
+        return lengths.draw(rng, _CHUNK)
 
     def _openings(
         self, length_rng: np.random.Generator, choice_rng: np.random.Generator

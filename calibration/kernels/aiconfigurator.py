@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention
+from calibration.kernels.shapes import equal_decodes, equal_prompts
+from calibration.operations import Collective, Experts, Gemm, Operation
 from serving.errors import UserError
 
 PACKAGE = "package"  # where a folder is expected: the installed package
@@ -146,19 +147,6 @@ def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
         yield Measured(table.key(*shape), table.operation(*shape, *sizes), 1e6 * columns["latency"][rows])
 
 
-def _prompts(heads: int, kv: int, dim: int, window: int, kv_type: str, rows: Column, length: Column) -> Operation:
-    pairs = length * (length + 1) / 2
-    if window:
-        beyond = np.maximum(length - window, 0.0)
-        pairs = pairs - beyond * (beyond + 1) / 2
-    return PrefillAttention("", rows, rows * length, 0 * rows, rows * pairs, heads, kv, dim, kv_type, window)
-
-
-def _decodes(heads: int, kv: int, dim: int, window: int, kv_type: str, rows: Column, step: Column) -> Operation:
-    context = np.minimum(step + 1, window) if window else step + 1
-    return DecodeAttention("", rows, rows * context, heads, kv, dim, kv_type, window)
-
-
 _ATTENTION = ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
 _TABLES = (
     _Table(
@@ -171,13 +159,15 @@ _TABLES = (
         "attention/vllm", "context_attention", _ATTENTION, ("batch_size", "isl"), ("step",),
         lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES) & (c["step"] == 0),
         lambda heads, kv, dim, window, kv_type: f"prefill/{kv_type}",
-        _prompts,
+        equal_prompts,
     ),
     _Table(
         "attention/vllm", "generation_attention", _ATTENTION, ("batch_size", "step"), (),
         lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES),
         lambda heads, kv, dim, window, kv_type: f"decode/{kv_type}",
-        _decodes,
+        lambda heads, kv, dim, window, kv_type, rows, step: equal_decodes(
+            heads, kv, dim, window, kv_type, rows, step + 1
+        ),
     ),
     _Table(
         "moe/vllm", "moe",

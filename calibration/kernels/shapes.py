@@ -37,6 +37,21 @@ class KernelKind:
     operation: Callable[[str, Sequence[float], Sequence[Any]], Operation]
 
 
+def equal_prompts(heads: int, kv_heads: int, dim: int, window: int, dtype: str, rows: Any, length: Any) -> Operation:
+    """Attention of `rows` prompts of `length` tokens, without past."""
+    pairs = length * (length + 1) / 2
+    if window:
+        beyond = np.maximum(length - window, 0.0)
+        pairs = pairs - beyond * (beyond + 1) / 2
+    return PrefillAttention("", rows, rows * length, 0 * rows, rows * pairs, heads, kv_heads, dim, dtype, window)
+
+
+def equal_decodes(heads: int, kv_heads: int, dim: int, window: int, dtype: str, rows: Any, context: Any) -> Operation:
+    """Attention of `rows` decode rows over `context` tokens each, their own included."""
+    seen = np.minimum(context, window) if window else context
+    return DecodeAttention("", rows, rows * seen, heads, kv_heads, dim, dtype, window)
+
+
 def _gemm(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
     n, k = map(round, shape)
     return Gemm("", sizes[0], n, k, dtype)
@@ -48,20 +63,11 @@ def _heads(shape: Sequence[float]) -> tuple[int, int, int, int]:
 
 
 def _prefill(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    heads, kv_heads, head_dim, window = _heads(shape)
-    rows, length = sizes
-    pairs = length * (length + 1) / 2
-    if window:
-        beyond = np.maximum(length - window, 0.0)
-        pairs = pairs - beyond * (beyond + 1) / 2
-    return PrefillAttention("", rows, rows * length, 0 * rows, rows * pairs, heads, kv_heads, head_dim, dtype, window)
+    return equal_prompts(*_heads(shape), dtype, *sizes)
 
 
 def _decode(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    heads, kv_heads, head_dim, window = _heads(shape)
-    rows, context = sizes
-    seen = np.minimum(context, window) if window else context
-    return DecodeAttention("", rows, rows * seen, heads, kv_heads, head_dim, dtype, window)
+    return equal_decodes(*_heads(shape), dtype, *sizes)
 
 
 def _experts(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:

@@ -7,20 +7,13 @@ a `Surface` to learn is smooth.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibration.operations import (
-    Collective,
-    DecodeAttention,
-    Experts,
-    Gemm,
-    Operation,
-    PrefillAttention,
-    own_pairs,
-)
+from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
 from serving.deployments.gpu_spec import GpuSpec
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
@@ -48,133 +41,18 @@ class Efficiency:
     unit_ns: float
 
 
-class Structure(Protocol):
+class Structure(NamedTuple):
     """Of one kind of operation: which surface it is on, and where.
 
-    key     `gemm/fp8`: operations of one key are one kernel, more or less
+    key     of an operation, `gemm/fp8`: operations of one key are one kernel, more or less
     shape   what a model fixes; sizes: what a step brings, numbers or arrays
     ns      structured time, nanoseconds
     """
 
-    def key(self, operation: Any) -> str: ...
-    def shape(self, operation: Any) -> tuple[float, ...]: ...
-    def sizes(self, operation: Any) -> tuple[Any, ...]: ...
-    def ns(self, gpu: GpuSpec, operation: Any, efficiency: Efficiency) -> Any: ...
-
-
-class GemmStructure:
-    """Thread blocks make tiles of the output, as many at a time as there are SMs; the last wave may be half empty."""
-
-    def key(self, operation: Gemm) -> str:
-        return f"gemm/{_sixteen_bits(operation.dtype)}"
-
-    def shape(self, operation: Gemm) -> tuple[float, ...]:
-        return min(operation.n, _WIDEST), operation.k
-
-    def sizes(self, operation: Gemm) -> tuple[Any, ...]:
-        return (operation.m,)
-
-    def ns(self, gpu: GpuSpec, operation: Gemm, efficiency: Efficiency) -> Any:
-        per_flop = 1e9 * gpu.sm_count / gpu.flop_per_s(operation.dtype) / efficiency.compute
-        compute: Any = np.inf
-        for rows, columns in _TILES:
-            tiles = np.ceil(operation.m / rows) * -(-operation.n // columns)
-            for split in _SPLITS:
-                waves = np.ceil(tiles * split / gpu.sm_count)
-                work = 2.0 * rows * columns * max(operation.k / split, _STEP_K)
-                merging = efficiency.launch_ns * np.log2(split) / 2
-                compute = np.minimum(compute, waves * work * per_flop + merging)
-        work = overlapped(compute, _memory_ns(gpu, operation, efficiency))
-        return efficiency.launch_ns + operation.m * efficiency.unit_ns + work
-
-
-class PrefillStructure:
-    """Equal prompts stand for ragged ones: as many tokens, as many pairs among themselves and with their past.
-
-    A prompt of n tokens over a past of c has key-value loops as long as a prompt of n + 2c without past, and as many
-    thread blocks as its own n tokens give: tables without past are read at those sizes.
-    """
-
-    def key(self, operation: PrefillAttention) -> str:
-        return f"prefill/{_sixteen_bits(operation.kv_dtype)}"
-
-    def shape(self, operation: PrefillAttention) -> tuple[float, ...]:
-        return _heads(operation)
-
-    def sizes(self, operation: PrefillAttention) -> tuple[Any, ...]:
-        length, past = _equal_prompts(operation)
-        reach = length + 2.0 * past
-        return np.maximum(operation.tokens / reach, 1.0), reach
-
-    def ns(self, gpu: GpuSpec, operation: PrefillAttention, efficiency: Efficiency) -> Any:
-        length, _ = _equal_prompts(operation)
-        group = operation.heads / operation.kv_heads
-        tiles = operation.tokens / length * np.ceil(length * group / _QUERY_TILE)
-        blocks = np.maximum(tiles * operation.kv_heads, 1.0)
-        waves = np.maximum(blocks / gpu.sm_count, 1.0)
-        idle = waves * gpu.sm_count / blocks
-        compute = 1e9 * operation.flops * idle / gpu.flop_per_s("bfloat16") / efficiency.compute
-        work = overlapped(compute, _memory_ns(gpu, operation, efficiency))
-        return efficiency.launch_ns + waves * efficiency.unit_ns + work
-
-
-class DecodeStructure:
-    """KV is read once; rows of equal context stand for the batch."""
-
-    def key(self, operation: DecodeAttention) -> str:
-        return f"decode/{_sixteen_bits(operation.kv_dtype)}"
-
-    def shape(self, operation: DecodeAttention) -> tuple[float, ...]:
-        return _heads(operation)
-
-    def sizes(self, operation: DecodeAttention) -> tuple[Any, ...]:
-        return operation.rows, operation.context / np.maximum(operation.rows, 1)
-
-    def ns(self, gpu: GpuSpec, operation: DecodeAttention, efficiency: Efficiency) -> Any:
-        compute = 1e9 * operation.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
-        waves = operation.rows * operation.kv_heads / gpu.sm_count
-        work = overlapped(compute, _memory_ns(gpu, operation, efficiency))
-        return efficiency.launch_ns + waves * efficiency.unit_ns + work
-
-
-class ExpertsStructure:
-    """Weights of the experts that some token chose are read; each expert's rows are padded to a tile."""
-
-    def key(self, operation: Experts) -> str:
-        return f"experts/{_sixteen_bits(operation.dtype)}"
-
-    def shape(self, operation: Experts) -> tuple[float, ...]:
-        return (
-            operation.hidden,
-            operation.inter / operation.tp,
-            operation.topk,
-            operation.experts,
-            operation.experts / operation.ep,
-        )
-
-    def sizes(self, operation: Experts) -> tuple[Any, ...]:
-        return (operation.tokens,)
-
-    def ns(self, gpu: GpuSpec, operation: Experts, efficiency: Efficiency) -> Any:
-        compute = 1e9 * operation.flops / gpu.flop_per_s(operation.dtype) / efficiency.compute
-        work = overlapped(compute, _memory_ns(gpu, operation, efficiency))
-        return efficiency.launch_ns + operation.tokens * efficiency.unit_ns + work
-
-
-class CollectiveStructure:
-    """Bytes that a device sends over its links by the ring algorithm."""
-
-    def key(self, operation: Collective) -> str:
-        return f"nccl/{operation.kind}"
-
-    def shape(self, operation: Collective) -> tuple[float, ...]:
-        return (operation.gpus,)
-
-    def sizes(self, operation: Collective) -> tuple[Any, ...]:
-        return (operation.elements,)
-
-    def ns(self, gpu: GpuSpec, operation: Collective, efficiency: Efficiency) -> Any:
-        return efficiency.launch_ns + 1e9 * operation.bytes / gpu.link_bytes_per_s / efficiency.memory
+    key: Callable[[Any], str]
+    shape: Callable[[Any], tuple[float, ...]]
+    sizes: Callable[[Any], tuple[Any, ...]]
+    ns: Callable[[GpuSpec, Any, Efficiency], Any]
 
 
 def structure_of(operation: Operation) -> Structure:
@@ -182,13 +60,62 @@ def structure_of(operation: Operation) -> Structure:
     return _STRUCTURES[type(operation)]
 
 
-_STRUCTURES: dict[type, Structure] = {
-    Gemm: GemmStructure(),
-    PrefillAttention: PrefillStructure(),
-    DecodeAttention: DecodeStructure(),
-    Experts: ExpertsStructure(),
-    Collective: CollectiveStructure(),
-}
+def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency) -> Any:
+    """Thread blocks make tiles of the output, as many at a time as there are SMs; the last wave may be half empty."""
+    per_flop = 1e9 * gpu.sm_count / gpu.flop_per_s(gemm.dtype) / efficiency.compute
+    compute: Any = np.inf
+    for rows, columns in _TILES:
+        tiles = np.ceil(gemm.m / rows) * -(-gemm.n // columns)
+        for split in _SPLITS:
+            waves = np.ceil(tiles * split / gpu.sm_count)
+            work = 2.0 * rows * columns * max(gemm.k / split, _STEP_K)
+            merging = efficiency.launch_ns * np.log2(split) / 2
+            compute = np.minimum(compute, waves * work * per_flop + merging)
+    return _launched(gpu, gemm, efficiency, compute, gemm.m)
+
+
+def _prefill_ns(gpu: GpuSpec, attention: PrefillAttention, efficiency: Efficiency) -> Any:
+    """Equal prompts stand for ragged ones: as many tokens, as many pairs among themselves and with their past."""
+    length, _ = _equal_prompts(attention)
+    group = attention.heads / attention.kv_heads
+    tiles = attention.tokens / length * np.ceil(length * group / _QUERY_TILE)
+    blocks = np.maximum(tiles * attention.kv_heads, 1.0)
+    waves = np.maximum(blocks / gpu.sm_count, 1.0)
+    idle = waves * gpu.sm_count / blocks
+    compute = 1e9 * attention.flops * idle / gpu.flop_per_s("bfloat16") / efficiency.compute
+    return _launched(gpu, attention, efficiency, compute, waves)
+
+
+def _prefill_sizes(attention: PrefillAttention) -> tuple[Any, ...]:
+    """A prompt of n tokens over a past of c has key-value loops as long as a prompt of n + 2c without past, and as many
+    thread blocks as its own n tokens give: tables without past are read at those sizes."""
+    length, past = _equal_prompts(attention)
+    reach = length + 2.0 * past
+    return np.maximum(attention.tokens / reach, 1.0), reach
+
+
+def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency) -> Any:
+    """KV is read once; rows of equal context stand for the batch."""
+    compute = 1e9 * attention.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
+    waves = attention.rows * attention.kv_heads / gpu.sm_count
+    return _launched(gpu, attention, efficiency, compute, waves)
+
+
+def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
+    """Weights of the experts that some token chose are read; each expert's rows are padded to a tile."""
+    compute = 1e9 * experts.flops / gpu.flop_per_s(experts.dtype) / efficiency.compute
+    return _launched(gpu, experts, efficiency, compute, experts.tokens)
+
+
+def _collective_ns(gpu: GpuSpec, collective: Collective, efficiency: Efficiency) -> Any:
+    """Bytes that a device sends over its links by the ring algorithm."""
+    return efficiency.launch_ns + 1e9 * collective.bytes / gpu.link_bytes_per_s / efficiency.memory
+
+
+def _launched(gpu: GpuSpec, operation: Any, efficiency: Efficiency, compute_ns: Any, units: Any) -> Any:
+    """A launch, so many pieces of work, and computing while memory is read."""
+    memory_ns = 1e9 * operation.bytes / gpu.memory_bytes_per_s / efficiency.memory
+    return efficiency.launch_ns + units * efficiency.unit_ns + overlapped(compute_ns, memory_ns)
 
 
 def overlapped(one: Any, other: Any) -> Any:
@@ -199,10 +126,6 @@ def overlapped(one: Any, other: Any) -> Any:
 
 def _sixteen_bits(dtype: str) -> str:
     return "bfloat16" if dtype in ("float16", "float32") else dtype
-
-
-def _memory_ns(gpu: GpuSpec, operation: Any, efficiency: Efficiency) -> Any:
-    return 1e9 * operation.bytes / gpu.memory_bytes_per_s / efficiency.memory
 
 
 def _heads(operation: PrefillAttention | DecodeAttention) -> tuple[float, ...]:
@@ -219,3 +142,34 @@ def _equal_prompts(operation: PrefillAttention) -> tuple[Any, Any]:
     own = own_pairs(operation.rows, operation.tokens, operation.past, operation.pairs)
     length = np.maximum(2.0 * own / tokens - 1.0, 1.0)
     return length, np.maximum(operation.pairs - own, 0.0) / tokens
+
+
+_STRUCTURES: dict[type, Structure] = {
+    Gemm: Structure(
+        lambda gemm: f"gemm/{_sixteen_bits(gemm.dtype)}",
+        lambda gemm: (min(gemm.n, _WIDEST), gemm.k),
+        lambda gemm: (gemm.m,),
+        _gemm_ns,
+    ),
+    PrefillAttention: Structure(
+        lambda attention: f"prefill/{_sixteen_bits(attention.kv_dtype)}", _heads, _prefill_sizes, _prefill_ns
+    ),
+    DecodeAttention: Structure(
+        lambda attention: f"decode/{_sixteen_bits(attention.kv_dtype)}",
+        _heads,
+        lambda attention: (attention.rows, attention.context / np.maximum(attention.rows, 1)),
+        _decode_ns,
+    ),
+    Experts: Structure(
+        lambda e: f"experts/{_sixteen_bits(e.dtype)}",
+        lambda e: (e.hidden, e.inter / e.tp, e.topk, e.experts, e.experts / e.ep),
+        lambda e: (e.tokens,),
+        _experts_ns,
+    ),
+    Collective: Structure(
+        lambda collective: f"nccl/{collective.kind}",
+        lambda collective: (collective.gpus,),
+        lambda collective: (collective.elements,),
+        _collective_ns,
+    ),
+}

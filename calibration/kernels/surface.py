@@ -65,7 +65,8 @@ class Surface:
 
     def _curve(self, at: Array) -> Curve:
         if not self._solved:
-            self._solved.append(cho_factor(kernel(self.shapes, self.shapes, self.scales) + self._nuggets()))
+            alike = kernel(self.shapes, self.shapes, self.scales)
+            self._solved.append(cho_factor(alike + self.nugget * np.eye(len(self.shapes))))
         near = kernel(at[None], self.shapes, self.scales)[0]
         weights = cho_solve(self._solved[0], near)
         mean = self.values.mean(axis=0)
@@ -75,9 +76,6 @@ class Surface:
         within = bool(np.all((at >= low) & (at <= high))) and unknown <= _FAR
         measured = bool(np.any(np.all(np.abs(self.shapes - at) < 1e-4, axis=1)))
         return Curve(self, values, unknown, within, measured)
-
-    def _nuggets(self) -> Array:
-        return self.nugget * np.eye(len(self.shapes))
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
 
 def about_surfaces(path: Path) -> dict[str, Any]:
     """Where a file's fits come from, and their held-out errors."""
-    about: dict[str, Any] = _read(path)[1]["about"]
-    return about
+    return _read(path)[1]["about"]
 
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from calibration.operations import Collective, Elementwise, Operation
+from calibration.operations import Collective, Operation
 from serving.deployments.gpu_spec import GpuSpec
 
 
@@ -56,11 +56,9 @@ def floor_ns(gpu: GpuSpec, operation: Operation) -> Any:
     return 1e9 * np.maximum(operation.flops / rate, operation.bytes / gpu.memory_bytes_per_s)
 
 
-def bound_by(gpu: GpuSpec, operation: Operation) -> str:
-    """`compute`, `memory` or `link`: which roof is over a single operation of scalar sizes."""
+def bound_by(gpu: GpuSpec, operation: Operation, flops: float, moved_bytes: float) -> str:
+    """`compute`, `memory` or `link`: which roof is over an operation of so many FLOPs and bytes."""
     if isinstance(operation, Collective):
         return "link"
-    if isinstance(operation, Elementwise):
-        return "memory"
     rate = gpu.flop_per_s(getattr(operation, "dtype", "bfloat16"))
-    return "compute" if operation.flops / rate > operation.bytes / gpu.memory_bytes_per_s else "memory"
+    return "compute" if flops / rate > moved_bytes / gpu.memory_bytes_per_s else "memory"

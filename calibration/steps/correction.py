@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,20 +78,14 @@ class Correction:
     def apply(self, parts: Mapping[str, Floats], sizes: StepSizes) -> dict[str, Floats]:
         """Corrected nanoseconds by part, `host and launch` among them; they sum to the step."""
         tokens = np.asarray(sizes.tokens, dtype=np.float64)
-        found = {
-            name: ns * (self._clock(tokens) if name == "compute" else self.factors[name]) for name, ns in parts.items()
-        }
+        clock = np.interp(
+            np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS), [self.factors[name] for name in COMPUTE]
+        )
+        found = {name: ns * (clock if name == "compute" else self.factors[name]) for name, ns in parts.items()}
         found["host and launch"] = sum(
             self.added_ns[name] * amount for name, amount in _added_amounts(sizes).items()
         ) + np.zeros_like(tokens)
         return found
-
-    def _clock(self, tokens: Floats) -> Floats:
-        return np.interp(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS), self._clock_factors)
-
-    @cached_property
-    def _clock_factors(self) -> list[float]:
-        return [self.factors[name] for name in COMPUTE]
 
 
 def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
@@ -144,7 +137,7 @@ def fit_correction(
             for index, name in enumerate(REGIMES)
             if (regime == index).any()
         },
-        domain=_domain(sizes),
+        domain={name: (float(np.min(of)), float(np.max(of))) for name, of in domain_amounts(sizes).items()},
         source=source,
     )
 
@@ -181,10 +174,6 @@ def _balanced(regime: NDArray[np.int64]) -> Floats:
     """Weights that make a regime count as the square root of its steps: a few mixed steps among thousands still do."""
     count = np.bincount(regime, minlength=len(REGIMES))
     return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)
-
-
-def _domain(sizes: StepSizes) -> dict[str, tuple[float, float]]:
-    return {name: (float(np.min(values)), float(np.max(values))) for name, values in domain_amounts(sizes).items()}
 
 
 def domain_amounts(sizes: StepSizes) -> dict[str, Any]:

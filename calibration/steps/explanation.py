@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibration.kernels.times import Coverage, bound_by, floor_ns
-from calibration.operations import Collective, StepSizes
+from calibration.operations import StepSizes
 from calibration.provenance import Provenance
 from calibration.steps.correction import PROMPT_PARTS
 from calibration.steps.coverage import stacked, step_coverage
@@ -71,24 +71,25 @@ class Explanation:
 
 def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     """Explain the step of `sizes` (plain numbers, not arrays)."""
-    alike = stacked([sizes])
+    alike, gpu = stacked([sizes]), cost.kernels.gpu
     operations = []
     for operation in cost.operations(alike):
         if not operation.size[0] > 0:
             continue
         estimate, count = cost.kernels.time(operation), operation.count
-        ns = float(np.asarray(estimate.ns).reshape(-1)[0])
+        amounts = (estimate.ns, floor_ns(gpu, operation), operation.flops, operation.bytes, estimate.sigma)
+        ns, floor, flops, moved, sigma = (float(np.asarray(amount).flat[0]) for amount in amounts)
         operations.append(
             ExplainedOperation(
                 name=operation.name,
                 count=count,
-                flops=count * float(np.asarray(operation.flops).reshape(-1)[0]),
-                bytes=count * float(np.asarray(operation.bytes).reshape(-1)[0]),
+                flops=count * flops,
+                bytes=count * moved,
                 ns=count * ns,
-                utilisation=float(np.asarray(floor_ns(cost.kernels.gpu, operation)).reshape(-1)[0]) / ns,
-                bound="link" if isinstance(operation, Collective) else bound_by(cost.kernels.gpu, operation),
-                sigma=float(np.asarray(estimate.sigma).reshape(-1)[0]),
-                coverage=Coverage(int(np.asarray(estimate.coverage).reshape(-1)[0])),
+                utilisation=floor / ns,
+                bound=bound_by(gpu, operation, flops, moved),
+                sigma=sigma,
+                coverage=Coverage(int(np.asarray(estimate.coverage).flat[0])),
             )
         )
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}

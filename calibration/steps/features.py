@@ -88,8 +88,7 @@ def _around(values: Floats) -> Floats:
     until = np.concatenate(([0.0], np.cumsum(values)))
     place = np.arange(len(values))
     first, last = np.maximum(place - _ON_EITHER_SIDE, 0), np.minimum(place + _ON_EITHER_SIDE + 1, len(values))
-    mean: Floats = (until[last] - until[first]) / (last - first)
-    return mean
+    return (until[last] - until[first]) / (last - first)
 
 
 class MeasuredSteps:

@@ -79,8 +79,7 @@ def fit(
 def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     """Predicted step times in ns."""
     prices = np.array([calibration.step_prices_ps[name] / 1000 for name in STEP_FEATURES])
-    predicted: Floats = steps.step @ prices
-    return predicted
+    return steps.step @ prices
 
 
 def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, float]:

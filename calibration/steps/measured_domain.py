@@ -40,5 +40,4 @@ def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[st
         low, high = ranges[name]
         with np.errstate(divide="ignore", invalid="ignore"):
             factors += [np.where(values > high, values / high, 1.0), np.where(values < low, low / values, 1.0)]
-    farthest: Floats = np.maximum.reduce(np.broadcast_arrays(*factors))
-    return farthest
+    return np.maximum.reduce(np.broadcast_arrays(*factors))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,19 +46,17 @@ class JudgedCost(CostModel, Protocol):
 class _Observed:
     """What every observer does: it prices by `pure`, and notes aggregates until there is a block of them."""
 
-    def __init__(self, pure: Any) -> None:
+    def __init__(self, pure: CostModel) -> None:
         self.pure = pure
         self._noted = array("q")  # AGGREGATES, step after step
         self._leaps: dict[int, int] = {}  # where a row stands for several decode steps: how many
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        found: int = self.pure.cpu_ns(plan)
-        return found
+        return self.pure.cpu_ns(plan)
 
     def step_ns(self, plan: StepPlan) -> int:
         self._note(plan)
-        found: int = self.pure.step_ns(plan)
-        return found
+        return self.pure.step_ns(plan)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         if steps > 1:
@@ -66,8 +64,7 @@ class _Observed:
         self._noted.extend((0, 0, 0, 0, rows, context, rows, 0))
         if len(self._noted) >= _BLOCK:
             self._count_noted()
-        found: Iterable[int] = self.pure.decode_run_ns(rows, context, squares, steps)
-        return found
+        return self.pure.decode_run_ns(rows, context, squares, steps)
 
     def _note(self, plan: StepPlan) -> None:
         self._noted.extend(aggregates_of(plan))
@@ -262,8 +259,7 @@ def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | O
 
 def pure(cost: CostModel) -> CostModel:
     """What prices behind an observed cost model, or `cost` itself."""
-    found: CostModel = cost.pure if isinstance(cost, _Observed) else cost
-    return found
+    return cost.pure if isinstance(cost, _Observed) else cost
 
 
 def _as_they_came(values: NDArray[np.float64]) -> NDArray[np.float64]:

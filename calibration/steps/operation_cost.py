@@ -9,7 +9,7 @@ interpolated over a grid of prompts, lengths and pasts: tables are sampled from 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log2, sqrt
@@ -56,8 +56,6 @@ class OperationCost:
     stages      what prices each stage of a pipeline, in order; empty without one
     """
 
-    stages: Sequence[OperationCost] = ()
-
     def __init__(
         self,
         model: ModelSpec,
@@ -84,6 +82,10 @@ class OperationCost:
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
         self._curves: dict[int, _DecodeRows] = {}
         self._prompts = _PromptGrid(self)
+        self.stages = self._stages()
+
+    def _stages(self) -> list[OperationCost]:
+        return []
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""

@@ -90,11 +90,7 @@ def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[st
     return [(_KINDS[type(operation)], ns)]
 
 
-_KINDS = {
-    DecodeAttention: "decode attention",
-    Elementwise: "elementwise",
-    Collective: "collectives",
-}
+_KINDS = {DecodeAttention: "decode attention", Elementwise: "elementwise", Collective: "collectives"}
 
 
 def _without_past(operation: PrefillAttention) -> PrefillAttention:

@@ -9,19 +9,14 @@ for: the others' CPUs run ahead of their GPUs.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import KernelTimes
 from calibration.operations import StepSizes, stage_transfers
-from calibration.steps.correction import ADDED, Correction
-from calibration.steps.interval import SURE, StepInterval
-from calibration.steps.operation_cost import HostTimes, OperationCost
+from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import parts_of
-from serving.deployments.config import Deployment
-from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
 from serving.step_plan import StepPlan
 
@@ -29,27 +24,17 @@ from serving.step_plan import StepPlan
 class PipelineCost(OperationCost):
     """`PipelinedCost` of a deployment with `pipeline_parallel_size` above 1."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        deployment: Deployment,
-        kernels: KernelTimes,
-        correction: Correction | None = None,
-        host: HostTimes | None = None,
-        interval: StepInterval = SURE,
-    ) -> None:
-        super().__init__(model, deployment, kernels, correction, host, interval)
-        of_one = deployment.model_copy(update={"pipeline_parallel_size": 1})
-        early = replace(self.correction, added_ns=dict.fromkeys(ADDED, 0.0))
+    def _stages(self) -> list[OperationCost]:
+        of_one = self.deployment.model_copy(update={"pipeline_parallel_size": 1})
+        *first, last = stage_models(self.model, self.deployment.pipeline_parallel_size)
+        kernels, early = self.kernels, self.correction.of_kernels()
+        alike = {layers: _EarlyStage(layers, of_one, kernels, early) for layers in dict.fromkeys(first)}
+        return [*(alike[layers] for layers in first), OperationCost(last, of_one, kernels, self.correction)]
 
-        @cache
-        def early_stage(layers: ModelSpec) -> OperationCost:
-            return _EarlyStage(layers, of_one, kernels, early)
-
-        *first, last = stage_models(model, deployment.pipeline_parallel_size)
-        self.stages = [*map(early_stage, first), OperationCost(last, of_one, kernels, self.correction)]
-        self._places = [self.stages.index(stage) for stage in self.stages]
-        self._transfer_ns = self._tabulate_transfers()
+    @cached_property
+    def _places(self) -> list[int]:
+        """Of each stage, the first one that is like it."""
+        return [self.stages.index(stage) for stage in self.stages]
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
         alike = {place: self.stages[place].step_ns(plan) for place in dict.fromkeys(self._places)}
@@ -58,7 +43,8 @@ class PipelineCost(OperationCost):
     def transfer_ns(self, plan: StepPlan) -> int:
         return self._transfer_ns[min(plan.tokens, self._most_tokens)]
 
-    def _tabulate_transfers(self) -> list[int]:
+    @cached_property
+    def _transfer_ns(self) -> list[int]:
         """Of one hop, by tokens."""
         tokens = np.arange(self._most_tokens + 1, dtype=np.float64)
         transfers = stage_transfers(self.model, self.deployment, tokens)

@@ -6,23 +6,22 @@ model of operations says what their time is made of, and the regime's recorded t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage, floor_ns
-from calibration.operations import Collective, Operation, StepSizes, step_operations
+from calibration.kernels.times import Coverage, bound_by, floor_ns
+from calibration.operations import StepSizes, step_operations
 from calibration.steps.coverage import NEGLIGIBLE
 from calibration.steps.explanation import ExplainedOperation
-from calibration.steps.features import REGIMES, recorded_sizes
+from calibration.steps.features import REGIMES, recorded_sizes, regimes
 from calibration.steps.operation_cost import OperationCost
-from serving.deployments.gpu_spec import GpuSpec
 from serving.step_plan import AGGREGATES
+from traces.numeric_columns import numbers
 
 SAMPLE = 600  # steps of a regime: shares of a part are then known to a percent or two
 PREDICTED_COLUMNS = ("start_ns", "end_ns", *AGGREGATES)
@@ -58,10 +57,10 @@ def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:
 
     How uneven decode rows are is not recorded: they are taken for equal, so that there is no part `imbalance`.
     """
-    took = _took(steps)
+    took = numbers(steps, "end_ns") - numbers(steps, "start_ns")
     regime = _regime(steps)
     parts_ns: dict[Regime, dict[str, float]] = {}
-    kernels: dict[str, _Sum] = {}
+    kernels: list[ExplainedOperation] = []
     count = 0
     for at, name in enumerate(REGIMES):
         members = np.flatnonzero(regime == at)
@@ -74,8 +73,8 @@ def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:
         predicted = {part: float(ns.sum()) for part, ns in cost.parts(sizes).items()}
         recorded, total = float(took[members].sum()), sum(predicted.values())
         parts_ns[name] = {part: ns * recorded / total for part, ns in predicted.items() if ns > 0}
-        _add_kernels(kernels, cost, sizes, name, recorded / max(float(took[sampled].sum()), 1.0))
-    return RunExplanation(parts_ns, [sum_.explained() for sum_ in kernels.values()], count)
+        kernels += _kernels(cost, sizes, name, recorded / max(float(took[sampled].sum()), 1.0))
+    return RunExplanation(parts_ns, kernels, count)
 
 
 def measured_parts(steps: pa.Table) -> PartTimes | None:
@@ -83,11 +82,11 @@ def measured_parts(steps: pa.Table) -> PartTimes | None:
 
     By operation where steps were timed so; else the model and sampling.
     """
-    forward = _numbers(steps, "forward_ns")
+    forward = numbers(steps, "forward_ns")
     timed = np.isfinite(forward)
     if not timed.any():
         return None
-    regime, sample = _regime(steps), np.nan_to_num(_numbers(steps, "sample_ns"))
+    regime, sample = _regime(steps), np.nan_to_num(numbers(steps, "sample_ns"))
     found: dict[Regime, dict[str, float]] = {}
     for at, name in enumerate(REGIMES):
         members = timed & (regime == at)
@@ -104,78 +103,36 @@ def measured_parts(steps: pa.Table) -> PartTimes | None:
 
 
 def _operation_totals(column: pa.ChunkedArray) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for chunk in column.drop_null().chunks:
-        flat = pa.table({"name": chunk.keys, "ns": chunk.items})
-        for row in flat.group_by("name").aggregate([("ns", "sum")]).to_pylist():
-            totals[row["name"]] = totals.get(row["name"], 0.0) + row["ns_sum"]
-    return dict(sorted(totals.items()))
+    times = column.drop_null().combine_chunks()
+    totals = pa.table({"name": times.keys, "ns": times.items}).group_by("name").aggregate([("ns", "sum")])
+    return {row["name"]: float(row["ns_sum"]) for row in totals.sort_by("name").to_pylist()}
 
 
-@dataclass
-class _Sum:
-    """All occurrences of one operation in the steps of a regime, from those in the sampled ones."""
-
-    name: str
-    operation: Operation
-    gpu: GpuSpec
-    count: float = 0.0
-    flops: float = 0.0
-    bytes: float = 0.0
-    ns: float = 0.0
-    floor_ns: float = 0.0
-    sigma_ns: float = 0.0
-    coverage: int = 0
-
-    def explained(self) -> ExplainedOperation:
-        compute = self.flops / self.gpu.flop_per_s(getattr(self.operation, "dtype", "bfloat16")) * 1e9
-        bound = "compute" if compute > 1e9 * self.bytes / self.gpu.memory_bytes_per_s else "memory"
-        return ExplainedOperation(
-            name=self.name,
-            count=round(self.count),
-            flops=self.flops,
-            bytes=self.bytes,
-            ns=self.ns,
-            utilisation=self.floor_ns / self.ns,
-            bound="link" if isinstance(self.operation, Collective) else bound,
-            sigma=self.sigma_ns / self.ns,
-            coverage=Coverage(self.coverage),
-        )
-
-
-def _add_kernels(sums: dict[str, _Sum], cost: OperationCost, sizes: StepSizes, regime: Regime, weight: float) -> None:
+def _kernels(cost: OperationCost, sizes: StepSizes, regime: Regime, weight: float) -> Iterator[ExplainedOperation]:
+    """Each operation, all of it in the steps of a regime, `weight` times as much as in the sampled ones."""
     gpu = cost.kernels.gpu
     for operation in step_operations(cost.model, cost.deployment, sizes):
         there = np.broadcast_to(np.asarray(operation.size) > 0, np.shape(sizes.decode_rows))
         if not there.any():
             continue
-        estimate = cost.kernels.time(operation)
-        name = f"{operation.name}, {regime}"
-        entry = sums.setdefault(name, _Sum(name, operation, gpu))
-        each = weight * operation.count
+        estimate, each = cost.kernels.time(operation), weight * operation.count
 
         def total(amount: Any, there: NDArray[np.bool_] = there, each: float = each) -> float:
             return each * float(np.sum(np.where(there, amount, 0.0)))
 
-        entry.count += total(1.0)
-        entry.flops += total(operation.flops)
-        entry.bytes += total(operation.bytes)
-        entry.ns += total(estimate.ns)
-        entry.floor_ns += total(floor_ns(gpu, operation))
-        entry.sigma_ns += total(np.asarray(estimate.sigma) * estimate.ns)
-        entry.coverage = max(entry.coverage, int(np.max(np.where(there, estimate.coverage, 0))))
+        ns, flops, moved = total(estimate.ns), total(operation.flops), total(operation.bytes)
+        yield ExplainedOperation(
+            name=f"{operation.name}, {regime}",
+            count=round(total(1.0)),
+            flops=flops,
+            bytes=moved,
+            ns=ns,
+            utilisation=total(floor_ns(gpu, operation)) / ns,
+            bound=bound_by(gpu, operation, flops, moved),
+            sigma=total(np.asarray(estimate.sigma) * estimate.ns) / ns,
+            coverage=Coverage(int(np.max(np.where(there, estimate.coverage, 0)))),
+        )
 
 
 def _regime(steps: pa.Table) -> NDArray[np.int64]:
-    prompts, decodes = _numbers(steps, "prefill_rows") > 0, _numbers(steps, "decode_rows") > 0
-    index = {name: at for at, name in enumerate(REGIMES)}
-    return np.where(prompts, np.where(decodes, index["mixed"], index["prefill"]), index["decode"])
-
-
-def _took(steps: pa.Table) -> NDArray[np.float64]:
-    return _numbers(steps, "end_ns") - _numbers(steps, "start_ns")
-
-
-def _numbers(steps: pa.Table, name: str) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = pc.cast(steps[name], pa.float64(), safe=False).to_numpy()
-    return values
+    return regimes(StepSizes(prefill_tokens=numbers(steps, "prefill_rows"), decode_rows=numbers(steps, "decode_rows")))

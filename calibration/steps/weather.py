@@ -40,8 +40,7 @@ class Weather:
 
     def slowness(self, steps: MeasuredSteps) -> Floats:
         """By how much the CPU time of each step is longer than at the calibration's speed `[steps]`."""
-        found: Floats = (self.speed / steps.speed) ** self.exponent
-        return found
+        return (self.speed / steps.speed) ** self.exponent
 
     def own_ns(self, predicted_ns: Floats, steps: MeasuredSteps) -> Floats:
         """The CPU time of each step at the machine's speed then `[steps]`, where the prices predict `predicted_ns`."""
@@ -85,5 +84,4 @@ def _of_neighbours(times: Floats) -> Floats:
     until = np.concatenate(([0.0], np.cumsum(times)))
     place = np.arange(len(times))
     first, last = np.maximum(place - _NEIGHBOURS, 0), np.minimum(place + _NEIGHBOURS + 1, len(times))
-    found: Floats = until[last] - until[first] - times
-    return found
+    return until[last] - until[first] - times

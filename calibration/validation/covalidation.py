@@ -104,17 +104,12 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
                 weather_covered=_covered((row.weather_low, row.real, row.weather_high) for row in rows),
             ),
         ),
-        recordings=Recordings(real=tuple(_relative(path, out) for path in real), simulated="simulated"),
+        recordings=Recordings(real=tuple(os.path.relpath(path, out) for path in real), simulated="simulated"),
     )
     pq.write_table(step_residuals_table(steps, predicted), out / RESIDUALS)
     with whole_file(out / REPORT) as file:
         file.write_text(report.dumps(indent=2) + "\n", encoding="utf-8")
     return report
-
-
-def _relative(path: str | Path, out: Path) -> str:
-    """`path` as seen from the report, so that the whole folder can be moved."""
-    return os.path.relpath(Path(path), out)
 
 
 def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:

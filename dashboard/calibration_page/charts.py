@@ -14,6 +14,7 @@ from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit
 from calibration.kernels.times import Coverage, floor_ns
 from dashboard.log_axis import log_axis
+from dashboard.marks import band, dots, line
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, tint
 from dashboard.series import thin
 from dashboard.sweeps_page.charts import SERIES
@@ -33,7 +34,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
 
     `at` is the knot of the first size where there are two.
     """
-    knots, measured = dots(gpu, key, fit, number, at)
+    knots, measured = measured_along(gpu, key, fit, number, at)
     shape = np.exp2(fit.surface.shapes[number]).tolist()
     x, sizes = _over(fit, at)
     found = estimate_at(gpu, key, fit, shape, sizes)
@@ -42,40 +43,22 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     alone = structure_of(operation).ns(gpu, operation, fit.efficiency)
     figure = go.Figure()
     spread = np.exp(_BAND * found.sigma)
-    figure.add_scatter(
-        x=[*x, *x[::-1]], y=[*(found.ns * spread / 1e3), *(found.ns / spread / 1e3)[::-1]],
-        fill="toself", mode="none", fillcolor=tint(SIMULATED, 0.14), name="90 % band", hoverinfo="skip",
-    )  # fmt: skip
-    lines = (
-        (floor, "roofline", {"color": NEUTRAL, "dash": "dash", "width": 1.5}),
-        (alone, "structure alone", {"color": pale(SIMULATED), "width": 1.5}),
-        (found.ns, "fit", {"color": SIMULATED, "width": 2}),
-    )
-    for ns, name, line in lines:
-        figure.add_scatter(
-            x=x,
-            y=ns / 1e3,
-            mode="lines",
-            line=line,
-            name=name,
-            hovertemplate=f"{name}: %{{y:,.4~g}} µs<extra></extra>",
-            visible="legendonly" if name == "structure alone" else True,
-        )
-    figure.add_scatter(
-        x=knots,
-        y=measured / 1e3,
-        mode="markers",
-        marker={"color": REAL, "size": 7},
-        name="measured",
-        hovertemplate="measured: %{y:,.4~g} µs<extra></extra>",
-    )
+    band(figure, x, found.ns / spread / 1e3, found.ns * spread / 1e3, "90 % band", SIMULATED)
+    for ns, name, colour, width, dash in (
+        (floor, "roofline", NEUTRAL, 1.5, "dash"),
+        (alone, "structure alone", pale(SIMULATED), 1.5, None),
+        (found.ns, "fit", SIMULATED, 2, None),
+    ):
+        hover, seen = f"{name}: %{{y:,.4~g}} µs<extra></extra>", "legendonly" if name == "structure alone" else True
+        line(figure, x, ns / 1e3, name, colour, hover, width, dash, visible=seen)
+    dots(figure, knots, measured / 1e3, "measured", REAL, "measured: %{y:,.4~g} µs<extra></extra>")
     figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
     figure.update_yaxes(type="log", title_text="time (µs)", dtick=1)
     figure.update_layout(hovermode="x unified")
     return finish(figure, 400)
 
 
-def dots(
+def measured_along(
     gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The sizes along the last axis that were tabled, and the nanoseconds measured there, NaN where not."""
@@ -102,17 +85,9 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
         share = 100 * np.broadcast_to(floor_ns(gpu, operation_at(key, shape, sizes)), x.shape) / found.ns
         known = found.coverage < Coverage.EXTRAPOLATED
         for inside, dash in ((known, "solid"), (~known, "dot")):
-            figure.add_scatter(
-                x=x,
-                y=np.where(inside, share, np.nan),
-                mode="lines",
-                line={"color": colour, "width": 2, "dash": dash},
-                name=name,
-                legendgroup=name,
-                showlegend=dash == "solid" or not known.any(),
-                customdata=found.ns / 1e3,
-                hovertemplate=f"{name}: %{{y:.1f}} % (%{{customdata:,.4~g}} µs)<extra></extra>",
-            )
+            told = {"legendgroup": name, "showlegend": dash == "solid" or not known.any(), "customdata": found.ns / 1e3}
+            hover = f"{name}: %{{y:.1f}} % (%{{customdata:,.4~g}} µs)<extra></extra>"
+            line(figure, x, np.where(inside, share, np.nan), name, colour, hover, dash=dash, **told)
     if not figure.data:
         return empty("No GPU has this kernel", 400)
     figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
@@ -148,7 +123,7 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         axes = [_cells(knots) for knots in surface.knots]
         x, y = np.meshgrid(*axes)
         found = estimate_at(gpu, key, fit, shape.tolist(), (x, y))
-        dots = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
+        measured = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
         sigma, coverage = found.sigma, found.coverage
     else:
         size = _knot(fit, at)
@@ -160,14 +135,14 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         form = (len(axes[1]), len(axes[0]))
         sigma = np.array([float(found.sigma) for found in each]).reshape(form)
         coverage = np.array([int(found.coverage) for found in each]).reshape(form)
-        dots = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
+        measured = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
     x, y = axes
-    return Known(names, x, y, sigma, coverage, dots)
+    return Known(names, x, y, sigma, coverage, measured)
 
 
 def domain(found: Known) -> go.Figure:
     """How well times are known; grey where they are extrapolated."""
-    names, x_axis, y_axis, dots = found.names, found.x, found.y, found.dots
+    names, x_axis, y_axis = found.names, found.x, found.y
     figure = go.Figure()
     percent = 100 * (np.exp(_BAND * found.sigma) - 1)
     outside = found.coverage >= Coverage.EXTRAPOLATED
@@ -192,9 +167,8 @@ def domain(found: Known) -> go.Figure:
         colorbar={"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
         hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
     )
-    figure.add_scatter(
-        x=dots[0], y=dots[1], mode="markers", marker={"color": REAL, "size": 4}, name="measured", hoverinfo="skip"
-    )
+    x, y = found.dots
+    dots(figure, x, y, "measured", REAL, None, 4)
     figure.update_xaxes(type="log", title_text=names[0], dtick=1, showgrid=False)
     figure.update_yaxes(type="log", title_text=names[1], dtick=1, showgrid=False)
     if len(y_axis) < _CELLS:
@@ -208,19 +182,13 @@ def steps(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray
     if not len(measured_ns):
         return empty("No steps were kept", 400)
     both = np.concatenate([measured_ns, predicted_ns]) / 1e6
-    ends, line = [both.min(), both.max()], {"color": NEUTRAL, "dash": "dash"}
-    figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip")
+    ends = [both.min(), both.max()]
+    line(figure, ends, ends, "equal", NEUTRAL, None, dash="dash")
     for name in dict.fromkeys(regime.tolist()):
         mine = np.flatnonzero(regime == name)
         mine = mine[thin(len(mine), 1500)]
-        figure.add_scatter(
-            x=measured_ns[mine] / 1e6,
-            y=predicted_ns[mine] / 1e6,
-            mode="markers",
-            marker={"color": _REGIMES.get(name, NEUTRAL), "size": 4, "opacity": 0.6},
-            name=name,
-            hovertemplate="measured %{x:,.4~g} ms, predicted %{y:,.4~g} ms<extra></extra>",
-        )
+        colour, hover = _REGIMES.get(name, NEUTRAL), "measured %{x:,.4~g} ms, predicted %{y:,.4~g} ms<extra></extra>"
+        dots(figure, measured_ns[mine] / 1e6, predicted_ns[mine] / 1e6, name, colour, hover, 4, {"opacity": 0.6})
     figure.update_xaxes(**log_axis(*ends), title_text="measured step time (ms)")
     figure.update_yaxes(**log_axis(*ends), title_text="predicted step time (ms)")
     return finish(figure, 400)

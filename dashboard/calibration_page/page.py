@@ -19,7 +19,7 @@ from dashboard.badge import figure, heading, titled
 from dashboard.calibration_page import charts, step_calibration
 from dashboard.mistake import mistake
 from dashboard.sweeps_page.charts import SERIES
-from dashboard.url import choose, choose_many, in_url, pick
+from dashboard.url import choose, choose_many, in_url, pick, usual_first
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 
@@ -59,11 +59,10 @@ def _kernels() -> None:
     )
     left, right = st.columns([2, 5], gap="medium")
     with left:
-        names = sorted(bundled_names(), key=lambda name: name != "H100")
+        names = usual_first("H100", bundled_names())
         name = choose("GPU", names, "gpu")
         kernels = _load(name)
-        keys = sorted(kernels.fits, key=lambda key: (key != "gemm/bfloat16", key))
-        key = choose("Kernel", keys, "kernel", show=_titled)
+        key = choose("Kernel", usual_first("gemm/bfloat16", sorted(kernels.fits)), "kernel", show=_titled)
         fit = kernels.fits[key]
         number, at = _shape(key, fit)
         others = [other for other in names if other != name and key in _load(other).fits]
@@ -73,7 +72,8 @@ def _kernels() -> None:
     with right:
         _held_out(about["held_out"].get(key))
         curve = charts.times(kernels.gpu, key, fit, number, at)
-        figure(curve, "times", "Measured and fitted", _of_dots(charts.dots(kernels.gpu, key, fit, number, at)[1]), _FIT)
+        _, measured = charts.measured_along(kernels.gpu, key, fit, number, at)
+        figure(curve, "times", "Measured and fitted", _of_dots(measured), _FIT)
     one, other = st.columns(2, gap="large")
     with one:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
@@ -134,15 +134,14 @@ def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
     labels = {_labelled(kind, np.exp2(shape).tolist()): at for at, shape in enumerate(surface.shapes)}
     typical = np.log2(_TYPICAL.get(key.partition("/")[0], (8,)))
     nearest = np.argsort(np.abs(surface.shapes[:, : len(typical)] - typical).sum(axis=1), kind="stable")
-    ordered = [list(labels)[nearest[0]], *(label for label, at in labels.items() if at != nearest[0])]
+    ordered = usual_first(list(labels)[nearest[0]], labels)
     number = labels[choose("Shape", ordered, "shape", help=" × ".join(kind.shape))]
     st.caption(" × ".join(kind.shape))
     if len(kind.sizes) == 1 and len(kind.shape) == 1:
         return number, 0
     knots = {_plain(value): at for at, value in enumerate(np.exp2(surface.knots[0]))}
-    middle = list(knots)[len(knots) // 2]
     label = kind.sizes[0].capitalize() if len(kind.sizes) == 2 else f"Map at {kind.sizes[0]}"
-    where = choose(label, [middle, *(knot for knot in knots if knot != middle)], "size")
+    where = choose(label, usual_first(list(knots)[len(knots) // 2], knots), "size")
     return number, knots[where]
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
@@ -19,9 +18,9 @@ from dashboard.badge import figure, heading
 from dashboard.calibration_page import charts as calibration_charts
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
+from dashboard.table import table
 from dashboard.trust_page import charts as trust_charts
-from dashboard.trust_page.report_provenance import of_steps
+from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
 from serving.errors import UserError
 
@@ -94,9 +93,7 @@ def _prices(calibration: Calibration) -> None:
         )
         for name, meaning in meanings.items()
     ]
-    st.dataframe(
-        pd.DataFrame(prices), hide_index=True, height="content", column_config=number_columns({"price (µs)": "%.4g"})
-    )
+    table(prices, {"price (µs)": "%.4g"}, height="content")
 
 
 def _steps(path: Path) -> tuple[NDArray[Any], ...]:
@@ -115,7 +112,7 @@ def _domain(calibration: Calibration) -> None:
             for regime, ranges in calibration.domain.items()
             for name, (low, high) in ranges.items()
         ]
-        st.dataframe(pd.DataFrame(rows), hide_index=True)
+        table(rows)
     if calibration.hardware:
         with st.expander("Where this was measured"):
             st.table({name: str(value) for name, value in calibration.hardware.items()})
@@ -127,20 +124,11 @@ def _other(calibration: ExternalCalibration) -> None:
     with factors:
         st.subheader("Correction of the kernel tables", anchor=False)
         learnt = calibration.correction
-        st.dataframe(
-            {
-                "of": [*learnt.factors, *learnt.added_ns],
-                "factor": [*learnt.factors.values(), *(None for _ in learnt.added_ns)],
-                "added (µs)": [*(None for _ in learnt.factors), *(ns / 1e3 for ns in learnt.added_ns.values())],
-            },
-            hide_index=True,
-        )
+        factors_of = [{"of": name, "factor": factor, "added (µs)": None} for name, factor in learnt.factors.items()]
+        table([*factors_of, *({"of": name, "added (µs)": ns / 1e3} for name, ns in learnt.added_ns.items())])
     with errors:
         st.subheader("Error on held-out steps", anchor=False)
         if calibration.residuals:
-            st.dataframe(
-                pd.DataFrame([{"regime": name, **found} for name, found in calibration.residuals.items()]),
-                hide_index=True,
-            )
+            table([{"regime": name, **found} for name, found in calibration.residuals.items()])
         else:
             st.caption("No step was held out.")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from calibration.provenance import UNKNOWN
+from dashboard.marks import line
 from dashboard.palette import NEUTRAL, SIMULATED, finish, symbols
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.metrics import metric
@@ -26,14 +27,8 @@ def price(points: Points, recommended: int | None) -> go.Figure:
 
 def _joined(points: Points, y: str, title: str, best: Sequence[int], recommended: int | None) -> go.Figure:
     figure = _scatter(points, y, recommended)
-    figure.add_scatter(
-        x=[points[at].tok_s_user for at in best],
-        y=[getattr(points[at], y) for at in best],
-        mode="lines",
-        line={"color": SIMULATED, "width": 1.5, "dash": "dot"},
-        hoverinfo="skip",
-        name="frontier",
-    )
+    ends = [points[at].tok_s_user for at in best], [getattr(points[at], y) for at in best]
+    line(figure, *ends, "frontier", SIMULATED, None, 1.5, "dot")
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, rangemode="tozero")
     return finish(figure, 440)

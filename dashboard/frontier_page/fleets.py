@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.plan_page.words import carriers, costs, provenance
-from dashboard.prose import prose
+from dashboard.shown import prose
 from planning.plan.document import PlanDocument
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 

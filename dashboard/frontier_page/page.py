@@ -14,17 +14,17 @@ from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import Provenance
 from dashboard.badge import badge, figure, titled
+from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
+from dashboard.examples import plan_request
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import fleet_rows
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
-from dashboard.plan_page.example import example
-from dashboard.plan_page.names import EXAMPLE, LOOKED_AT, plan_name
 from dashboard.plan_page.tasks import FLEET, PLAN
-from dashboard.plan_page.words import FORMATS, carriers, provenance, provenance_of
-from dashboard.prose import literal
+from dashboard.plan_page.words import EXAMPLE, FORMATS, LOOKED_AT, carriers, plan_name, provenance, provenance_of
+from dashboard.shown import literal
+from dashboard.table import table
 from dashboard.url import choose, go_to, in_url, keep, named
 from planning.jobs.job import Job, finished
 from planning.plan.document import PlanDocument
@@ -65,7 +65,7 @@ def show(runs: Path, run_page: StreamlitPage | None = None) -> None:
         plot = frontier_charts.price(points, recommended)
         _clickable(plot, "price", "What speed costs", rated, planned, runs)
     _fleet(runs, planned, points[_chosen(points, recommended)], run_page)
-    st.dataframe(fleet_rows(answer, recommended), hide_index=True, height="content", column_config=_COLUMNS)
+    table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content")
     downloads(answer, "plan")
 
 
@@ -80,7 +80,8 @@ def _plans(runs: Path) -> dict[str, _Planned]:
             found[job.id] = _Planned(job.settings, PlanDocument.read(job.result))
         except UserError:
             mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
-    found[EXAMPLE] = _Planned(example()["settings"], PlanDocument.read(example()["answer"]))
+    settings = plan_request().as_json()
+    found[EXAMPLE] = _Planned(settings, PlanDocument.read(bundled_answer(settings)))
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
     return {name: found[name] for name in order}
@@ -165,4 +166,3 @@ _HELP = (
     "fleet beats on both axes. Click a fleet to choose it; if its run is recorded, the Run page opens."
 )
 _SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
-_COLUMNS = number_columns({**FORMATS, "attainment (%)": "%.1f"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.badge import titled
-from dashboard.prose import sentence, verbatim
+from dashboard.shown import sentence, verbatim
+from dashboard.table import table
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 
@@ -45,9 +46,7 @@ def show() -> None:
                 _entry(known)
     if not wanted:
         st.header("Statistics", anchor="statistics", help=_SLO_NOTE)
-        st.dataframe(
-            {"name": list(STATISTICS), "definition": list(STATISTICS.values())}, hide_index=True, width="stretch"
-        )
+        table({"name": list(STATISTICS), "definition": list(STATISTICS.values())}, width="stretch")
 
 
 def matches(known: Metric, wanted: str) -> bool:

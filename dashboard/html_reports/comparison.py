@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboard.html_reports.document import badge, beside, details, figure, heading, paragraph, table, warning
-from dashboard.html_reports.origin import origin
+from dashboard.html_reports.document import badge, beside, details, figure, heading, origin, paragraph, table, warning
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, change, side_colours
-from dashboard.policy_lab_page.side_names import side_names
-from dashboard.prose import capitalised
+from dashboard.policy_lab_page.words import side_names
+from dashboard.shown import capitalised
 from planning.compare.document import ComparisonDocument
 
 _CHANGE, _ERROR = "B - A (%)", "error (%)"  # columns that a file shows with their sign, and whether they are in points

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboard.html_reports.document import figure, heading, paragraph, table, warning
-from dashboard.html_reports.origin import origin
-from dashboard.prose import sentence
+from dashboard.html_reports.document import figure, heading, origin, paragraph, table, warning
 from dashboard.run_page.diagnosis_charts import what_it_buys
 from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
+from dashboard.shown import sentence
 from planning.diagnose.document import DiagnosisDocument
 
 

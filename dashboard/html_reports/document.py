@@ -18,7 +18,7 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from calibration.provenance import Provenance
-from dashboard.prose import sentence
+from dashboard.shown import sentence
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
 _NUMBER = re.compile(r"[-+]?[\d.,]+( %| points| to [-+]?[\d.,]+)?")
@@ -135,3 +135,22 @@ def _kind(values: Sequence[Any]) -> str:
 
 def _title(help: Mapping[str, str] | None, name: str) -> str:
     return f' title="{escape(help[name])}"' if help and name in help else ""
+
+
+def origin(
+    version: str, inputs: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] | None = None
+) -> str:
+    """The version, and the command that was asked; of an answer of `page` its inputs and, if there is one, a command.
+
+    `files` are what the command reads: names and contents.
+    """
+    version = f"Made by tokentwin {version or 'of an unknown version'}"
+    blocks = [heading("How to get it again")]
+    if "command" in inputs:
+        return "".join([*blocks, paragraph(f"{version} with this command:"), code(inputs["command"])])
+    if command:
+        kept = [details(name, text) for name, text in (files or {}).items()]
+        blocks += [paragraph(f"{version}, on the {page} page. This command asks the same:"), code(command), *kept]
+    else:
+        blocks.append(paragraph(f"{version}, on the {page} page, with these inputs."))
+    return "".join([*blocks, details("every input", dict(inputs))] if inputs else blocks)

@@ -10,20 +10,19 @@ import numpy as np
 import plotly.graph_objects as go
 
 from calibration.provenance import of_run
-from dashboard.bundled import DEMO
+from dashboard.bundled import DEMO, bundled_answer, sample_diagnosis
 from dashboard.html_reports.diagnosis import diagnosis_blocks
 from dashboard.html_reports.document import beside, details, figure, heading, paragraph, table, warning
 from dashboard.library import calibrations, stamp
 from dashboard.palette import CLOCK_NAME, run_colour
-from dashboard.prose import capitalised, sentence
 from dashboard.run_page import charts as run_charts
-from dashboard.run_page.example import example_diagnosis, example_settings
 from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
 from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.step_time_charts import part_times
 from dashboard.series import column
+from dashboard.shown import capitalised, sentence
 from dashboard.step_page.charts import roofline
 from planning.diagnose.document import DiagnosisDocument
 from planning.diagnose.recorded_run import DIAGNOSIS, DIAGNOSIS_FILE
@@ -117,7 +116,7 @@ def _found(source: RecordedRun) -> DiagnosisDocument | None:
         return DiagnosisDocument.read(read_json(saved))
     here = {"run": str(path), "stamp": stamp(path)}
     jobs = (job for job in finished(source.runs / "jobs", DIAGNOSIS) if here.items() <= job.settings.items())
-    answer = next((job.result for job in jobs), None) or example_diagnosis({**example_settings(), "run": str(path)})
+    answer = next((job.result for job in jobs), None) or bundled_answer(sample_diagnosis(path).as_json())
     return None if answer is None else DiagnosisDocument.read(answer)
 
 

@@ -14,7 +14,6 @@ from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
-from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import LADDER, rungs
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
@@ -24,6 +23,8 @@ from dashboard.trust_page.words import (
     blind_title,
     disturbance,
     figure_rows,
+    of_report,
+    of_steps,
 )
 from planning.exports.validation import Validation
 from serving.errors import UserError
@@ -71,12 +72,12 @@ def _distributions(source: Validation) -> Iterator[str]:
 
 
 def _errors(report: ValidationReport) -> Iterator[str]:
+    yield heading(blind_title(report))
+    yield figure(trust_charts.errors(report.rows), of_report(report))
     if report.weather_rows:
         yield heading(IN_WEATHER)
         yield figure(trust_charts.errors(report.weather_rows), of_report(report))
         yield paragraph(ERRORS_IN_WEATHER, soft=True)
-    yield heading(blind_title(report))
-    yield figure(trust_charts.errors(report.rows), of_report(report))
     signed = ("error (%)", "its error (%)")
     yield table([row | {name: _signed(row[name]) for name in signed if name in row} for row in figure_rows(report)])
 

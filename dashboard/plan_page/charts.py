@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dashboard.marks import band, bars, line
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
 from dashboard.plan_page.words import carriers
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
@@ -28,31 +29,12 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
         return empty("No fleet meets the SLOs", HEIGHT)
     x = [p.replicas for p in points]
     figure = go.Figure()
-    figure.add_scatter(
-        x=[*x, *reversed(x)],
-        y=[100 * p.if_fast for p in points] + [100 * p.if_slow for p in reversed(points)],
-        mode="lines",
-        fill="toself",
-        fillcolor=tint(SIMULATED, 0.18),
-        line={"width": 0},
-        hoverinfo="skip",
-        name="90 % interval",
-    )
-    figure.add_scatter(
-        x=x,
-        y=[100 * p.attainment for p in points],
-        mode="lines+markers",
-        line={"color": SIMULATED, "width": 2},
-        marker={
-            "size": [13 if n == chosen else 7 for n in x],
-            "color": SIMULATED,
-            "symbol": symbols(p.mark for p in points),
-        },
-        customdata=[(100 * p.if_slow, 100 * p.if_fast) for p in points],
-        hovertemplate="%{x} replicas: %{y:.1f} %, 90 % interval %{customdata[0]:.1f} to %{customdata[1]:.1f} %"
-        "<extra></extra>",
-        name="simulated",
-    )
+    low, high = [100 * p.if_slow for p in points], [100 * p.if_fast for p in points]
+    band(figure, x, low, high, "90 % interval", SIMULATED, 0.18)
+    hover = "%{x} replicas: %{y:.1f} %, 90 % interval %{customdata[0]:.1f} to %{customdata[1]:.1f} %<extra></extra>"
+    marker = {"size": [13 if n == chosen else 7 for n in x], "symbol": symbols(p.mark for p in points)}
+    y, ends = [100 * p.attainment for p in points], list(zip(low, high, strict=True))
+    line(figure, x, y, "simulated", SIMULATED, hover, mode="lines+markers", marker=marker, customdata=ends)
     figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
     figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
@@ -67,15 +49,9 @@ def latency(points: Sequence[LoadPoint], name: str, planned: float, knee: float,
     figure = go.Figure()
     x = [p.requests_per_s for p in points]
     y = [getattr(p, f"{name.removesuffix('_ms')}_p99_ms") for p in points]
-    figure.add_scatter(
-        x=x,
-        y=y,
-        mode="lines+markers",
-        line={"color": SIMULATED, "width": 2},
-        marker={"size": 7, "symbol": symbols(p.mark for p in points)},
-        hovertemplate="%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>",
-        name="p99",
-    )
+    marker = {"size": 7, "symbol": symbols(p.mark for p in points)}
+    hover = "%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>"
+    line(figure, x, y, "p99", SIMULATED, hover, mode="lines+markers", marker=marker)
     known = [value for value in y if value]
     highest = max([*known, *(bound for _, bound in bounds)], default=1.0)
     steep = bool(known) and highest > 20 * min(known)
@@ -145,15 +121,8 @@ def lengths(told: Lengths) -> go.Figure:
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     for at, (name, histogram) in enumerate(told, start=1):
         edges = np.asarray(histogram.edges)
-        figure.add_bar(
-            x=np.sqrt(edges[1:] * edges[:-1]),
-            y=histogram.percent,
-            width=np.diff(edges),
-            marker_color=SIMULATED,
-            hovertemplate="about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>",
-            row=1,
-            col=at,
-        )
+        hover, middle = "about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>", np.sqrt(edges[1:] * edges[:-1])
+        bars(figure, middle, histogram.percent, name, SIMULATED, hover, width=np.diff(edges), row=1, col=at)
         ticks = log_ticks(edges[0], edges[-1])
         axis = {"type": "log", "range": np.log10(edges[[0, -1]]).tolist(), "title_text": f"{name} (tokens)"}
         axis |= {"tickvals": ticks, "ticktext": [f"{tick:,.0f}" for tick in ticks]}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from calibration.steps.step_cost import Calibration
-from dashboard.deployment_input import deployment_input
-from dashboard.incomplete import Incomplete
+from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.plan_page.slo_rows import slo_rows
 from dashboard.shapes import TPOT_MS, Shape, shapes
-from dashboard.trace_input import trace_input
-from dashboard.uploads import keep_model, missing, model_path
-from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity
+from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity, usual_first
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
@@ -149,7 +146,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     if splits != _SPLITS[:1]:
         fleet["splits"] = splits
     usual = PlanRequest.model_fields
-    router = choose("Router", _usual_first(ROUTERS, usual["router"].default), "router")
+    router = choose("Router", usual_first(usual["router"].default, ROUTERS), "router")
     most = number("Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="The plan tries no more.")
     for name, value in (("router", router), ("max_replicas", most)):
         if value != usual[name].default:
@@ -157,34 +154,16 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     return fleet, measured.get(timed)
 
 
-def _usual_first(names: Iterable[str], usual: str) -> list[str]:
-    return [usual, *(name for name in names if name != usual)]
-
-
 def _split_shown(split: str) -> str:
     return "undivided" if split == "none" else split
 
 
 def _model(runs: Path) -> str | Incomplete:
-    name = choose("Model", [*_usual_first(models(), MODEL), _PASTED], "model")
+    name = choose("Model", [*usual_first(MODEL, models()), _PASTED], "model")
     if name != _PASTED:
         return name
-    said = named("config") or ""
-    with st.expander("config.json", expanded=model_path(runs, said) is None):
-        text = st.text_area(
-            "Its text",
-            height=140,
-            max_chars=100_000,
-            key=fresh_key("config_text", "config"),
-            help="Copy it from the model's page.",
-        )
-        if text.strip():
-            said = keep_model(runs, text)
-    keep("config", said)
-    path = model_path(runs, said)
-    if path is not None:
-        return str(path)
-    return Incomplete(missing("config.json", "paste") if said else "Paste the model's config.json.")
+    pasted = model_input(runs)
+    return pasted if isinstance(pasted, Incomplete) else str(pasted)
 
 
 def _engine() -> dict[str, list[bool | int | str]]:

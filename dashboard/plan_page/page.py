@@ -16,22 +16,20 @@ from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import ASSUMED, Provenance
 from dashboard.badge import BARE, badge, figure, heading
+from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
-from dashboard.incomplete import Incomplete
 from dashboard.job_view import offer
+from dashboard.kept_inputs import Incomplete
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
-from dashboard.plan_page.example import example_plan
 from dashboard.plan_page.inputs import plan_inputs
-from dashboard.plan_page.names import EXAMPLE, LOOKED_AT
 from dashboard.plan_page.published_error import published_error
-from dashboard.plan_page.tasks import COARSE, PLAN
-from dashboard.plan_page.traffic import glance
-from dashboard.prose import literal, sentence, verbatim
+from dashboard.plan_page.tasks import COARSE, PLAN, glance
+from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.shapes import MOST_REQUESTS
-from dashboard.shown import NOTHING
+from dashboard.shown import literal, sentence, verbatim
+from dashboard.table import table
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
@@ -73,10 +71,9 @@ def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | No
     _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
     job = Job(runs / "jobs", PLAN, settings)
     found = job.result
-    answer = PlanDocument.read(found) if found else example_plan(settings)
-    if answer is not None:
+    if answer := found or bundled_answer(settings):
         st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
-        _answer(answer, runs, frontier_page)
+        _answer(PlanDocument.read(answer), runs, frontier_page)
     else:
         _unanswered(job)
     _traffic(offered, request)
@@ -196,10 +193,9 @@ def _rest(answer: PlanDocument) -> None:
     rows = words.alternatives(answer)
     if len(rows) > bool(answer.recommendation):
         st.subheader("Other candidates", anchor=False)
-        numbers = number_columns(words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
         priced = [row for row in rows if "$/h" in row]
         if priced:
-            st.dataframe(priced, hide_index=True, column_config=numbers, placeholder=NOTHING)
+            table(priced, words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
         for row in rows:
             if row not in priced:  # its reason is too long for a cell
                 st.caption(f"**{verbatim(row['fleet'])}** is {verbatim(row['verdict'])}{_room(row)}")

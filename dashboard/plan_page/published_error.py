@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dashboard.prose import literal
-from dashboard.trust_page.external_results import External, newest_external
+from dashboard.shown import literal
+from dashboard.trust_page.external_results import External, covered, median_error_pct, newest_external
 from serving.errors import UserError
 from serving.metrics import metric
 
@@ -32,7 +32,7 @@ def error_line(external: External, gpu: str) -> str:
     nearest = external.on(gpu)
     where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
     kept = nearest or external
-    medians = {name: kept.median_error_pct(name) for name in _FAMILIES}
+    medians = {name: median_error_pct(kept, name) for name in _FAMILIES}
     told = [
         f"{error:.1f}\N{NO-BREAK SPACE}% for {metric(name).label}"
         for name, error in medians.items()
@@ -44,5 +44,5 @@ def error_line(external: External, gpu: str) -> str:
     return (
         f"The simulator was compared with {runs:,} published runs {where} that it had not seen. Its median error is "
         f"{' and '.join(told)}. Its 90 % band holds "
-        f"{100 * kept.covered / kept.figures:.0f}\N{NO-BREAK SPACE}% of the measured values."
+        f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
     )

@@ -8,7 +8,7 @@ from itertools import count
 
 import streamlit as st
 
-from dashboard.prose import verbatim
+from dashboard.shown import verbatim
 from dashboard.url import keep_all, moved, named_all
 from serving.metrics import metric
 

@@ -1,21 +1,24 @@
-"""Plans and single fleets as jobs: what `planning.jobs` runs for the pages."""
+"""Plans and single fleets as jobs: what `planning.jobs` runs for the pages, and how much traffic they take."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dashboard.plan_page.traffic import check_few_enough
 from planning.jobs.files import write_json
 from planning.plan import planner
 from planning.plan.fleet_run import record_fleet
 from planning.plan.request import PlanRequest
 from planning.progress import Tell
 from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.workload import Workload
 
 PLAN = "dashboard.plan_page.tasks:plan"
 FLEET = "dashboard.plan_page.tasks:fleet"
 COARSE = "coarse.json"
+# Of one plan: every one is simulated on each fleet that is tried, some twenty times in all, in what is then an hour.
+MOST_REQUESTS = 100_000
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -30,3 +33,24 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     request = parse(PlanRequest, settings["plan"], where="plan")
     done = record_fleet(request, settings["engine"], settings["replicas"], out / "run", overwrite=True, tell=tell)
     return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.standing}
+
+
+def check_few_enough(request: PlanRequest) -> None:
+    """Raises UserError when there are too many requests, of a specification before any is made."""
+    requests, remedy = request.expected_requests, "lower the rate, or simulate fewer minutes"
+    if requests is None:
+        requests, remedy = len(list(request.workload().requests)), "take a shorter stretch of the trace"
+    if requests > MOST_REQUESTS:
+        allowed = f"are too many to plan for; {MOST_REQUESTS:,} are allowed: {remedy}"
+        raise UserError("traffic", f"{requests:,.0f} requests", allowed)
+
+
+def glance(request: PlanRequest, most: int) -> Workload:
+    """The first of the requests, up to `most` of a specification; those of a trace are there already, all of them.
+
+    Raises UserError as `check_few_enough` and the readers do.
+    """
+    check_few_enough(request)
+    if (request.expected_requests or 0) > most:
+        request = request.model_copy(update={"limit": most})
+    return request.workload(at_named_rate=True)

@@ -1,15 +1,21 @@
-"""What a plan says of its fleets beside the figures: names, headline figures, and how far they can be trusted."""
+"""What a plan says of itself and of its fleets beside the figures: names, headline figures, how far to trust them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from calibration.provenance import Provenance, noted, weakest
-from dashboard.prose import prose
+from dashboard.shown import prose
 from planning.plan.document import FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point
+from serving.deployments.hf_config import spec_from_hf_config
+from serving.errors import UserError
 
+EXAMPLE = "example"  # the bundled plan, in a link
+LOOKED_AT = "plan_looked_at"  # of a tab: the plan that its Plan page last showed the answer of
 _UNSAID = "the plan does not say how far its step times can be trusted"
 ROOM = {"KV room (tokens)": "kv_tokens", "KV room (requests)": "kv_requests"}  # of one engine
 FORMATS = {  # of `costs` and `alternatives`
@@ -108,3 +114,35 @@ def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
 def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Provenance:
     """Of a figure of several points, which are `things` (a plural)."""
     return weakest(map(provenance, points), things)
+
+
+def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
+    """One line that tells it from the others. `settings` are those of a `PlanRequest`."""
+    best = answer.recommendation
+    fleet = carriers(best, answer.spares) if best else "no fleet"
+    slos = ", ".join(prose(objective) for objective in answer.objectives)
+    # A calibration may have brought the model.
+    served = (candidate.deployment["model"] for candidate in answer.candidates.values())
+    model = settings.get("model") or next(served, "no model")
+    return f"{fleet}: {model_name(model)}, {_traffic(settings['traffic'], answer)}, {slos}"
+
+
+def model_name(model: str) -> str:
+    """A model of the catalogue by its name, a pasted one by its architecture and size."""
+    if Path(model).name == model:
+        return model
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        spec = spec_from_hf_config(config, "pasted")
+    except (OSError, ValueError, UserError):
+        return "a model that is no longer here"
+    size = spec.parameters / 1e9
+    return f"{config['architectures'][0]}, {f'{size:.3g} B' if size >= 1 else f'{1000 * size:.3g} M'}"
+
+
+def _traffic(traffic: Any, answer: PlanDocument) -> str:
+    """`traffic` is a specification, several of them, or the path of a trace."""
+    spec = traffic if isinstance(traffic, Mapping) else {}
+    rate = spec.get("arrivals", {}).get("rate") or answer.requests_per_s
+    said = f" at {rate:,.3g} requests/s" if rate else ""
+    return f"{spec.get('name', 'a trace' if isinstance(traffic, str) else 'a mix')}{said}"

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.cdf_panels import Line, cdf_panels
+from dashboard.marks import bars, dots, legend_once, line
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
 from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
 from serving.metrics import METRICS, label_of
@@ -134,14 +135,13 @@ def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
                 orientation="h",
                 marker_color=colour,
                 name=title,
-                legendgroup=kind,
-                showlegend=at == 1,
                 customdata=[(getattr(tally, kind), count) for tally, count in zip(mine, counts, strict=True)],
                 hovertemplate="%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)",
                 row=at,
                 col=1,
             )
         figure.update_yaxes(title_text=f"by {METRICS[name].label}", row=at, col=1)
+    legend_once(figure)
     figure.update_xaxes(range=[0, 100])
     figure.update_xaxes(title_text="requests (%)", row=len(judged), col=1)
     figure.update_layout(barmode="stack")
@@ -162,13 +162,8 @@ def shares(tenants: Sequence[Tenant], names: Sides, colours: Sides) -> go.Figure
         (side, f"{side.upper()}: {name}", colour) for side, name, colour in zip("ab", names, colours, strict=True)
     ]
     for key, name, colour in served:
-        figure.add_bar(
-            x=[tenant.tenant for tenant in tenants],
-            y=[getattr(tenant, key) for tenant in tenants],
-            name=name,
-            marker_color=colour,
-            hovertemplate="%{x}: %{y:.1f} %",
-        )
+        shares_of = [getattr(tenant, key) for tenant in tenants]
+        bars(figure, [tenant.tenant for tenant in tenants], shares_of, name, colour, "%{x}: %{y:.1f} %")
     figure.update_xaxes(title_text="tenant", type="category")
     figure.update_yaxes(title_text="share (%)", rangemode="tozero")
     return finish(figure, 250)
@@ -183,18 +178,9 @@ def ranking(rows: Sequence[Ranked]) -> go.Figure:
     figure = go.Figure()
     for row, name in zip(shown, y, strict=True):
         ends = [row.simulated_percent, row.real_percent]
-        figure.add_scatter(
-            x=ends, y=[name] * 2, mode="lines", line={"color": tint(NEUTRAL, 0.6), "width": 2}, showlegend=False
-        )
+        line(figure, ends, [name] * 2, "", tint(NEUTRAL, 0.6), None, showlegend=False)
     for key, name, colour in (("simulated_percent", "simulated", SIMULATED), ("real_percent", "real", REAL)):
-        figure.add_scatter(
-            x=[getattr(row, key) for row in shown],
-            y=y,
-            mode="markers",
-            marker={"color": colour, "size": 10},
-            name=name,
-            hovertemplate="%{y}<br>%{x:+.1f}",
-        )
+        dots(figure, [getattr(row, key) for row in shown], y, name, colour, "%{y}<br>%{x:+.1f}", 10)
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
     figure.update_xaxes(title_text=_CHANGE, zeroline=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(reversed(y)), title_text=None)

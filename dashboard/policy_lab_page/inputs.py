@@ -10,13 +10,11 @@ from typing import Any
 import streamlit as st
 
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
-from dashboard.deployment_input import deployment_input
-from dashboard.incomplete import Incomplete
+from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
 from dashboard.policy_lab_page.mixes import mixes
-from dashboard.policy_lab_page.traffic import check_few_enough
-from dashboard.trace_input import trace_input
-from dashboard.url import amount, choose, number, pick, text
+from dashboard.policy_lab_page.tasks import check_few_enough
+from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.timing import Timing
 from serving.deployments.config import SchedulerConfig, parse
@@ -91,8 +89,7 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
     paths = []
     for name, place, likely in zip("ab", st.columns(2, gap="medium"), (first, second), strict=True):
         with place:
-            options = [likely, *(other for other in found if other != likely)]
-            paths.append(found[choose(name.upper(), options, f"rec_{name}", lasting=False)])
+            paths.append(found[choose(name.upper(), usual_first(likely, found), f"rec_{name}", lasting=False)])
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         bounds = _bounds()
@@ -158,7 +155,7 @@ def _timing(runs: Path) -> Timing:
     chosen = choose("Steps timed by", [*cards, *measured], "timing", help=_TIMING)
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
-    model = choose("Model", [MODEL, *(name for name in models() if name != MODEL)], "serving")
+    model = choose("Model", usual_first(MODEL, models()), "serving")
     shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="How many GPUs share each layer.")
     return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
 
@@ -166,8 +163,7 @@ def _timing(runs: Path) -> Timing:
 def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
     """What times recordings simulated once more, or nothing; of the `bundled` pair at first what is bundled with it."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
-    usual = _BUNDLED if bundled else _ALONE
-    options = [usual, *(name for name in (_ALONE, *measured, *_cards()) if name != usual)]
+    options = usual_first(_BUNDLED if bundled else _ALONE, (_ALONE, *measured, *_cards()))
     chosen = choose("Simulate them too, timed by", options, "beside", help=_TIMING)
     if chosen == _ALONE:
         return None
@@ -177,7 +173,7 @@ def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
 
 
 def _cards() -> list[str]:
-    return sorted(gpus(), key=lambda name: name != GPU)
+    return usual_first(GPU, gpus())
 
 
 def _bounds() -> dict[str, float]:
@@ -201,7 +197,7 @@ def _threshold() -> float:
 
 
 def _side(runs: Path, side: str) -> Side | Incomplete:
-    ordered = [POLICY[side], *(name for name in POLICIES if name != POLICY[side]), PASTED]
+    ordered = [*usual_first(POLICY[side], POLICIES), PASTED]
     chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
     if chosen == PASTED:
         pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")

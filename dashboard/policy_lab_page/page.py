@@ -13,23 +13,23 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import badge, figure, titled
+from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
-from dashboard.incomplete import Incomplete
 from dashboard.job_view import offer, start_once
+from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
-from dashboard.policy_lab_page.example import example_answer
 from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
-from dashboard.policy_lab_page.side_names import side_names
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
-from dashboard.prose import capitalised, verbatim
+from dashboard.policy_lab_page.words import side_names
+from dashboard.shown import capitalised, verbatim
+from dashboard.table import table
 from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
-from planning.compare.recordings import recordings
+from planning.compare.runs import recordings
 from planning.jobs.job import Job
 from planning.timing import Timing
 from serving.errors import UserError
@@ -90,7 +90,7 @@ def _recorded(runs: Path) -> None:
 
 def _found(job: Job) -> ComparisonDocument | None:
     """The answer of the job, or the bundled one to its settings."""
-    found = job.result or example_answer(job.settings)
+    found = job.result or bundled_answer(job.settings)
     return None if found is None else ComparisonDocument.read(found)
 
 
@@ -167,12 +167,7 @@ def _ranking(answer: ComparisonDocument) -> None:
     st.markdown(f"Simulated: {verbatim(simulated.verdict)}.")
     st.markdown(words.errors(answer))
     with st.expander("Simulated against real"):
-        st.dataframe(
-            words.error_rows(answer),
-            hide_index=True,
-            height="content",
-            column_config=number_columns(_ERROR_FORMATS, _ERROR),
-        )
+        table(words.error_rows(answer), _ERROR_FORMATS, _ERROR, height="content")
 
 
 def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
@@ -203,7 +198,7 @@ def _go_to(name: str, beside: str) -> None:
 def _rest(answer: ComparisonDocument) -> None:
     """The numbers, the two deployments, and downloads."""
     with st.expander("The numbers"):
-        st.dataframe(words.number_rows(answer.rows), hide_index=True, column_config=number_columns(_FORMATS, _CHANGE))
+        table(words.number_rows(answer.rows), _FORMATS, _CHANGE)
         st.caption(words.ENDS)
     with st.expander("The two deployments"):
         for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):

@@ -1,18 +1,20 @@
-"""Comparisons as jobs: what `planning.jobs` runs for the Policy lab, each a `comparison_document`."""
+"""Comparisons as jobs: what `planning.jobs` runs for the Policy lab, each a `ComparisonDocument`, and their traffic."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dashboard.policy_lab_page.traffic import check_few_enough
 from planning.compare import comparer
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.progress import Tell
 from serving.deployments.config import parse
+from serving.errors import UserError
 
 SIMULATED = "dashboard.policy_lab_page.tasks:simulated"
 RECORDED = "dashboard.policy_lab_page.tasks:recorded"
+MOST_REQUESTS = 200_000  # of one run
+MOST_IN_ALL = 1_000_000  # of all runs of a side, which are in memory together
 
 
 def simulated(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -26,3 +28,14 @@ def recorded(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """Recordings of both sides; with a timing also `simulated`, the same runs simulated, and `ranking`."""
     request = parse(CompareRecordingsRequest, settings, where="lab")
     return comparer.compare_recordings(request, tell=tell).as_json()
+
+
+def check_few_enough(request: CompareRequest, read: bool = True) -> None:
+    """Raises UserError for too many requests, of a specification before any is made; a trace is `read` for it."""
+    expected = request.expected_requests
+    if expected is None:
+        expected = len(list(request.workload().requests)) if read else 0
+    whole = expected * request.seeds
+    for count, most, where in ((expected, MOST_REQUESTS, ""), (whole, MOST_IN_ALL, " in all runs")):
+        if count > most:
+            raise UserError("traffic", f"{count:,.0f} requests{where}", f"are too many; {most:,} are allowed")

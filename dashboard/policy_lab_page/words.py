@@ -1,15 +1,15 @@
-"""What a comparison says beside its figures, in plain sentences."""
+"""What a comparison says beside its figures, in plain sentences, and what its two sides are called."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.policy_lab_page.charts import label
 from dashboard.shown import shown
 from dashboard.trust_page.words import CANARY
-from planning.compare.document import Compared, ComparisonDocument, Ranked, Row, furthest_off, unit_of
+from planning.compare.document import Compared, ComparisonDocument, Ranked, Row, Side, furthest_off, unit_of
 
 OUTCOMES = {
     "holds": "held",
@@ -124,3 +124,35 @@ def _lost(answer: ComparisonDocument) -> str:
     if row is None or row.a is None or row.b is None:
         return ""
     return f" On A {100 * row.a:.1f} % of the requests finish, on B {100 * row.b:.1f} %."
+
+
+_MOST = 2  # settings in a name; more are in the deployments that the page shows
+
+
+def side_names(a: Side, b: Side) -> tuple[str, str]:
+    """Short names of two sides of a document: `vllm, max_num_seqs 64`. A setting is named where they differ in it."""
+    names = []
+    for mine, other in ((a, b), (b, a)):
+        own = list(_differing(_flat(mine), _flat(other)))
+        more = [f"{len(own) - _MOST} more"] if len(own) > _MOST else []
+        names.append(", ".join([mine.deployment.policy, *own[:_MOST], *more]))
+    return names[0], names[1]
+
+
+def _flat(side: Side) -> dict[str, Any]:
+    """Settings by their last name, of the scheduler too, and of the fleet as a whole."""
+    deployment = side.deployment.as_json()
+    run = {name: value for name, value in (("replicas", side.replicas), ("router", side.router)) if value is not None}
+    return {**run, **deployment, **deployment["scheduler"], "policy": None, "scheduler": None}
+
+
+def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in mine.items():
+        if value == other.get(name):
+            continue
+        if name == "fleet":
+            yield "a fleet" if value else "no fleet"
+        elif name == "router":
+            yield str(value)
+        elif isinstance(value, int | float | str):
+            yield f"{value} replica{'' if value == 1 else 's'}" if name == "replicas" else f"{name} {value}"

@@ -12,13 +12,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dashboard.marks import bars, dots, line
 from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.held_steps import HELD, HeldSteps
 from dashboard.series import bucket_means, envelope, held_at, held_between, thin
 from dashboard.shown import shown
 from serving.metrics import metric
-from traces.run_metrics import RunMetrics, known
+from traces.numeric_columns import known
+from traces.run_metrics import RunMetrics
 
 PHASES = ("queue", "prefill", "decode")
 _SAMPLE = 200_000  # steps: more do not move a curve of 300 points
@@ -53,16 +55,8 @@ def timeline(
     _batches(figure, held, colour, window_s, buckets)
     if fleet.outstanding is not None:
         x, y = envelope(*held_between(*fleet.outstanding, begin, end), buckets)
-        figure.add_scatter(
-            x=x / 1e9,
-            y=y,
-            mode="lines",
-            line={"color": NEUTRAL, "width": 1.4, "shape": "hv"},
-            name="outstanding, wherever they are",
-            hovertemplate="%{y:,.0f}",
-            row=1,
-            col=1,
-        )
+        name = "outstanding, wherever they are"
+        line(figure, x / 1e9, y, name, NEUTRAL, "%{y:,.0f}", 1.4, shape="hv", row=1, col=1)
     titles = ["waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)", "batch<br>(tokens/step)"]
     if changing:
         _held(figure, 5, "live replicas", *held_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
@@ -93,19 +87,8 @@ def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
 
 def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
     """What holds from each time (ns) to the next, filled."""
-    figure.add_scatter(
-        x=x / 1e9,
-        y=y,
-        mode="lines",
-        line={"color": colour, "width": 1.4, "shape": "hv"},
-        fill="tozeroy",
-        fillcolor=tint(colour, 0.14),
-        name=label,
-        showlegend=False,
-        hovertemplate=hover,
-        row=row,
-        col=1,
-    )
+    filled: dict[str, Any] = {"fill": "tozeroy", "fillcolor": tint(colour, 0.14), "showlegend": False}
+    line(figure, x / 1e9, y, label, colour, hover, 1.4, shape="hv", **filled, row=row, col=1)
 
 
 def _batches(
@@ -116,19 +99,9 @@ def _batches(
     at_ns, batches = held.batches(window_s)
     for name, batch in reversed(batches.items()):
         x, y = bucket_means(at_ns, batch, buckets)
-        shade = shades[name]
-        figure.add_scatter(
-            x=x / 1e9,
-            y=y,
-            mode="lines",
-            line={"width": 0, "shape": "hv", "color": shade},
-            stackgroup="batch",
-            fillcolor=shade,
-            name=name.replace("_rows", " tokens").replace("_", " "),
-            hovertemplate="%{y:,.1f}",
-            row=4,
-            col=1,
-        )
+        label = name.replace("_rows", " tokens").replace("_", " ")
+        stacked: dict[str, Any] = {"stackgroup": "batch", "row": 4, "col": 1}
+        line(figure, x / 1e9, y, label, shades[name], "%{y:,.1f}", 0, shape="hv", fillcolor=shades[name], **stacked)
 
 
 def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
@@ -142,18 +115,27 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
         return empty(f"Request {request.get('request_id')} was never scheduled", 260)
     last = max(stamp for stamp in stamps if stamp is not None)
     unit, scale = ("s", 1e9) if last - arrival >= 10e9 else ("ms", 1e6)
-    figure, rows = go.Figure(_phase_bars(stamps, last, unit, scale, colour)), list(PHASES)
+    figure, rows = go.Figure(), list(PHASES)
+    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
+        if begin is not None and end is not None:
+            length, share = shown((end - begin) / scale), 100 * (end - begin) / max(last - arrival, 1)
+            figure.add_bar(
+                y=[phase],
+                x=[(end - begin) / scale],
+                base=[(begin - arrival) / scale],
+                orientation="h",
+                marker_color=phase_colours(colour)[phase],
+                name=phase,
+                text=f"{length} {unit} · {share:.0f} %",
+                textposition="auto",
+                hovertemplate=f"<b>{phase}</b>: {length} {unit} ({share:.1f} % of E2E)<extra></extra>",
+            )
     tokens = request.get("token_times_ns")
     if tokens:
         kept = [tokens[i] for i in thin(len(tokens), 1000)]
-        figure.add_scatter(
-            x=[(at - arrival) / scale for at in kept],
-            y=["tokens"] * len(kept),
-            mode="markers",
-            marker={"symbol": "line-ns", "size": 12, "line": {"width": 1.2, "color": colour}},
-            name="output tokens",
-            hovertemplate=f"token at %{{x:,.4~g}} {unit}<extra></extra>",
-        )
+        x, hover = [(at - arrival) / scale for at in kept], f"token at %{{x:,.4~g}} {unit}<extra></extra>"
+        tick = {"symbol": "line-ns", "line": {"width": 1.2, "color": colour}}
+        dots(figure, x, ["tokens"] * len(kept), "output tokens", colour, hover, 12, tick)
         rows.append("tokens")
     if preempted:
         figure.add_bar(
@@ -170,33 +152,6 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
     figure.update_xaxes(title_text=f"time since intended arrival ({unit})", rangemode="tozero")
     figure.update_layout(barmode="overlay")
     return finish(figure, 90 + 42 * len(rows), legend=False)
-
-
-def _phase_bars(stamps: Sequence[int | None], last: int, unit: str, scale: float, colour: str) -> list[go.Bar]:
-    """A bar from each of `stamps` (ns, the arrival first) to the next, for the phases that came to their end.
-
-    `last` is the latest of them, `scale` the nanoseconds of a `unit`.
-    """
-    arrival, bars = stamps[0] or 0, []
-    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
-        if begin is None or end is None:
-            continue
-        length = (end - begin) / scale
-        share = 100 * (end - begin) / max(last - arrival, 1)
-        bars.append(
-            go.Bar(
-                y=[phase],
-                x=[length],
-                base=[(begin - arrival) / scale],
-                orientation="h",
-                marker_color=phase_colours(colour)[phase],
-                name=phase,
-                text=f"{shown(length)} {unit} · {share:.0f} %",
-                textposition="auto",
-                hovertemplate=f"<b>{phase}</b>: {shown(length)} {unit} ({share:.1f} % of E2E)<extra></extra>",
-            )
-        )
-    return bars
 
 
 def lifecycles(
@@ -221,15 +176,9 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
     low = float(values.min())
     counts, edges = np.histogram(values, bins=36, range=(low, top if top > low else low + 1))
     beyond = int((values > edges[-1]).sum())
-    figure = go.Figure(
-        go.Bar(
-            x=(edges[:-1] + edges[1:]) / 2,
-            y=100 * counts / len(values),
-            width=np.diff(edges),
-            marker={"color": colour, "line": {"width": 0}},
-            hovertemplate="%{x:,.4~g} ms: %{y:.1f} %<extra></extra>",
-        )
-    )
+    figure = go.Figure()
+    shares, hover = 100 * counts / len(values), "%{x:,.4~g} ms: %{y:.1f} %<extra></extra>"
+    bars(figure, (edges[:-1] + edges[1:]) / 2, shares, "", colour, hover, width=np.diff(edges), marker_line_width=0)
     for at, statistic, dash, side in ((p50, "p50", "solid", "right"), (p99, "p99", "dot", "left")):
         figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
         label = {"text": statistic, "xanchor": side, "yanchor": "bottom", "showarrow": False}
@@ -247,14 +196,8 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
     figure = go.Figure()
     for label, mask, shade in (("decode only", prefill == 0, colour), ("with prefill", prefill > 0, pale(colour))):
         chosen = _thin_where(mask, 700)
-        figure.add_scatter(
-            x=batch_tokens[chosen],
-            y=step_ms[chosen],
-            mode="markers",
-            marker={"color": shade, "size": 5},
-            name=label,
-            hovertemplate="%{x:,} tokens: %{y:,.4~g} ms<extra></extra>",
-        )
+        hover = "%{x:,} tokens: %{y:,.4~g} ms<extra></extra>"
+        dots(figure, batch_tokens[chosen], step_ms[chosen], label, shade, hover, 5)
     figure.update_xaxes(title_text="batch tokens", rangemode="tozero")
     figure.update_yaxes(title_text=metric("step_ms").axis, rangemode="tozero")
     return _card(figure)
@@ -273,14 +216,8 @@ def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: ND
             continue
         above = 100 * np.cumsum(weights) / weights.sum()
         kept = thin(len(order), 300)
-        figure.add_scatter(
-            x=100 * values[order][kept],
-            y=above[kept],
-            mode="lines",
-            line={"color": colour, "width": 2, "dash": dash},
-            name=label,
-            hovertemplate="over %{x:.0f} % for %{y:.0f} % of the time",
-        )
+        hover = "over %{x:.0f} % for %{y:.0f} % of the time"
+        line(figure, 100 * values[order][kept], above[kept], label, colour, hover, dash=dash)
     figure.add_vline(x=100, line={"color": ALARM, "width": 1, "dash": "dash"})
     figure.update_xaxes(title_text="KV blocks (%)", rangemode="tozero")
     figure.update_yaxes(title_text="time above (%)", range=[0, 103])
@@ -297,13 +234,8 @@ def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], col
     figure = go.Figure()
     colours = phase_colours(colour)
     for name, values in zip(PHASES, (queue, prefill, decode), strict=True):
-        figure.add_bar(
-            x=list(range(1, len(groups) + 1)),
-            y=[float(values[group].mean()) for group in groups],
-            marker_color=colours[name],
-            name=name,
-            hovertemplate=f"{name}: %{{y:,.4~g}} ms",
-        )
+        tenths, means = list(range(1, len(groups) + 1)), [float(values[group].mean()) for group in groups]
+        bars(figure, tenths, means, name, colours[name], f"{name}: %{{y:,.4~g}} ms")
     figure.update_layout(barmode="stack", hovermode="x unified", bargap=0.12)
     figure.update_xaxes(title_text="tenth by E2E, slowest last", dtick=1)
     figure.update_yaxes(title_text="mean time (ms)")

@@ -14,12 +14,14 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import BARE, figure
+from dashboard.bundled import bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
-from dashboard.prose import literal, sentence
+from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
 from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
-from dashboard.run_page.example import example_diagnosis
+from dashboard.shown import literal, sentence
+from dashboard.table import table
 from dashboard.url import choose
 from planning.diagnose.baseline import LATENCIES
 from planning.diagnose.document import DiagnosisDocument
@@ -42,7 +44,7 @@ _WORKLOAD = "workload.parquet"
 def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations: Mapping[str, Path]) -> None:
     """Symptoms, and the counterfactuals with their verdict once they were asked for."""
     at = str(recording.path.resolve())
-    first = _symptoms(at, stamp(recording.path)) if requests <= _MANY else None
+    first = _symptoms(recording) if requests <= _MANY else None
     left, right = st.columns([2, 1], vertical_alignment="bottom")
     with right:
         judged = choose("Explain the p99 of", (_WORST, *LATENCIES), "judged", show=_label)
@@ -50,7 +52,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     job = None
     if isinstance(source, Source):
         job = Job(runs / "jobs", DIAGNOSIS, _settings(recording, at, source, judged))
-    answer = (job.result or example_diagnosis(job.settings)) if job else None
+    answer = (job.result or bundled_answer(job.settings)) if job else None
     found = DiagnosisDocument.read(answer) if answer else first
     with left:
         _verdict(found)
@@ -92,7 +94,7 @@ def _counterfactuals(found: DiagnosisDocument) -> None:
     if found.warning:
         st.warning(literal(sentence(found.warning)), icon=":material/warning:")
     with st.expander("All latencies, and what was not tried"):
-        st.dataframe(lift_rows(found), hide_index=True, height="content")
+        table(lift_rows(found), height="content")
         for c in found.counterfactuals:
             if c.skipped:
                 st.caption(f"{c.name} was not tried: {c.skipped}")
@@ -128,6 +130,6 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
     return Source(str(calibrations[chosen]), None)
 
 
-@st.cache_data(max_entries=16, show_spinner="Looking for symptoms")
-def _symptoms(directory: str, stamp: int) -> DiagnosisDocument:
-    return diagnose(DiagnoseRequest(run=directory))
+@st.cache_data(max_entries=16, show_spinner="Looking for symptoms", hash_funcs=BY_FILES)
+def _symptoms(recording: Recording) -> DiagnosisDocument:
+    return diagnose(DiagnoseRequest(run=str(recording.path.resolve())))

@@ -36,7 +36,7 @@ class FleetOverTime(NamedTuple):
         return cls(
             live_replicas(run["replica_lives"] or [], run["replicas"] or 1),
             float(run["num_blocks"] or "nan"),
-            outstanding(*metrics.outstanding()) if several else None,
+            outstanding(*metrics.outstanding) if several else None,
         )
 
 

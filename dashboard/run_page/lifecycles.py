@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -11,14 +10,14 @@ import streamlit as st
 
 from calibration.provenance import of_run
 from dashboard.badge import BARE, figure
-from dashboard.library import stamp
-from dashboard.loading import open_run, token_gaps
+from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.shown import percent, shown
 from serving.metrics import metric
+from traces.distribution import Distribution
 from traces.recording import Recording
-from traces.run_metrics import Distribution, RunMetrics
+from traces.run_metrics import RunMetrics
 
 _CELL_PX = 110  # four abreast on a wide page, two on a narrow one
 _HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."
@@ -48,11 +47,6 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
                 for note in notes.get(title, ()):
                     st.caption(note)
                 figure(figures[title], title, title, provenance, place=above, small=True, menu=BARE)
-
-
-def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figure]]:
-    """What the cards are made of."""
-    return _figures(str(recording.path), stamp(recording.path))
 
 
 def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
@@ -110,9 +104,10 @@ def _card(cells: list[Cell]) -> None:
             st.metric(text, shown(value), help=metric(name).help, width=_CELL_PX)
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _figures(directory: str, stamp: int) -> tuple[_Spread, dict[str, go.Figure]]:
-    recording, metrics = open_run(Path(directory))
+@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
+def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figure]]:
+    """What the cards are made of."""
+    _, metrics = open_run(recording.path)
     gaps = token_gaps(recording)
     if len(gaps.values):
         note = "" if gaps.share == 1 else f"of {100 * gaps.share:.0f} % of the requests"

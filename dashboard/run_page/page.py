@@ -16,17 +16,16 @@ import streamlit as st
 
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
-from dashboard.loading import open_run
+from dashboard.loading import open_run, prefetch
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
 from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
-from dashboard.run_page.prefetch import prefetch
 from dashboard.run_page.request_table import request_table
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
+from dashboard.table import table
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from serving.metrics import STATISTICS
@@ -63,7 +62,8 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
     if run["status"] == "interrupted":
         st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
     headline(run, metrics)
-    window = time_window(recording)
+    with st.container():
+        window = time_window(recording)
     _view(recording, metrics, runs, window)
     lifecycles(recording, metrics)
     _provenance(run)
@@ -90,8 +90,7 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
 def _metrics(recording: Recording, metrics: RunMetrics) -> None:
     """Every metric that the recording tells."""
     right = dict.fromkeys(STATISTICS, st.column_config.TextColumn(alignment="right"))
-    right |= number_columns({"values": "localized"})
-    st.dataframe(distribution_rows(metrics), hide_index=True, height="content", column_config=right)
+    table(distribution_rows(metrics), {"values": "localized"}, columns=right, height="content")
     st.table(scalar_rows(recording.run, metrics), hide_index=True)  # where definitions are not cut off
 
 

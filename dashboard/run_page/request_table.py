@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 
 from calibration.provenance import of_run
 from dashboard.badge import BARE, figure
-from dashboard.number_columns import number_columns
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
-from dashboard.shown import NOTHING, shown
+from dashboard.shown import shown
+from dashboard.table import table
 from dashboard.url import choose, go_to, keep, named
 from planning.request_endings import status_word
 from serving.metrics import metric
@@ -45,9 +46,9 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     heading, order = st.columns([3, 1], vertical_alignment="bottom")
     with order:
         by = choose("Slowest by", _SHOWN, "by", show=lambda name: metric(name).axis)
-    table = recording.table("requests", _REQUEST_COLUMNS)
-    arrival, finish = column(table, "arrival_ns") / 1e9, column(table, "finish_ns") / 1e9
-    inside = np.ones(table.num_rows, dtype=bool)
+    requests = recording.table("requests", _REQUEST_COLUMNS)
+    arrival, finish = column(requests, "arrival_ns") / 1e9, column(requests, "finish_ns") / 1e9
+    inside = np.ones(requests.num_rows, dtype=bool)
     if window is not None:
         inside = (arrival <= window[1]) & ~(finish < window[0])
     rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
@@ -59,7 +60,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     if not len(rows):
         st.info("No request ran in this time window.", icon=":material/filter_alt_off:")
         return
-    chosen = table.take(pa.array(rows))
+    chosen = requests.take(pa.array(rows))
     columns: dict[str, Any] = {
         "request": chosen["request_id"].to_numpy(),
         "status": [status_word(status) for status in chosen["status"].to_pylist()],
@@ -72,16 +73,8 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
     helps = {_heading(name): metric(name).help for name in _SHOWN}
     key = f"requests-{recording.path}-{by}"
-    st.dataframe(
-        columns,
-        hide_index=True,
-        height=270,
-        placeholder=NOTHING,
-        on_select=lambda: _selected(key, columns["request"]),
-        selection_mode="single-row",
-        key=key,
-        column_config=number_columns(formats, helps),
-    )
+    selected = partial(_selected, key, columns["request"])
+    table(columns, formats, helps, height=270, key=key, on_select=selected, selection_mode="single-row")
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))
     _waterfall(recording, metrics, int(rows[at]))

@@ -8,10 +8,9 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.badge import BARE, figure
-from dashboard.library import stamp
-from dashboard.loading import open_run
+from dashboard.loading import BY_FILES
 from dashboard.palette import run_colour
-from dashboard.run_page.explained_steps import ExplainedSteps, explained_steps
+from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.step_time_charts import part_times
 from dashboard.step_page.charts import roofline
 from dashboard.step_page.operation_table import operation_table
@@ -26,7 +25,7 @@ _ROOFLINE = (
 
 def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
     """The parts by regime, and the operations under their roofline; or a line that says why neither can be told."""
-    found = _found(str(recording.path), stamp(recording.path), tuple(map(str, calibrations)))
+    found = _explained(recording, calibrations)
     if isinstance(found, str):
         st.info(found, icon=":material/info:")
         return
@@ -49,7 +48,6 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
         operation_table(rows, **shares, **{"FLOP/byte": [o.flops / o.bytes for o in rows]})
 
 
-@st.cache_resource(max_entries=16, show_spinner="Explaining its steps")
-def _found(directory: str, stamp: int, calibrations: Sequence[str]) -> ExplainedSteps | str:
-    recording, _ = open_run(Path(directory))
-    return explained_steps(recording, map(Path, calibrations))
+_explained = st.cache_resource(max_entries=16, show_spinner="Explaining its steps", hash_funcs=BY_FILES)(
+    explained_steps
+)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import of_run
 from dashboard.badge import figure
-from dashboard.library import stamp
-from dashboard.loading import open_run
+from dashboard.loading import BY_FILES, open_run
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.fleet_over_time import FleetOverTime
@@ -35,11 +32,6 @@ _HELP = "Limits the plot and the requests to this time. You can also draw a box 
 def time_window(recording: Recording) -> Window | None:
     """The timeline, and the window in seconds that was chosen on it; None for the whole run."""
     end = round(max((recording.run["duration_ns"] or 0) / 1e9, 0.001), 3)
-    with st.container():
-        return _drawn(recording, end)
-
-
-def _drawn(recording: Recording, end: float) -> Window | None:
     above, slider, whole = st.columns([3, 3, 1], vertical_alignment="bottom", gap="medium")
     with slider:
         chosen = interval("Time window (s)", 0.0, end, _PARAMETER, help=_HELP)
@@ -52,7 +44,7 @@ def _drawn(recording: Recording, end: float) -> Window | None:
         width="stretch",
         key="whole",
     )
-    plot = _figure(str(recording.path), stamp(recording.path), window)
+    plot = _figure(recording, window)
     key = f"timeline-{recording.path}-{window}"  # another plot for each window, so that no box is left from the last
     figure(
         plot,
@@ -75,19 +67,14 @@ def _brushed(key: str, end: float) -> None:
         set_interval(0.0, end, _PARAMETER, (min(ends), max(ends)))
 
 
+@st.cache_resource(max_entries=2, show_spinner=False, hash_funcs=BY_FILES)
 def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime]:
     """What the timeline is drawn of, whatever the window: of millions of steps it takes most of the time."""
-    return _over_time(str(recording.path), stamp(recording.path))
-
-
-@st.cache_resource(max_entries=2, show_spinner=False)
-def _over_time(directory: str, stamp: int) -> tuple[HeldSteps, FleetOverTime]:
-    recording, metrics = open_run(Path(directory))
+    _, metrics = open_run(recording.path)
     return HeldSteps.recorded(recording), FleetOverTime.of(recording.run, metrics)
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _figure(directory: str, stamp: int, window: Window | None) -> go.Figure:
-    recording, _ = open_run(Path(directory))
+@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
+def _figure(recording: Recording, window: Window | None) -> go.Figure:
     plot = run_charts.timeline(*over_time(recording), run_colour(recording.run), window)
     return plot.update_layout(dragmode="select", selectdirection="h")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from calibration.steps.explanation import ExplainedOperation
+from dashboard.marks import bars, dots, line
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale, symbols
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
@@ -18,13 +19,8 @@ def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
     """Milliseconds by part, the longest first."""
     ordered = sorted(parts_ns.items(), key=lambda item: item[1])
     figure = go.Figure()
-    figure.add_bar(
-        x=[ns / 1e6 for _, ns in ordered],
-        y=[name for name, _ in ordered],
-        orientation="h",
-        marker_color=SIMULATED,
-        hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
-    )
+    names, times = [name for name, _ in ordered], [ns / 1e6 for _, ns in ordered]
+    bars(figure, times, names, "", SIMULATED, "%{y}: %{x:.3f} ms<extra></extra>", orientation="h")
     figure.update_xaxes(title_text="time (ms)")
     return finish(figure, 60 + 34 * max(len(ordered), 3), legend=False)
 
@@ -41,32 +37,17 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: st
     for dtype, dash in (("bfloat16", "solid"), (weights, "dot")):
         rate = gpu.flop_per_s(dtype)
         if dash == "solid" or rate != gpu.flop_per_s("bfloat16"):
-            figure.add_scatter(
-                x=intensity,
-                y=[min(rate, bandwidth * x) / 1e12 for x in intensity],
-                mode="lines",
-                line={"color": NEUTRAL, "width": 1.5, "dash": dash},
-                name=f"{8 * DTYPE_BYTES[dtype]:.0f}-bit roof",
-                hoverinfo="skip",
-            )
+            roof = [min(rate, bandwidth * x) / 1e12 for x in intensity]
+            line(figure, intensity, roof, f"{8 * DTYPE_BYTES[dtype]:.0f}-bit roof", NEUTRAL, None, 1.5, dash)
     longest = max((o.ns for o in operations), default=1.0)
     for bound, colour in BOUND_COLOUR.items():
         mine = [o for o in operations if o.bound == bound and o.flops > 0]
         if mine:
-            figure.add_scatter(
-                x=[o.flops / o.bytes for o in mine],
-                y=[o.flops / o.ns / 1e3 for o in mine],
-                mode="markers",
-                marker={
-                    "color": colour,
-                    "size": [8 + 26 * (o.ns / longest) ** 0.5 for o in mine],
-                    "opacity": 0.85,
-                    "symbol": symbols(o.coverage.name.lower() for o in mine),
-                },
-                name=f"bound by {bound}",
-                text=[f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine],
-                hovertemplate="%{text}<extra></extra>",
-            )
+            x, y = [o.flops / o.bytes for o in mine], [o.flops / o.ns / 1e3 for o in mine]
+            size = [8 + 26 * (o.ns / longest) ** 0.5 for o in mine]
+            look = {"opacity": 0.85, "symbol": symbols(o.coverage.name.lower() for o in mine)}
+            text = [f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine]
+            dots(figure, x, y, f"bound by {bound}", colour, "%{text}<extra></extra>", size, look, text=text)
     figure.update_xaxes(type="log", dtick=1, title_text="FLOP per byte")
     figure.update_yaxes(type="log", dtick=1, title_text="TFLOP/s")
     return finish(figure, 380)

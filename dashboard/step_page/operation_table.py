@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import streamlit as st
-
 from calibration.steps.explanation import ExplainedOperation
-from dashboard.number_columns import number_columns
+from dashboard.table import table
 
 
 def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:
@@ -21,4 +19,4 @@ def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequenc
         "known to (± %)": [100 * o.sigma for o in operations],
     }
     decimals = [name for name, values in columns.items() if isinstance(values[0], float)] if operations else []
-    st.dataframe(columns, hide_index=True, column_config=number_columns(dict.fromkeys(decimals, "%.1f")))
+    table(columns, dict.fromkeys(decimals, "%.1f"))

@@ -13,7 +13,7 @@ from dashboard.badge import figure, heading
 from dashboard.mistake import mistake
 from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
-from dashboard.url import choose, in_url, number
+from dashboard.url import choose, in_url, number, usual_first
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.kv_capacity import weights_dtype
@@ -29,9 +29,7 @@ def show() -> None:
     left, right = st.columns([1, 3], gap="large")
     with left:
         model = choose("Model", list(models()), "model")
-        gpu = choose(
-            "GPU", sorted(gpus(), key=lambda name: name != "H100"), "gpu", help="Rates and prices: `tokentwin gpus`."
-        )
+        gpu = choose("GPU", usual_first("H100", gpus()), "gpu", help="Rates and prices: `tokentwin gpus`.")
         devices = int(choose("Tensor parallel", ["1", "2", "4", "8"], "tp"))
         rows = number("Decode rows", "rows", 0, 4096, 64, help="Requests that get one more token in this step.")
         context = number("Tokens before each row", "context", 0, 131_072, 1024)

@@ -10,7 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboard.log_axis import log_axis
-from dashboard.palette import SIMULATED, empty, finish, policy_colour, symbols, tint
+from dashboard.marks import band, line
+from dashboard.palette import SIMULATED, empty, finish, policy_colour, symbols
 from dashboard.series import thin
 
 # Orange stays the colour of what is real; a sweep is simulated.
@@ -75,22 +76,13 @@ def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, c
     lowest, highest = (end if end in runs else y for end in (f"{y}_low", f"{y}_high"))
     median, low, high, count = at[y].median(), at[lowest].min(), at[highest].max(), at[y].count()
     worst = at["standing"].agg(lambda marks: "extrapolated" if "extrapolated" in set(marks) else "")
-    band = np.stack([low, high, count], axis=1)
+    ends = np.stack([low, high, count], axis=1)
     hover = "%{y:,.4~g} (%{customdata[0]:,.4~g} to %{customdata[1]:,.4~g}, %{customdata[2]} runs)"
     numeric = pd.api.types.is_numeric_dtype(runs[x])
     if numeric and bool((high > low).any()):
-        figure.add_scatter(
-            x=[*median.index, *median.index[::-1]],
-            y=[*low, *high[::-1]],
-            fill="toself",
-            mode="none",
-            fillcolor=tint(colour, 0.14),
-            hoverinfo="skip",
-            showlegend=False,
-            legendgroup=label,
-        )
+        band(figure, median.index, low, high, "", colour, showlegend=False, legendgroup=label)
     mode = "lines+markers" if numeric else "markers"
-    _points(figure, median.index, median, worst, mode, label, colour, hover, band)
+    _points(figure, median.index, median, worst, mode, label, colour, hover, ends)
     if not numeric:
         error = {"array": high - median, "arrayminus": median - low, "color": colour, "thickness": 1.2}
         figure.data[-1].update(error_y=error)
@@ -107,17 +99,9 @@ def _points(
     hover: str,
     more: Any = None,
 ) -> None:
-    figure.add_scatter(
-        x=list(x),
-        y=list(y),
-        mode=mode,
-        line={"color": colour, "width": 2},
-        marker={"color": colour, "size": 7, "symbol": symbols(provenance)},
-        name=label,
-        legendgroup=label,
-        customdata=more,
-        hovertemplate=f"{label}: {hover}<extra></extra>",
-    )
+    marker, hover = {"color": colour, "size": 7, "symbol": symbols(provenance)}, f"{label}: {hover}<extra></extra>"
+    of = {"mode": mode, "marker": marker, "legendgroup": label, "customdata": more}
+    line(figure, list(x), list(y), label, colour, hover, **of)
 
 
 def _of_policies(parameter: str | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import streamlit as st
 
 from dashboard.badge import figure, titled
 from dashboard.downloads import downloads
-from dashboard.library import find, stamp
+from dashboard.library import find
+from dashboard.loading import BY_FILES
 from dashboard.mistake import mistake
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.sweeps_page.charts import shown
@@ -31,6 +33,7 @@ from dashboard.sweeps_page.view import (
     provenance,
     some,
 )
+from dashboard.table import table
 from dashboard.url import choose, choose_many, fresh_key, go_to, in_url, interval, keep, named, switch
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.dataset import ABOUT
@@ -52,14 +55,14 @@ def show(runs: Path) -> None:
     with titled("How metrics change"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
     try:
-        found = _load(str(sweeps[name]), stamp(sweeps[name]))
+        found = _load(sweeps[name])
     except UserError as error:
         mistake(error, runs)
         return
     _summary(found)
     if not found.complete.num_rows or not found.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
-        st.dataframe(found.runs.select(["status", "error", *found.parameters]).to_pandas(), hide_index=True)
+        table(found.runs.select(["status", "error", *found.parameters]).to_pandas())
         return
     left, right = st.columns([2, 5], gap="medium")
     with left:
@@ -71,9 +74,9 @@ def show(runs: Path) -> None:
     _sql(sweeps[name], found, view.y)
 
 
-@st.cache_resource(max_entries=4, show_spinner="Reading the sweep")
-def _load(directory: str, stamp: int) -> SweepResults:
-    return SweepResults.load(Path(directory))
+@st.cache_resource(max_entries=4, show_spinner="Reading the sweep", hash_funcs=BY_FILES)
+def _load(directory: Path) -> SweepResults:
+    return SweepResults.load(directory)
 
 
 def _summary(found: SweepResults) -> None:
@@ -145,18 +148,12 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     ids, key = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist())), f"runs-{name}"
-    st.dataframe(
-        rows.to_pandas(),
-        hide_index=True,
-        height=280,
-        on_select=lambda: _selected(key, ids),
-        selection_mode="single-row",
-        key=key,
-        column_config={
-            column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
-            for column in metrics
-        },
-    )
+    columns = {
+        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
+        for column in metrics
+    }
+    selected = partial(_selected, key, ids)
+    table(rows.to_pandas(), columns=columns, height=280, key=key, on_select=selected, selection_mode="single-row")
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)
@@ -189,18 +186,18 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
         return
     keep("sql", query_text)
     try:
-        answer = _answer(str(directory), stamp(directory), query_text)
+        answer = _answer(directory, query_text)
     except UserError as error:
         mistake(error.remedy)
         return
-    st.dataframe(_plain(answer), hide_index=True)
+    table(_plain(answer), placeholder=None)
     cut = f"the first {ROWS:,} rows" if answer.num_rows == ROWS else f"{answer.num_rows:,} rows"
     st.caption(cut if answer.num_rows != 1 else "1 row")
 
 
-@st.cache_data(max_entries=32, show_spinner="Running the query")
-def _answer(directory: str, stamp: int, sql: str) -> pa.Table:
-    return query(_load(directory, stamp).runs, sql)
+@st.cache_data(max_entries=32, show_spinner="Running the query", hash_funcs=BY_FILES)
+def _answer(directory: Path, sql: str) -> pa.Table:
+    return query(_load(directory).runs, sql)
 
 
 def _plain(answer: pa.Table) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from plotly.subplots import make_subplots
 from calibration.validation.report import RunRow
 from dashboard.cdf_panels import Line, cdf_panels
 from dashboard.log_axis import log_axis
+from dashboard.marks import band, dots, legend_once, line
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
 from dashboard.series import thin
 from serving.metrics import label_of
@@ -63,7 +64,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
         for x, row in enumerate(entries.values()):
             if row.floor_pct is not None:
                 figure.add_shape(_floor(x, abs(row.floor_pct)), row=1, col=at)
-        figure.add_trace(_error_bars(list(entries.values()), first=at == 1), row=1, col=at)
+        figure.add_trace(_error_bars(list(entries.values())), row=1, col=at)
         figure.update_xaxes(
             title_text=label_of(panel),
             tickvals=list(range(len(entries))),
@@ -73,12 +74,13 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
             row=1,
             col=at,
         )
+    legend_once(figure)
     if any(row.floor_pct is not None for row in shown):
-        floor = {"symbol": "square", "size": 12, "color": tint(REAL, 0.45)}
-        figure.add_scatter(x=[None], y=[None], mode="markers", marker=floor, name="real against real (the floor)")
+        floor, in_legend = tint(REAL, 0.45), {"symbol": "square"}
+        dots(figure, [None], [None], "real against real (the floor)", floor, None, 12, in_legend)
     if any(row.low is not None for row in shown):
-        whisker = {"symbol": "line-ns", "size": 12, "line": {"width": 1.5, "color": NEUTRAL}}
-        figure.add_scatter(x=[None], y=[None], mode="markers", marker=whisker, name="90 % band")
+        whisker = {"symbol": "line-ns", "line": {"width": 1.5, "color": NEUTRAL}}
+        dots(figure, [None], [None], "90 % band", NEUTRAL, None, 12, whisker)
     reach = max(abs(end) for row in shown for end in (row.error_pct or 0, row.floor_pct or 0, *_ends_pct(row)))
     figure.update_yaxes(range=[-1.25 * reach - 0.5, 1.25 * reach + 0.5], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="error (%)", row=1, col=1)
@@ -110,16 +112,13 @@ def _floor(x: int, floor_pct: float) -> dict[str, Any]:
     }
 
 
-def _error_bars(rows: Sequence[RunRow], first: bool) -> go.Bar:
-    """A panel's bars; the `first` one's stand in the legend for all."""
+def _error_bars(rows: Sequence[RunRow]) -> go.Bar:
     return go.Bar(
         x=list(range(len(rows))),
         y=[row.error_pct for row in rows],
         marker_color=SIMULATED,
         width=0.42,
         name="error of the simulation",
-        legendgroup="error",
-        showlegend=first,
         error_y=_whiskers(rows),
         customdata=[
             [
@@ -155,52 +154,27 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
     for at, name in enumerate(names, start=1):
         mine = np.flatnonzero(regime == name)
         times_ms = measured[mine] / 1e6
-        for trace in _residual_panel(times_ms, error[mine], first=at == 1):
-            figure.add_trace(trace, row=1, col=at)
+        _residual_panel(figure, times_ms, error[mine], at)
         low, high = float(times_ms.min()), float(times_ms.max())
         axis = log_axis(low, high) if high > 30 * low else {"range": [0, 1.03 * min(high, 1.3 * _p99(times_ms))]}
         figure.update_xaxes(**axis, title_text=f"{name}: measured step time (ms)", row=1, col=at)
+    legend_once(figure)
     bound = _p99(np.abs(error)) * 1.3 + 1
     figure.update_yaxes(range=[-bound, bound], zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title_text="predicted against measured (%)", row=1, col=1)
     return finish(figure, 340)
 
 
-def _residual_panel(times_ms: Floats, error_pct: Floats, first: bool) -> list[go.Scatter]:
-    """Dots of one regime, their median and p5 to p95; the `first` panel's stand in the legend for all."""
+def _residual_panel(figure: go.Figure, times_ms: Floats, error_pct: Floats, at: int) -> None:
+    """Dots of one regime, their median and p5 to p95."""
     shown = thin(len(times_ms), _POINTS)
     low, middle, high = np.percentile(error_pct, [5, 50, 95], method="inverted_cdf")
     ends = [float(times_ms.min()), float(times_ms.max())]
-    return [
-        go.Scatter(
-            x=times_ms[shown],
-            y=error_pct[shown],
-            mode="markers",
-            marker={"color": SIMULATED, "size": 5, "opacity": 0.4},
-            name="a held-out step",
-            showlegend=first,
-            hovertemplate="measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>",
-        ),
-        go.Scatter(
-            x=ends,
-            y=[middle, middle],
-            mode="lines",
-            line={"color": SIMULATED, "width": 2.2},
-            name="median",
-            showlegend=first,
-            hovertemplate="median %{y:+.1f} %<extra></extra>",
-        ),
-        go.Scatter(
-            x=[*ends, *reversed(ends)],
-            y=[low, low, high, high],
-            fill="toself",
-            mode="none",
-            fillcolor=tint(SIMULATED, 0.14),
-            name="p5 to p95",
-            showlegend=first,
-            hoverinfo="skip",
-        ),
-    ]
+    hover = "measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>"
+    where: dict[str, Any] = {"row": 1, "col": at}
+    dots(figure, times_ms[shown], error_pct[shown], "a held-out step", SIMULATED, hover, 5, {"opacity": 0.4}, **where)
+    line(figure, ends, [middle, middle], "median", SIMULATED, "median %{y:+.1f} %<extra></extra>", 2.2, **where)
+    band(figure, ends, [low, low], [high, high], "p5 to p95", SIMULATED, **where)
 
 
 def _p99(values: Floats) -> float:

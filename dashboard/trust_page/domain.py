@@ -45,6 +45,8 @@ STEP_COLUMNS = (
 _MOST_STEPS = 4000  # that are drawn
 _MOST_JUDGED = 100_000
 _CELLS = 26
+_DECODE = ("decode rows", "tokens behind each row (mean)")
+_PROMPTS = ("prompt tokens", "decode rows beside them")
 
 
 class Map(NamedTuple):
@@ -119,64 +121,91 @@ def domain(recording: Recording, source: Source) -> Domain:
     if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
         remedy = "is of a fleet whose pools differ; steps do not say which pool they are of"
         raise UserError("recording", recording.run["run_id"], remedy)
+    steps: _MeasuredDomain | _KernelDomain
     if source.calibration is not None and source.gpu is None:
-        directory = Path(source.calibration)
-        return _own_domain(Calibration.load(directory), directory, table, deployment)
-    cost = pure(repriced(source, deployment).cost)
-    assert isinstance(cost, OperationCost)  # since it is of a GPU
-    return _kernel_domain(cost, table, deployment)
-
-
-# Our own engine: the steps that were measured, and the box around them
-
-
-def _own_domain(calibration: Calibration, directory: Path, table: pa.Table, deployment: Deployment) -> Domain:
-    steps = MeasuredSteps([table])
-    every = beyond(calibration, steps.step, steps.regime)
-    out = np.asarray(every.any(axis=1))
-    share = Beyond.of(out, steps.step_ns)
-    reason = first_reason(every, steps.regime)
-    measured = _measured(directory)
-    names = list(STEP_FEATURES)
-    rows, context, tokens = (
-        steps.step[:, names.index(name)] for name in ("decode_rows_padded", "decode_context", "prefill_tokens")
+        steps = _MeasuredDomain(Path(source.calibration), table, deployment)
+    else:
+        cost = pure(repriced(source, deployment).cost)
+        assert isinstance(cost, OperationCost)  # since it is of a GPU
+        steps = _KernelDomain(cost, table, deployment)
+    scheduler, prompts = deployment.scheduler, steps.tokens > 0
+    context_edges = _edges(scheduler.max_model_len)
+    token_edges = _edges(max(scheduler.max_num_batched_tokens, int(steps.tokens.max())))
+    beside_edges = np.concatenate(([NO_ROWS**2 / 0.5], steps.row_edges))
+    decode_points = np.column_stack((steps.rows, steps.per_row))
+    prompt_points = np.column_stack((steps.tokens, np.maximum(steps.rows, NO_ROWS)))
+    decode_cells = steps.decode_cells(steps.row_edges, context_edges)
+    prompt_cells = steps.prompt_cells(token_edges, beside_edges)
+    return Domain(
+        about=steps.about,
+        counted=steps.counted,
+        decode=_map(
+            _DECODE, steps.row_edges, context_edges, decode_cells, decode_points[~prompts], steps.out[~prompts]
+        ),
+        prompts=_map(_PROMPTS, token_edges, beside_edges, prompt_cells, prompt_points[prompts], steps.out[prompts]),
+        steps=len(steps.out),
+        of=table.num_rows,
+        beyond=steps.beyond,
+        mark=steps.mark.name.lower(),
+        reason=steps.reason,
     )
-    decode_rows, prompts = column(table, "decode_rows"), tokens > 0
 
-    most_rows = int(max(padded(deployment.scheduler.max_num_seqs), rows.max()))
-    row_edges = _bucket_edges(most_rows)
-    context_edges = _edges(deployment.scheduler.max_model_len)
-    token_edges = _edges(max(deployment.scheduler.max_num_batched_tokens, int(tokens.max())))
-    buckets, per_row = np.floor(row_edges[1:]), _centres(context_edges)[:, None]
-    decode = _boxed(
-        ("decode rows", "tokens behind each row (mean)"),
-        (row_edges, context_edges),
-        _factor(calibration, "decode", decode_rows_padded=buckets + 0 * per_row, decode_context=buckets * per_row),
-        _per_row(measured["decode_rows"], measured["decode_context"], measured["prefill_tokens"] == 0),
-        np.column_stack((decode_rows, context / np.maximum(rows, 1)))[~prompts],
-        out[~prompts],
-    )
-    y_edges = np.concatenate(([NO_ROWS**2 / 0.5], row_edges))
-    centre = _centres(token_edges)
-    alone = _factor(calibration, "prefill", prefill_tokens=centre[None, :])
-    beside = _factor(
-        calibration,
-        "mixed",
-        prefill_tokens=centre + 0 * buckets[:, None],
-        decode_rows_padded=buckets[:, None] + 0 * centre,
-    )
-    of_prompts = measured["prefill_tokens"] > 0
-    with_prompts = _boxed(
-        ("prompt tokens", "decode rows beside them"),
-        (token_edges, y_edges),
-        np.concatenate((alone, beside)),
-        np.column_stack((measured["prefill_tokens"], np.maximum(measured["decode_rows"], NO_ROWS)))[of_prompts],
-        np.column_stack((tokens, np.maximum(decode_rows, NO_ROWS)))[prompts],
-        out[prompts],
-    )
-    mark = Coverage.EXTRAPOLATED if share.steps > NEGLIGIBLE else Coverage.VALIDATED
-    about = f"calibration {calibration.id} of our own engine, {len(measured['decode_rows']):,} steps measured"
-    return Domain(about, True, decode, with_prompts, len(out), len(out), share, mark.name.lower(), reason)
+
+class _Cells(NamedTuple):
+    """Of every cell, `[y, x]`: whether it was measured, how well it is known, and how far it is from what is."""
+
+    inside: NDArray[np.bool_]
+    known: Floats
+    outside: Floats
+
+
+class _MeasuredDomain:
+    """Of our own engine: the steps that were measured, and the box around them."""
+
+    counted = True
+
+    def __init__(self, directory: Path, table: pa.Table, deployment: Deployment) -> None:
+        self._calibration = Calibration.load(directory)
+        steps = MeasuredSteps([table])
+        padded_rows, context, self.tokens = (
+            steps.step[:, list(STEP_FEATURES).index(name)]
+            for name in ("decode_rows_padded", "decode_context", "prefill_tokens")
+        )
+        self.rows, self.per_row = column(table, "decode_rows"), context / np.maximum(padded_rows, 1)
+        every = beyond(self._calibration, steps.step, steps.regime)
+        self.out = np.asarray(every.any(axis=1))
+        self.beyond, self.reason = Beyond.of(self.out, steps.step_ns), first_reason(every, steps.regime)
+        self.mark = Coverage.EXTRAPOLATED if self.beyond.steps > NEGLIGIBLE else Coverage.VALIDATED
+        most_rows = int(max(padded(deployment.scheduler.max_num_seqs), padded_rows.max()))
+        self.row_edges = np.array([0.5, *(bucket + 0.5 for bucket in DECODE_BUCKETS if bucket <= most_rows)])
+        self._measured = _measured(directory)
+        count = len(self._measured["decode_rows"])
+        self.about = f"calibration {self._calibration.id} of our own engine, {count:,} steps measured"
+
+    def decode_cells(self, x: Floats, y: Floats) -> _Cells:
+        rows, per_row = np.meshgrid(np.floor(x[1:]), _centres(y))
+        factor = self._factor("decode", decode_rows_padded=rows, decode_context=rows * per_row)
+        of_rows, context = self._measured["decode_rows"], self._measured["decode_context"]
+        return self._counted(x, y, factor, of_rows, context / np.maximum(of_rows, 1), prompts=False)
+
+    def prompt_cells(self, x: Floats, y: Floats) -> _Cells:
+        tokens, rows = np.meshgrid(_centres(x), np.floor(y[1:]))
+        alone = self._factor("prefill", prefill_tokens=tokens)
+        beside = self._factor("mixed", prefill_tokens=tokens, decode_rows_padded=rows)
+        of_tokens, of_rows = self._measured["prefill_tokens"], np.maximum(self._measured["decode_rows"], NO_ROWS)
+        return self._counted(x, y, np.where(rows > 0, beside, alone), of_tokens, of_rows, prompts=True)
+
+    def _factor(self, regime: str, **amounts: Floats) -> Floats:
+        ranges = self._calibration.domain.get(regime)
+        if ranges is None:
+            return np.full(next(iter(amounts.values())).shape, np.inf)
+        return factor_beyond(ranges, amounts)
+
+    def _counted(self, x: Floats, y: Floats, factor: Floats, of_x: Floats, of_y: Floats, prompts: bool) -> _Cells:
+        mine = (self._measured["prefill_tokens"] > 0) == prompts
+        count = np.histogram2d(of_y[mine], of_x[mine], bins=(y, x))[0]
+        inside = (factor <= 1) | (count > 0)  # a cell that the box cuts through was measured where it was
+        return _Cells(inside, count, factor)
 
 
 def _measured(directory: Path) -> dict[str, Floats]:
@@ -191,118 +220,60 @@ def _measured(directory: Path) -> dict[str, Floats]:
     return {name: column(table, name) for name in names}
 
 
-def _factor(calibration: Calibration, regime: str, **amounts: Floats) -> Floats:
-    ranges = calibration.domain.get(regime)
-    if ranges is None:
-        return np.full(np.broadcast_shapes(*(values.shape for values in amounts.values())), np.inf)
-    return factor_beyond(ranges, amounts)
+class _KernelDomain:
+    """Of an engine of which kernels are known."""
+
+    counted = False
+
+    def __init__(self, cost: OperationCost, table: pa.Table, deployment: Deployment) -> None:
+        self._cost = cost
+        table = table.take(thin(table.num_rows, _MOST_JUDGED))
+        sizes = recorded_sizes(table)
+        self.rows, self.tokens = sizes.decode_rows, sizes.prefill_tokens
+        self.per_row = (column(table, "decode_context") + self.rows) / np.maximum(self.rows, 1)
+        self.row_edges = _edges(max(deployment.scheduler.max_num_seqs, int(self.rows.max())))
+        coverage = step_coverage(self._cost, sizes).coverage
+        took = column(table, "end_ns") - column(table, "start_ns")
+        self.out, self.mark = coverage >= Coverage.EXTRAPOLATED, Coverage(int(coverage.max()))
+        self.beyond = Beyond.of(self.out, took)
+        self.reason = f"{self._weakest(sizes, took)}, beyond measured shapes" if self.out.any() else ""
+        self.about = (
+            f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}"
+        )
+
+    def decode_cells(self, x: Floats, y: Floats) -> _Cells:
+        rows, per_row = np.meshgrid(_centres(x), _centres(y))
+        return self._known(StepSizes(decode_rows=rows, decode_context=rows * per_row, sampled_rows=rows))
+
+    def prompt_cells(self, x: Floats, y: Floats) -> _Cells:
+        decoding = self.rows > 0
+        usual = float(np.median(self.per_row[decoding])) if decoding.any() else 0.0
+        tokens, rows = np.meshgrid(_centres(x), np.concatenate(([0.0], _centres(y[1:]))))
+        one = np.ones_like(tokens)
+        return self._known(
+            StepSizes(
+                prefill_rows=one, prefill_tokens=tokens, prefill_context=0 * one,
+                prefill_pairs=tokens * (tokens + 1) / 2,
+                decode_rows=rows, decode_context=rows * usual, sampled_rows=rows + 1,
+            )
+        )  # fmt: skip
+
+    def _known(self, sizes: StepSizes) -> _Cells:
+        marks = step_coverage(self._cost, sizes)
+        percent = 100 * (np.exp(REACH * marks.sigma) - 1)
+        return _Cells(marks.coverage < Coverage.EXTRAPOLATED, percent, percent)
+
+    def _weakest(self, sizes: StepSizes, took: Floats) -> str:
+        """The operation that puts the longest of the steps outside there."""
+        longest = np.flatnonzero(self.out)[took[self.out].argmax()]
+        amounts = {name: np.asarray(values) for name, values in vars(sizes).items()}
+        return explain(self._cost, StepSizes(**{n: float(v[longest]) for n, v in amounts.items() if v.ndim})).why
 
 
-def _per_row(rows: Floats, context: Floats, mine: NDArray[np.bool_]) -> Floats:
-    return np.column_stack((rows, context / np.maximum(rows, 1)))[mine]
-
-
-def _boxed(
-    titles: tuple[str, str],
-    edges: tuple[Floats, Floats],
-    factor: Floats,
-    measured: Floats,
-    points: Floats,
-    out: NDArray[np.bool_],
-) -> Map:
-    count = np.histogram2d(measured[:, 1], measured[:, 0], bins=(edges[1], edges[0]))[0]
-    inside = (factor <= 1) | (count > 0)  # a cell that the box cuts through was measured where it was
-    return _map(titles, edges, inside, count, factor, points, out)
-
-
-# An engine of which kernels are known
-
-
-def _kernel_domain(cost: OperationCost, table: pa.Table, deployment: Deployment) -> Domain:
-    of = table.num_rows
-    table = table.take(thin(of, _MOST_JUDGED))
-    sizes = recorded_sizes(table)
-    rows, tokens, context = sizes.decode_rows, sizes.prefill_tokens, column(table, "decode_context")
-    marks = step_coverage(cost, sizes)
-    out = marks.coverage >= Coverage.EXTRAPOLATED
-    took = column(table, "end_ns") - column(table, "start_ns")
-    prompts = tokens > 0
-
-    scheduler = deployment.scheduler
-    row_edges = _edges(max(scheduler.max_num_seqs, int(rows.max())))
-    context_edges = _edges(scheduler.max_model_len)
-    token_edges = _edges(max(scheduler.max_num_batched_tokens, int(tokens.max())))
-    of_rows, of_context = np.meshgrid(_centres(row_edges), _centres(context_edges))
-    decode_sizes = StepSizes(decode_rows=of_rows, decode_context=of_rows * of_context, sampled_rows=of_rows)
-    per_row = (context + rows) / np.maximum(rows, 1)
-    usual = float(np.median(per_row[rows > 0])) if (rows > 0).any() else 0.0
-    y_edges = np.concatenate(([NO_ROWS**2 / 0.5], row_edges))
-    of_tokens, beside = np.meshgrid(_centres(token_edges), np.concatenate(([0.0], _centres(row_edges))))
-    one = np.ones_like(of_tokens)
-    prompt_sizes = StepSizes(
-        prefill_rows=one, prefill_tokens=of_tokens, prefill_context=0 * one,
-        prefill_pairs=of_tokens * (of_tokens + 1) / 2,
-        decode_rows=beside, decode_context=beside * usual, sampled_rows=beside + 1,
-    )  # fmt: skip
-    return Domain(
-        about=f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}",
-        counted=False,
-        decode=_marked(
-            ("decode rows", "tokens behind each row (mean)"), (row_edges, context_edges), cost, decode_sizes,
-            np.column_stack((rows, per_row))[~prompts], out[~prompts],
-        ),
-        prompts=_marked(
-            ("prompt tokens", "decode rows beside them"), (token_edges, y_edges), cost, prompt_sizes,
-            np.column_stack((tokens, np.maximum(rows, NO_ROWS)))[prompts], out[prompts],
-        ),
-        steps=len(out),
-        of=of,
-        beyond=Beyond.of(out, took),
-        mark=Coverage(int(marks.coverage.max())).name.lower(),
-        reason=f"{_weakest(cost, sizes, out, took)}, beyond measured shapes" if out.any() else "",
-    )  # fmt: skip
-
-
-def _weakest(cost: OperationCost, sizes: StepSizes, out: NDArray[np.bool_], took: Floats) -> str:
-    """The operation that puts the longest of the steps outside there."""
-    longest = np.flatnonzero(out)[took[out].argmax()]
-    amounts = {name: np.asarray(values) for name, values in vars(sizes).items()}
-    return explain(cost, StepSizes(**{n: float(v[longest]) for n, v in amounts.items() if v.ndim})).why
-
-
-def _marked(
-    titles: tuple[str, str],
-    edges: tuple[Floats, Floats],
-    cost: OperationCost,
-    sizes: StepSizes,
-    points: Floats,
-    out: NDArray[np.bool_],
-) -> Map:
-    marks = step_coverage(cost, sizes)
-    percent = 100 * (np.exp(REACH * marks.sigma) - 1)
-    return _map(titles, edges, marks.coverage < Coverage.EXTRAPOLATED, percent, percent, points, out)
-
-
-# Cells
-
-
-def _map(
-    titles: tuple[str, str],
-    edges: tuple[Floats, Floats],
-    inside: NDArray[np.bool_],
-    known: Floats,
-    outside: Floats,
-    points: Floats,
-    out: NDArray[np.bool_],
-) -> Map:
+def _map(titles: tuple[str, str], x: Floats, y: Floats, cells: _Cells, points: Floats, out: NDArray[np.bool_]) -> Map:
     kept = thin(len(points), _MOST_STEPS)
-    cells = np.where(inside, known, np.nan), np.where(inside, np.nan, outside)
-    return Map(*titles, *edges, *cells, points[kept], out[kept])
-
-
-def _bucket_edges(most: int) -> Floats:
-    """Edges between the sizes that decode rows are padded to."""
-    return np.array([0.5, *(bucket + 0.5 for bucket in DECODE_BUCKETS if bucket <= most)])
+    known, outside = np.where(cells.inside, cells.known, np.nan), np.where(cells.inside, np.nan, cells.outside)
+    return Map(*titles, x, y, known, outside, points[kept], out[kept])
 
 
 def _edges(most: int) -> Floats:

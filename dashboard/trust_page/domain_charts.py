@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dashboard.marks import dots, legend_once
 from dashboard.palette import ALARM, CLOCK_NAME, NEUTRAL, REAL, finish, run_colour, tint
 from dashboard.series import thin
 from dashboard.trust_page.domain import NO_ROWS, Domain, Map
@@ -26,11 +27,12 @@ def domain_maps(domain: Domain, run: Mapping[str, Any]) -> go.Figure:
     name, colour = f"{CLOCK_NAME.get(run['clock'], 'recorded')} step", run_colour(run)
     figure = make_subplots(cols=2, horizontal_spacing=0.15, subplot_titles=("Decode steps", "Steps with prompts"))
     for at, panel in enumerate((domain.decode, domain.prompts), start=1):
-        for trace in (*_ground(panel, domain.counted), *_marks(panel, name, colour, at == 1)):
-            figure.add_trace(trace, row=1, col=at)
+        figure.add_traces(_ground(panel, domain.counted), rows=1, cols=at)
+        _marks(figure, panel, name, colour, at)
         figure.update_xaxes(title_text=panel.x_title, row=1, col=at, **_log(panel.x))
         figure.update_yaxes(title_text=panel.y_title, row=1, col=at, **_log(panel.y))
     figure.update_yaxes(tickvals=[NO_ROWS, *_powers(domain.prompts.y)], ticktext=_no_rows(domain.prompts.y), col=2)
+    legend_once(figure)
     figure.update_layout(coloraxis=_measured_axis(domain) if domain.counted else _known_axis())
     finish(figure, 420)
     figure.update_layout(margin_t=64, legend_y=1.1)
@@ -69,28 +71,15 @@ def _ground(panel: Map, counted: bool) -> list[Any]:
     ]
 
 
-def _marks(panel: Map, name: str, colour: str, first: bool) -> list[go.Scatter]:
-    traces = []
-    cross = {"color": ALARM, "size": 7, "symbol": "x-thin", "line": {"width": 1.6, "color": ALARM}}
-    for out, label, marker in (
-        (False, name, {"color": colour, "size": 5.5, "opacity": 0.8, "line": _OUTLINE}),
-        (True, f"{name}, outside", cross),
+def _marks(figure: go.Figure, panel: Map, name: str, colour: str, at: int) -> None:
+    for out, label, shade, size, look in (
+        (False, name, colour, 5.5, {"opacity": 0.8, "line": _OUTLINE}),
+        (True, f"{name}, outside", ALARM, 7, {"symbol": "x-thin", "line": {"width": 1.6, "color": ALARM}}),
     ):
         mine: NDArray[Any] = panel.points[panel.out == out]
-        mine = mine[thin(len(mine), _POINTS)]
-        traces.append(
-            go.Scatter(
-                x=mine[:, 0] if len(mine) else [None],
-                y=mine[:, 1] if len(mine) else [None],
-                mode="markers",
-                marker=marker,
-                name=label,
-                legendgroup=label,
-                showlegend=first,
-                hovertemplate=f"{panel.x_title} %{{x:,}}<br>{panel.y_title} %{{y:,.4~g}}<extra>{label}</extra>",
-            )
-        )
-    return traces
+        x, y = mine[thin(len(mine), _POINTS)].T if len(mine) else ([None], [None])
+        hover = f"{panel.x_title} %{{x:,}}<br>{panel.y_title} %{{y:,.4~g}}<extra>{label}</extra>"
+        dots(figure, x, y, label, shade, hover, size, look, row=1, col=at)
 
 
 def _measured_axis(domain: Domain) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import streamlit as st
 from calibration.provenance import Provenance
 from calibration.steps.coverage import shown_share
 from dashboard.badge import figure
-from dashboard.library import stamp
+from dashboard.loading import BY_FILES
 from dashboard.mistake import mistake
 from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
@@ -27,11 +27,6 @@ _HELP = (
 
 def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
     """The maps behind one of `recordings`: of the report of this name that in `first`, and in doubt its calibration."""
-    with st.container():
-        _marked(runs, recordings, report, first, calibration)
-
-
-def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
     above, chooser = st.columns([3, 2], vertical_alignment="bottom")
     if not recordings:
         above.subheader(_TITLE, anchor=False)
@@ -48,8 +43,7 @@ def _marked(runs: Path, recordings: dict[str, Path], report: str, first: Path | 
             above.subheader(_TITLE, anchor=False)
             st.caption(_unknown(recording, name, runs))
             return
-        made = Path(source.calibration) if source.calibration else recordings[name]
-        found = _domain(str(recordings[name]), (stamp(recordings[name]), stamp(made)), source)
+        found = _domain(recordings[name], source, Path(source.calibration) if source.calibration else None)
     except UserError as error:
         above.subheader(_TITLE, anchor=False)
         mistake(error, runs)
@@ -85,6 +79,6 @@ def _in_words(found: Domain, name: str) -> Provenance:
     return found.provenance
 
 
-@st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured")
-def _domain(recording: str, stamps: tuple[int, int], source: Source) -> Domain:
+@st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured", hash_funcs=BY_FILES)
+def _domain(recording: Path, source: Source, calibration: Path | None) -> Domain:
     return domain(Recording.load(recording), source)

@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dashboard.marks import dots, legend_once, line
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish
 from dashboard.trust_page.external_results import Column, Figure, Source
 
@@ -31,14 +32,13 @@ def errors_by_source(cases: Sequence[Source], column: Column) -> go.Figure:
         return empty("No source has such figures", 300)
     titles = [title for title, _ in shown]
     figure = make_subplots(cols=len(shown), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles)
-    labelled: set[str] = set()
     for at, (_, names) in enumerate(shown, start=1):
         for place, case in enumerate(cases):
             rows = _rows(case, names, column)
             for covered in (True, False):
                 mine = [row for row in rows if (row.covered or column == "anchored") == covered]
-                _dots(figure, at, place, case, mine, column, covered, labelled)
-            _targets(figure, at, place, case, names, column, labelled)
+                _dots(figure, at, place, case, mine, column, covered)
+            _targets(figure, at, place, case, names, column)
         figure.update_xaxes(
             title_text="error (%)",
             range=[-_EDGE * 1.08, _EDGE * 1.08],
@@ -48,6 +48,7 @@ def errors_by_source(cases: Sequence[Source], column: Column) -> go.Figure:
             row=1,
             col=at,
         )
+    legend_once(figure)
     figure.update_yaxes(
         tickvals=list(range(len(cases))),
         ticktext=[case.name for case in cases],
@@ -72,7 +73,6 @@ def _dots(
     mine: Sequence[Figure],
     column: Column,
     covered: bool,
-    labelled: set[str],
 ) -> None:
     if not mine:
         return
@@ -81,49 +81,35 @@ def _dots(
     beyond = np.abs(errors) > _EDGE
     edge = np.where(errors > 0, "triangle-right", "triangle-left")
     name = "anchored" if column == "anchored" else "in the 90 % band" if covered else "outside the band"
-    figure.add_scatter(
-        x=np.clip(errors, -_EDGE, _EDGE),
-        y=place + _SPREAD * _spread(len(mine), covered),
-        mode="markers",
-        marker={
-            "color": SIMULATED if covered else NEUTRAL,
-            "size": 6 if len(mine) < 60 else 4.5,
-            "opacity": 0.85 if len(mine) < 60 else 0.5,
-            "symbol": np.where(beyond, edge, "circle"),
-        },
-        name=name,
-        legendgroup=name,
-        showlegend=name not in labelled,
-        customdata=[[row.run, row.figure, f"{row.measured:,.4g}", _predicted(row, column), _signed(e)]
-                    for row, e in zip(mine, errors, strict=True)],
-        hovertemplate=f"<b>{case.name}</b>, %{{customdata[0]}}<br>%{{customdata[1]}}: measured %{{customdata[2]}}, "
+    size, opacity = (6, 0.85) if len(mine) < 60 else (4.5, 0.5)
+    told = [
+        (row.run, row.figure, f"{row.measured:,.4g}", _predicted(row, column), f"{error:+.1f}")
+        for row, error in zip(mine, errors, strict=True)
+    ]
+    dots(
+        figure,
+        np.clip(errors, -_EDGE, _EDGE),
+        place + _SPREAD * _spread(len(mine), covered),
+        name,
+        SIMULATED if covered else NEUTRAL,
+        f"<b>{case.name}</b>, %{{customdata[0]}}<br>%{{customdata[1]}}: measured %{{customdata[2]}}, "
         "predicted %{customdata[3]} (%{customdata[4]} %)<extra></extra>",
+        size,
+        {"opacity": opacity, "symbol": np.where(beyond, edge, "circle")},
+        customdata=told,
         row=1,
         col=at,
-    )  # fmt: skip
-    labelled.add(name)
+    )
 
 
-def _targets(
-    figure: go.Figure, at: int, place: int, case: Source, names: Sequence[str], column: Column, labelled: set[str]
-) -> None:
+def _targets(figure: go.Figure, at: int, place: int, case: Source, names: Sequence[str], column: Column) -> None:
     bounds = {t.within_pct for t in case.targets if t.column == column and t.figure.split(".")[0] in names}
     ends: list[Any] = [end for bound in sorted(bounds) if 0 < bound <= _EDGE for end in (-bound, bound)]
     if not ends:
         return
-    figure.add_scatter(
-        x=[x for end in ends for x in (end, end, None)],
-        y=[y for _ in ends for y in (place - 0.42, place + 0.42, None)],
-        mode="lines",
-        line={"color": REAL, "width": 2},
-        name="target",
-        legendgroup="target",
-        showlegend="target" not in labelled,
-        hovertemplate="within ± %{x:.4~g} %<extra>target</extra>",
-        row=1,
-        col=at,
-    )
-    labelled.add("target")
+    x = [x for end in ends for x in (end, end, None)]
+    y = [y for _ in ends for y in (place - 0.42, place + 0.42, None)]
+    line(figure, x, y, "target", REAL, "within ± %{x:.4~g} %<extra>target</extra>", row=1, col=at)
 
 
 def _spread(count: int, covered: bool) -> np.ndarray[Any, Any]:
@@ -134,7 +120,3 @@ def _spread(count: int, covered: bool) -> np.ndarray[Any, Any]:
 def _predicted(row: Figure, column: Column) -> str:
     value = row.blind if column == "blind" else row.anchored
     return "unknown" if value is None else f"{value:,.4g}"
-
-
-def _signed(error: float) -> str:
-    return f"{error:+.1f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -17,6 +17,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 
 EXTERNAL = "external.json"
+LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 Column = Literal["blind", "anchored"]
 
 
@@ -68,15 +69,6 @@ class Source(_Part):
     targets: list[Target] = []
     rows: list[Figure] = []
 
-    @property
-    def covered(self) -> int:
-        """How many figures lie in their 90 % interval."""
-        return sum(row.covered for row in self.rows)
-
-    def median_error_pct(self, family: str, column: Column) -> float | None:
-        """The median absolute error of the figures that begin with `family`."""
-        return _median_error_pct(self.rows, family, column)
-
 
 class External(_Part):
     """All sources of one run of the command."""
@@ -90,25 +82,23 @@ class External(_Part):
         return [target for case in self.cases for target in case.targets]
 
     @property
-    def figures(self) -> int:
-        return sum(len(case.rows) for case in self.cases)
-
-    @property
-    def covered(self) -> int:
-        """How many figures of all sources lie in their 90 % interval."""
-        return sum(case.covered for case in self.cases)
+    def rows(self) -> list[Figure]:
+        return [row for case in self.cases for row in case.rows]
 
     def on(self, gpu: str) -> External | None:
         """The sources that ran on this GPU; None if there are none."""
         cases = [case for case in self.cases if case.gpu == gpu]
         return self.model_copy(update={"cases": cases}) if cases else None
 
-    def median_error_pct(self, family: str, column: Column = "blind") -> float | None:
-        """The median absolute error of all sources' figures that begin with `family`."""
-        return _median_error_pct([row for case in self.cases for row in case.rows], family, column)
+
+def covered(of: External | Source) -> int:
+    """How many figures lie in their 90 % interval."""
+    return sum(row.covered for row in of.rows)
 
 
-def _median_error_pct(rows: Sequence[Figure], family: str, column: Column) -> float | None:
+def median_error_pct(of: External | Source, family: str, column: Column = "blind") -> float | None:
+    """The median absolute error of the figures that begin with `family`."""
+    rows = of.rows
     errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
     known = [abs(error) for error in errors if error is not None]
     return median(known) if known else None
@@ -124,10 +114,8 @@ def source_row(case: Source, column: Column) -> dict[str, object]:
     """What was run, and how far its predictions are off."""
     return {
         "run": case.name,
-        "TTFT": case.median_error_pct("ttft_ms", column),
-        "TPOT": case.median_error_pct("tpot_ms", column),
-        "E2E": case.median_error_pct("e2e_ms", column),
-        "in 90 % band": 100 * case.covered / len(case.rows) if case.rows else None,
+        **{label: median_error_pct(case, family, column) for family, label in LATENCIES.items()},
+        "in 90 % band": 100 * covered(case) / len(case.rows) if case.rows else None,
         "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
         "standing": case.standing,
         "engine": case.engine,

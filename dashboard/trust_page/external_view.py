@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboard.badge import figure
 from dashboard.shown import when
+from dashboard.table import table
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import Column, External, Source, provenance, source_row
 from dashboard.url import pick
@@ -43,14 +44,10 @@ def _errors(external: External) -> Column:
 
 
 def _tables(external: External, column: Column) -> None:
-    st.dataframe(
+    table(
         [source_row(case, column) for case in external.cases],
-        hide_index=True,
-        column_config={
-            name: st.column_config.NumberColumn(format="%.1f %%") for name in ("TTFT", "TPOT", "E2E", "in 90 % band")
-        }
-        | {"source": st.column_config.TextColumn(width="medium")},
-        placeholder="–",
+        dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), "%.1f %%"),
+        columns={"source": st.column_config.TextColumn(width="medium")},
     )
     st.caption(
         f"TTFT, TPOT and E2E are median absolute errors of {column} predictions. Made by `tokentwin validate "
@@ -58,9 +55,9 @@ def _tables(external: External, column: Column) -> None:
     )
     targets, figures = st.columns(2)
     with targets.expander("Targets"):
-        st.dataframe([row for case in external.cases for row in _targets(case)], hide_index=True)
+        table([row for case in external.cases for row in _targets(case)])
     with figures.expander("Every figure"):
-        st.dataframe([row for case in external.cases for row in _figures(case)], hide_index=True)
+        table([row for case in external.cases for row in _figures(case)])
 
 
 def _targets(case: Source) -> list[dict[str, object]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.provenance import UNKNOWN, VALIDATED, Provenance
 from calibration.validation.report import ValidationReport, resolve
-from dashboard.trust_page.report_provenance import of_report
+from dashboard.trust_page.words import of_report
 from serving.errors import UserError
 from traces.run_metrics import RunMetrics
 

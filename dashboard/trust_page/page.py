@@ -16,17 +16,25 @@ from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import open_run
 from dashboard.mistake import mistake
-from dashboard.number_columns import number_columns
-from dashboard.prose import literal
-from dashboard.shown import when
+from dashboard.shown import literal, when
+from dashboard.table import table
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
 from dashboard.trust_page.latencies import COMPARED, compared_latencies
-from dashboard.trust_page.report_provenance import of_report, of_steps
 from dashboard.trust_page.rungs import LADDER, rungs
-from dashboard.trust_page.words import ERRORS_IN_WEATHER, FLOOR, IN_WEATHER, bias, blind_title, disturbance, figure_rows
+from dashboard.trust_page.words import (
+    ERRORS_IN_WEATHER,
+    FLOOR,
+    IN_WEATHER,
+    bias,
+    blind_title,
+    disturbance,
+    figure_rows,
+    of_report,
+    of_steps,
+)
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
@@ -62,7 +70,8 @@ def show(runs: Path) -> None:
         return
     _verdict(report)
     _ladder(report, external)
-    _distributions(reports[name], report)
+    with st.container():
+        _distributions(reports[name], report)
     _errors(report)
     _steps(reports[name], report, runs)
     simulated = report.recordings.simulated
@@ -70,7 +79,8 @@ def show(runs: Path) -> None:
     if not own:
         recordings |= bundled_recordings()
     first = resolve(reports[name], simulated) if simulated else None
-    show_domain(runs, recordings, name, first, report.calibration)
+    with st.container():
+        show_domain(runs, recordings, name, first, report.calibration)
     if external is not None:
         show_external(external)
     _provenance(report)
@@ -129,11 +139,6 @@ def _ladder(report: ValidationReport, external: External | None) -> None:
 
 
 def _distributions(directory: Path, report: ValidationReport) -> None:
-    with st.container():
-        _compared(directory, report)
-
-
-def _compared(directory: Path, report: ValidationReport) -> None:
     above, toggle = st.columns([5, 1], vertical_alignment="bottom")
     with toggle, st.container(horizontal_alignment="right"):
         log_x = switch(
@@ -155,21 +160,15 @@ def _compared(directory: Path, report: ValidationReport) -> None:
 
 
 def _errors(report: ValidationReport) -> None:
-    rows, same = report.rows, report.weather_rows
-    if same:
+    figure(trust_charts.errors(report.rows), "errors", blind_title(report), of_report(report), _ERRORS)
+    if same := report.weather_rows:
         figure(trust_charts.errors(same), "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
-    figure(trust_charts.errors(rows), "errors", blind_title(report), of_report(report), _ERRORS)
-    if rows:
+    if report.rows:
         with st.expander("The figures"):
-            st.dataframe(
-                figure_rows(report),
-                hide_index=True,
-                column_config=number_columns(
-                    dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
-                    | dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
-                    | dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f")
-                ),
-            )
+            formats = dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
+            formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
+            formats |= dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f")
+            table(figure_rows(report), formats)
 
 
 def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
-from dashboard.trust_page.external_results import External, Source
+from dashboard.trust_page.external_results import LATENCIES, External, Source, covered, median_error_pct
 from serving.metrics import label_of
 
 LADDER = (
@@ -14,7 +14,6 @@ LADDER = (
     "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %?"
 )
 _NOT_CLIMBED = "This report does not hold this check."
-_LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 
 
 class Rung(NamedTuple):
@@ -52,16 +51,15 @@ def _steps(report: ValidationReport | None) -> Rung:
     step = report.rungs.step if report else None
     if step is None or not step.regimes:
         return Rung(title)
-    shown = step.same_weather or step.regimes
     parts = [
         f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
-        for name, r in shown.items()
+        for name, r in step.regimes.items()
     ]
-    told = f"median error **{_worst(shown)}** or less"
+    told = f"median error **{_worst(step.regimes)}** or less"
     why = f"On held-out steps: {'; '.join(parts)}."
     if step.same_weather:
-        told = f"{told} in the same weather, {_worst(step.regimes)} blind"
-        why = f"CPU time of the steps, at the machine's speed then. {why}"
+        told = f"{told} blind, {_worst(step.same_weather)} in the same weather"
+        why = f"{why} In the same weather it is their CPU time, at the machine's speed then."
     return _marked(report, Rung(title, told, why, symbol="timer"))
 
 
@@ -74,24 +72,25 @@ def _runs(report: ValidationReport | None) -> Rung:
     rows = [row for row in _rows(report) if row.error_pct is not None]
     if not rows:
         return Rung(title)
-    noisy = _noisy(rows)
-    held = [row for row in rows if not row.noisy]
-    if not held:
+    noisy, held = _noisy(rows), [row for row in rows if not row.noisy]
+    same = [row for row in report.weather_rows if row.within_floor is not None] if report else []
+    if not held and not same:
         return _tells_nothing(title, noisy)
-    inside, known = _within_noise(held)
-    told = f"**{inside} of {known}** figures within the real noise" if known else "the real run was not repeated"
-    if report and report.weather_rows:
-        blind, all_blind = _within_noise(report.rows)
-        told = f"{told} in the same weather, {blind} of {all_blind} blind"
-    furthest = max(held, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
+    inside = _within_noise(held)
+    told = f"**{inside}** figures within the real noise" if inside else "the real run was not repeated"
+    if not held:
+        told = f"tells nothing blind, **{_within_noise(same)}** figures within the real noise in the same weather"
+    elif same:
+        told = f"{told} blind, {_within_noise(same)} in the same weather"
+    furthest = max(held or same, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
     edge = "Closest to the noise" if furthest.within_floor else "Furthest from the noise"
     return _marked(report, Rung(title, told, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
 
 
-def _within_noise(rows: Sequence[RunRow]) -> tuple[int, int]:
-    """How many of those whose noise is known."""
+def _within_noise(rows: Sequence[RunRow]) -> str:
+    """How many of those whose noise is known; empty where there are none."""
     known = [row.within_floor for row in rows if row.within_floor is not None]
-    return sum(known), len(known)
+    return f"{sum(known)} of {len(known)}" if known else ""
 
 
 def _others(external: External | None) -> Rung:
@@ -111,7 +110,7 @@ def _others(external: External | None) -> Rung:
 
 def _medians(of: External | Source) -> dict[str, float]:
     """Median absolute errors of blind predictions in percent, by latency."""
-    found = {label: of.median_error_pct(family, "blind") for family, label in _LATENCIES.items()}
+    found = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
     return {label: error for label, error in found.items() if error is not None}
 
 
@@ -124,17 +123,20 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     rows = _rows(report)
     banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
-    if external and external.figures:
-        shares.append((external.covered, external.figures, "of the published ones"))
+    same = [row.covered for row in report.weather_rows if row.covered is not None] if report else []
+    if same:
+        shares.append((sum(same), len(same), "of its figures in the same weather"))
+    if external and external.rows:
+        shares.append((covered(external), len(external.rows), "of the published ones"))
     if not shares and _noisy(rows):
         return _tells_nothing(title, _noisy(rows))
     if not shares:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
-    covered, count, _ = shares[0]
-    parts = ", ".join(f"{100 * covered / count:.0f} % {of}" for covered, count, of in shares)
+    held, count, _ = shares[0]
+    parts = ", ".join(f"{100 * held / count:.0f} % {of}" for held, count, of in shares)
     why = f"The bands should hold 90 %. They hold {parts}. Figures of one run depend on each other.{_noisy(rows)}"
-    told = Rung(title, f"**{covered} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
-    return _marked(report, told) if banded else told
+    told = Rung(title, f"**{held} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+    return _marked(report, told) if banded or same else told
 
 
 def _noisy(rows: Sequence[RunRow]) -> str:
@@ -156,9 +158,8 @@ def _marked(report: ValidationReport | None, rung: Rung) -> Rung:
     return rung._replace(headline=f"{rung.headline}, on a disturbed machine", colour="gray", symbol="help")
 
 
-def _rows(report: ValidationReport | None) -> list[RunRow]:
-    """In the same weather, where that is known."""
-    return list(report.weather_rows or report.rows) if report else []
+def _rows(report: ValidationReport | None) -> Sequence[RunRow]:
+    return report.rows if report else ()
 
 
 def _row(row: RunRow) -> str:

@@ -4,40 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from planning.compare.answer import compared, comparison_document, recorded_side, simulated_side
-from planning.compare.comparison import Comparison, ranking
+from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.disturbance import Disturbance
 from planning.compare.comparison import compare as compare_pairs
-from planning.compare.document import ComparisonDocument, Side
-from planning.compare.recordings import recordings
+from planning.compare.comparison import ranking
+from planning.compare.document import Compared, ComparisonDocument
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.compare.runs import calm, in_weather, recorded_pairs, side_scenarios, simulated_pairs
+from planning.compare.runs import (
+    calm,
+    in_weather,
+    recorded_pairs,
+    recorded_side,
+    recordings,
+    side_scenarios,
+    simulated_pairs,
+    simulated_side,
+)
+from planning.costs import base_deployment
+from planning.measure.real_engine import fitting, load_engine, record_whole
 from planning.plan.candidates import long_enough
+from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
+from planning.timing import Timing
+from planning.version import __version__
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
-
-if TYPE_CHECKING:
-    from calibration.validation.disturbance import Disturbance
-    from planning.compare.paired_runs import PairedRuns
-    from planning.priced_scenario import PricedScenario
-    from planning.timing import Timing
-    from serving.deployments.config import Deployment
-    from traces.recording import Recording
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A comparison, what it is of, and what ran on both sides; of runs on the real engine also how calm it was."""
-
-    pairs: PairedRuns
-    comparison: Comparison
-    sides: list[Side]
-    disturbance: Disturbance | None = None
+from traces.recording import Recording
 
 
 def compare(
@@ -66,7 +63,7 @@ def compare_recordings(
     sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
     tell("reading the recordings", 0.1)
     if request.timing is None:
-        return _document(request, inputs, names, _recorded(request, sides))
+        return _document(request, inputs, names, *_recorded(request, sides))
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
     simulated = _simulated(request, scenarios, quiet)
@@ -91,10 +88,6 @@ def compare_on_engine(
     With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run;
     `inputs` and `names` are as for `compare`. Raises UserError for a fleet.
     """
-    from planning.measure.load_engine import load_engine
-    from planning.measure.run_estimate import fitting
-    from planning.measure.whole_run import record_whole
-
     scenarios = _scenarios(request)
     for scenario, *_ in scenarios:
         if scenario.engines != 1 or scenario.deployment.fleet is not None:
@@ -122,37 +115,38 @@ def _held_against(
     names: Sequence[str],
     sides: Sequence[Sequence[Recording]],
     scenarios: Sequence[PricedScenario],
-    simulated: _Found,
+    simulated: Compared,
 ) -> ComparisonDocument:
     """The recorded `sides` with what was `simulated` beside them, blind and in the weather of each, if it is known."""
     same = in_weather(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None
-    return _document(request, inputs, names, _recorded(request, sides, scenarios), simulated, in_it)
+    return _document(request, inputs, names, *_recorded(request, sides, scenarios), simulated, in_it)
 
 
 def _document(
     request: CompareRequest | CompareRecordingsRequest,
     inputs: Mapping[str, Any] | None,
     names: Sequence[str],
-    found: _Found,
-    simulated: _Found | None = None,
-    same_weather: _Found | None = None,
+    found: Compared,
+    disturbance: Disturbance | None = None,
+    simulated: Compared | None = None,
+    same_weather: Compared | None = None,
 ) -> ComparisonDocument:
     """Of what was `found`, with the same runs `simulated` beside it, if they were, and whether those claims hold.
 
-    They may also have been simulated in the `same_weather`.
+    Of real runs it says how calm the machine was. They may also have been simulated in the `same_weather`.
     """
-    sides = [side.model_copy(update={"name": name}) for side, name in zip(found.sides, names, strict=False)]
-    of = compared(found.pairs, found.comparison, sides or found.sides)
-    inputs = request.as_json() if inputs is None else inputs
-    if simulated is None:
-        return comparison_document(of, inputs, found.disturbance)
-    beside = compared(simulated.pairs, simulated.comparison, simulated.sides)
-    ranked = ranking(simulated.comparison, found.comparison)
-    same = None
-    if same_weather is not None:
-        same = compared(same_weather.pairs, same_weather.comparison, same_weather.sides)
-    return comparison_document(of, inputs, found.disturbance, beside, ranked, same)
+    named = {key: getattr(found, key).model_copy(update={"name": name}) for key, name in zip("ab", names, strict=False)}
+    return ComparisonDocument(
+        **dict(found) | named,
+        disturbed=disturbance is not None and disturbance.disturbed,
+        disturbance=disturbance.evidence if disturbance is not None else "",
+        simulated=simulated,
+        same_weather=same_weather,
+        ranking=None if simulated is None else tuple(ranking(simulated.rows, found.rows)),
+        version=__version__,
+        inputs=request.as_json() if inputs is None else dict(inputs),
+    )
 
 
 def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
@@ -162,59 +156,52 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     everything = Workload([request for workload in workloads for request in workload.requests])
     sides = []
     for side in (request.a, request.b):
-
-        def deployed(base: Deployment, side: Any = side) -> Deployment:
-            if timing.model is not None:
-                if timing.model not in models():
-                    raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
-                named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
-                base = long_enough(base.model_copy(update=named), everything)
-            return side.deployed(base)
-
-        by = side.calibration or timing.calibration, side.gpu or timing.gpu
-        sides.append(side_scenarios(workloads, *by, deployed, side.replicas, side.router))
+        calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
+        base = base_deployment(calibration)
+        if timing.model is not None:
+            if timing.model not in models():
+                raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
+            named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
+            base = long_enough(base.model_copy(update=named), everything)
+        sides.append(side_scenarios(workloads, calibration, gpu, side.deployed(base), side.replicas, side.router))
     return sides
 
 
 def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[PricedScenario]]:
     """What was recorded, as scenarios."""
-    from calibration.validation.decision_replay import recorded_deployment
-
     for side in sides:
         if side[0].run["clock"] != "wall":
             remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"
             raise UserError("recording", str(side[0].path), remedy)
     workload = sides[0][0].workload()
 
-    def again(side: Sequence[Recording]) -> list[PricedScenario]:
-        deployment = recorded_deployment(side[0])
-        return side_scenarios([workload], timing.calibration, timing.gpu, lambda _: deployment)
-
-    return [again(side) for side in sides]
+    return [
+        side_scenarios([workload], timing.calibration, timing.gpu, recorded_deployment(recording))
+        for recording, *_ in sides
+    ]
 
 
 def _simulated(
     request: CompareRequest | CompareRecordingsRequest,
     sides: Sequence[Sequence[PricedScenario]],
     tell: Tell,
-) -> _Found:
+) -> Compared:
     runs = sum(map(len, sides))
     stage = f"simulating {runs} runs"
     tell(stage, 0.02)
     pairs = simulated_pairs(sides, request.bounds, lambda done: tell(stage, 0.9 * done / runs))
     tell("telling differences from chance", 0.92)
-    ran = [simulated_side(made[0], made[0].calibration) for made in sides]
-    return _Found(pairs, compare_pairs(pairs, request.threshold), ran)
+    a, b = (simulated_side(first) for first, *_ in sides)
+    return compare_pairs(pairs, a, b, request.threshold)
 
 
 def _recorded(
     request: CompareRequest | CompareRecordingsRequest,
     sides: Sequence[Sequence[Recording]],
     scenarios: Sequence[PricedScenario] = (),
-) -> _Found:
-    """`scenarios` are what the recordings were simulated as, if they were."""
+) -> tuple[Compared, Disturbance | None]:
+    """And how calm the machine was; `scenarios` are what the recordings were simulated as, if they were."""
     a, b = sides
     pairs = recorded_pairs(a, b, request.bounds)
     found = calm(sides, scenarios)
-    ran = [recorded_side(side, found) for side in sides]
-    return _Found(pairs, compare_pairs(pairs, request.threshold), ran, found)
+    return compare_pairs(pairs, recorded_side(a, found), recorded_side(b, found), request.threshold), found

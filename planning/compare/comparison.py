@@ -8,130 +8,77 @@ one time in twenty, however many numbers are looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.compare.document import SHARES
-from planning.compare.paired_runs import PairedRuns, Side
+from planning.compare.document import SHARES, Cdfs, Compared, Curve, Curves, Ranked, Row, Side, Tally, Tenant, Units
+from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
 from serving.metrics import metric
-from traces.run_metrics import PERCENTILES
+from traces.distribution import PERCENTILES
+from traces.ecdf import ecdf
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # by which a request wins or loses
 _RANKS = tuple(rank for rank in PERCENTILES if rank != 95)
 _BEYOND = 10  # requests that must lie beyond a percentile for it to be compared
+_POINTS = 240  # of a distribution that is drawn
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """A statistic of both sides. `better` is `A` or `B` where a difference can be claimed, else empty."""
+def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: int = 0) -> Compared:
+    """Compare B with A, of which `a` and `b` say what ran.
 
-    metric: str
-    stat: str
-    a: float
-    b: float
-    low: float
-    high: float
-    better: str
-
-    @property
-    def percent(self) -> float:
-        """The difference in percent of A; of a share in percentage points."""
-        if self.metric in SHARES:
-            return 100 * (self.b - self.a)
-        return 100 * (self.b - self.a) / self.a if self.a else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Of the requests of a group: how many B serves better or worse than A by more than the threshold.
-
-    by, group   `all`, or the tenants and SLO classes one by one
-    mean_a, mean_b      of the requests that finished on both sides
+    `threshold` is the change of a request's latency that counts, `seed` the bootstrap's.
     """
-
-    metric: str
-    by: str
-    group: str
-    gain: int
-    lose: int
-    same: int
-    mean_a: float
-    mean_b: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The outcome. `unit_is` says what was resampled: `runs`, or `blocks` of consecutive arrivals.
-
-    threshold   relative change of a request's latency that counts as a gain or a loss
-    carry_over  in some rows blocks go together more than the intervals allow for
-    """
-
-    rows: list[ComparedRow]
-    tallies: list[Tally]
-    requests: int
-    runs: int
-    units: int
-    unit_is: str
-    threshold: float
-    carry_over: bool
-
-    @property
-    def claims(self) -> list[ComparedRow]:
-        """The rows in which a difference can be claimed."""
-        return [row for row in self.rows if row.better]
-
-    def verdict(self) -> str:
-        """One sentence."""
-        if not self.claims:
-            if all(row.a == row.b for row in self.rows):
-                return "no difference can be claimed: both sides do the same"
-            widest = max(self.rows, key=lambda row: abs(row.percent) if math.isfinite(row.percent) else 0.0)
-            if math.isnan(widest.low):
-                return "no difference can be claimed: there are too few requests"
-            whole = 1.0 if widest.metric in SHARES else abs(widest.a)
-            reach = 100 * (widest.high - widest.low) / 2 / whole if whole else math.nan
-            if not math.isfinite(widest.percent) or not math.isfinite(reach):
-                return "no difference can be claimed: nothing finishes on a side, or too little to compare"
-            return (
-                f"no difference can be claimed: the largest, {_named(widest)} {widest.percent:+.1f} {_in(widest)}, "
-                f"is known to +-{reach:.1f} {_in(widest)} only"
-            )
-        parts = []
-        for side, verb in (("B", "better"), ("A", "worse")):
-            won = [row for row in self.claims if row.better == side]
-            if won:
-                best = {row.metric: row for row in sorted(won, key=lambda row: abs(row.percent))}
-                shown = [f"{_named(row)} {row.percent:+.1f} {_in(row)}" for row in best.values()]
-                parts.append(f"{verb} in {', '.join(reversed(shown))}")
-        return f"B is {' but '.join(parts)}"
-
-
-def compare(pairs: PairedRuns, threshold: float = 0.05, seed: int = 0) -> Comparison:
-    """Compare B with A. `threshold` is the change of a request's latency that counts, `seed` the bootstrap's."""
     named = list(_statistics(pairs))
     serial = pairs.unit_is == "blocks"
     ratios = [name in LATENCIES or name == "output_throughput" for (name, _), _, _ in named]
-    found = differences([(a, b) for _, a, b in named], pairs.units, seed, serial, ratios)
+    found = differences([(of_a, of_b) for _, of_a, of_b in named], pairs.units, seed, serial, ratios)
     rows = [_row(*name, difference) for (name, _, _), difference in zip(named, found, strict=True)]
     if serial:
-        rows += list(_throughputs(pairs))
-    return Comparison(
-        rows=rows,
-        tallies=list(_tallies(pairs, threshold)),
+        rows.append(_throughput(pairs))
+    return Compared(
+        verdict=verdict(rows),
+        difference=any(row.better for row in rows),
         requests=len(pairs.unit),
         runs=pairs.runs,
-        units=pairs.units,
-        unit_is=pairs.unit_is,
+        units=Units(of=pairs.unit_is, count=pairs.units, carry_over=any(difference.carried for difference in found)),
+        rows=tuple(rows),
         threshold=threshold,
-        carry_over=any(difference.carried for difference in found),
+        tallies=tuple(_tallies(pairs, threshold)),
+        cdfs=Cdfs(a=_curves(pairs.a), b=_curves(pairs.b)),
+        tenants=tuple(_tenants(pairs)),
+        a=a,
+        b=b,
     )
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What can be claimed, in one sentence."""
+    claims = [row for row in rows if row.better]
+    if not claims:
+        if all(row.a == row.b and row.a is not None for row in rows):
+            return "no difference can be claimed: both sides do the same"
+        widest = max(rows, key=lambda row: abs(row.percent or 0.0))
+        if widest.low is None or widest.high is None:
+            return "no difference can be claimed: there are too few requests"
+        whole = 1.0 if widest.metric in SHARES else abs(widest.a or 0.0)
+        if widest.percent is None or not whole:
+            return "no difference can be claimed: nothing finishes on a side, or too little to compare"
+        reach = 100 * (widest.high - widest.low) / 2 / whole
+        return (
+            f"no difference can be claimed: the largest, {_told(widest)}, is known to +-{reach:.1f} {_in(widest)} only"
+        )
+    parts = []
+    for side, verb in (("B", "better"), ("A", "worse")):
+        won = sorted((row for row in claims if row.better == side), key=lambda row: abs(row.percent or 0.0))
+        if won:
+            best = {row.metric: row for row in won}
+            parts.append(f"{verb} in {', '.join(_told(row) for row in reversed(best.values()))}")
+    return f"B is {' but '.join(parts)}"
 
 
 def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic, Statistic]]:
@@ -147,7 +94,7 @@ def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic,
             if fewest * (100 - rank) >= 100 * _BEYOND:
                 low, high = (Percentile(v, unit, units, rank) for v in values)
                 yield (name, f"p{rank}"), low, high
-    if pairs.a.attainable():
+    if pairs.a.attainable:
         a, b = (Ratio.mean(side.good.astype(float), unit, units) for side in sides)
         yield ("slo_attainment", "value"), a, b
     if not all(side.finished.all() for side in sides):
@@ -162,14 +109,14 @@ def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic,
         yield ("output_throughput", "value"), a, b
 
 
-def _throughputs(pairs: PairedRuns) -> Iterator[ComparedRow]:
+def _throughput(pairs: PairedRuns) -> Row:
     """A block has no throughput of its own, so that it comes without an interval."""
     whole = np.ones((1, pairs.runs), dtype=np.int64)
     a, b = (float(Ratio(*_tokens_and_seconds(side))(whole)[0]) for side in (pairs.a, pairs.b))
-    yield ComparedRow("output_throughput", "value", a, b, math.nan, math.nan, "")
+    return _row("output_throughput", "value", Difference(a, b, math.nan, math.nan))
 
 
-def _tokens_and_seconds(side: Side) -> tuple[Floats, Floats]:
+def _tokens_and_seconds(side: SideRequests) -> tuple[Floats, Floats]:
     """Output tokens of finished requests, and measurement window, of each run."""
     seconds = np.array([run.window_s or 0.0 for run in side.runs])
     rates = np.array([run.scalars()["output_throughput"] or 0.0 for run in side.runs])
@@ -182,12 +129,22 @@ def _by_unit_and(index: NDArray[Any], count: int, values: Floats, pairs: PairedR
     return sums.reshape(pairs.units, count)
 
 
-def _row(name: str, stat: str, found: Difference) -> ComparedRow:
+def _row(name: str, stat: str, found: Difference) -> Row:
     better = ""
     if found.claimed:
         lower = name in LATENCIES or metric(name).better == "lower" if name != "finished" else False
         better = "B" if (found.difference < 0) == lower else "A"
-    return ComparedRow(name, stat, found.a, found.b, found.low, found.high, better)
+    whole = 1.0 if name in SHARES else found.a
+    return Row(
+        metric=name,
+        stat=stat,
+        a=found.a,
+        b=found.b,
+        low=found.low,
+        high=found.high,
+        percent=100 * found.difference / whole if whole else math.nan,
+        better=better,
+    )
 
 
 def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
@@ -204,39 +161,51 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
         both = ~np.isnan(a) & ~np.isnan(b)
         for by, group, members in groups:
             gain, lose, count = (int((mask & members).sum()) for mask in (gains, loses, members))
-            means = [float(v[both & members].mean()) if (both & members).any() else math.nan for v in (a, b)]
-            yield Tally(judged, by, group, gain, lose, count - gain - lose, *means)
+            mean_a, mean_b = (float(v[both & members].mean()) if (both & members).any() else None for v in (a, b))
+            yield Tally(
+                metric=judged,
+                by=by,
+                group=group,
+                gain=gain,
+                lose=lose,
+                same=count - gain - lose,
+                mean_a=mean_a,
+                mean_b=mean_b,
+            )
 
 
-def _named(row: ComparedRow) -> str:
+def _curves(side: SideRequests) -> Curves:
+    return Curves(**{latency: _curve(side.values(latency)) for latency in Curves.model_fields})
+
+
+def _curve(values: Floats) -> Curve:
+    x, y = ecdf(values, _POINTS)
+    return Curve(x=tuple(float(f"{v:.6g}") for v in x), y=tuple(round(float(v), 3) for v in y))
+
+
+def _tenants(pairs: PairedRuns) -> Iterator[Tenant]:
+    labels = pairs.a.labels("tenant")
+    names = np.unique(labels)
+    served = [side.served / max(side.served.sum(), 1) for side in (pairs.a, pairs.b)]
+    for name in names if len(names) > 1 else ():
+        a, b = (100 * float(share[labels == name].sum()) for share in served)
+        yield Tenant(tenant=str(name) or "(none)", requests=100 * float((labels == name).mean()), a=a, b=b)
+
+
+def _told(row: Row) -> str:
     label = "share of requests that finish" if row.metric == "finished" else metric(row.metric).label
-    return label if row.stat in ("value", "share") else f"{label} {row.stat}"
+    named = label if row.stat in ("value", "share") else f"{label} {row.stat}"
+    return f"{named} {math.nan if row.percent is None else row.percent:+.1f} {_in(row)}"
 
 
-def _in(row: ComparedRow) -> str:
+def _in(row: Row) -> str:
     return "points" if row.metric in SHARES else "%"
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A row of which the simulator or the engine claims a difference, and whether they agree.
-
-    outcome     `holds`: both claim the same; `reversed`: they claim opposites; `open`: the engine claims nothing;
-                `missed`: only the engine claims something
-    """
-
-    metric: str
-    stat: str
-    simulated_percent: float
-    real_percent: float
-    outcome: str
-
-
-def ranking(simulated: Comparison, real: Comparison) -> list[Ranked]:
+def ranking(simulated: Sequence[Row], real: Sequence[Row]) -> Iterator[Ranked]:
     """Whether what the simulator ranks A and B by holds on the real engine."""
-    measured = {(row.metric, row.stat): row for row in real.rows}
-    found = []
-    for row in simulated.rows:
+    measured = {(row.metric, row.stat): row for row in real}
+    for row in simulated:
         other = measured.get((row.metric, row.stat))
         if other is None or not (row.better or other.better):
             continue
@@ -246,5 +215,10 @@ def ranking(simulated: Comparison, real: Comparison) -> list[Ranked]:
             outcome = "missed"
         else:
             outcome = "holds" if row.better == other.better else "reversed"
-        found.append(Ranked(row.metric, row.stat, row.percent, other.percent, outcome))
-    return found
+        yield Ranked(
+            metric=row.metric,
+            stat=row.stat,
+            simulated_percent=row.percent,
+            real_percent=other.percent,
+            outcome=outcome,
+        )

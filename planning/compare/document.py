@@ -6,17 +6,18 @@ It is what `tokentwin compare` prints and saves, what a job of the Policy lab ke
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pyarrow as pa
 from pydantic import ConfigDict
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from serving.document import Document, Number, Part, fact
 from serving.metrics import METRICS, axis_of, label_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.console import RenderableType
-    from rich.table import Table
+from traces.document_table import table_of
 
 SHARES = ("slo_attainment", "finished")  # whose differences are in points: 29 % to 52 % is +23 points, not +76 %
 _METRIC = "a metric of the glossary, or `finished`: the share of the requests that finish"
@@ -179,8 +180,6 @@ class ComparisonDocument(Compared, Document):
         errors      every simulated number beside the real one, by side
         outcomes    whether the engine confirms what the simulator claims
         """
-        from traces.document_table import table_of
-
         match name:
             case "tallies":
                 return table_of(Tally, self.tallies)
@@ -246,8 +245,6 @@ def unit_of(row: Row | SimulatedError) -> str:
 
 def _with_units(table: pa.Table) -> pa.Table:
     """With the column `unit` after the statistic."""
-    import pyarrow as pa
-
     units = [METRICS[name].unit if name in METRICS else "fraction" for name in table["metric"].to_pylist()]
     field = pa.field("unit", pa.string(), metadata={"definition": "of the row's values"})
     return table.add_column(2, field, pa.array(units, pa.string()))
@@ -258,8 +255,6 @@ _WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
 
 def _comparison_report(document: ComparisonDocument) -> Iterator[RenderableType]:
     """Of real runs that were simulated, too: what was simulated, what was real, and whether they agree."""
-    from rich.text import Text
-
     if document.a.name or document.b.name:
         yield Text(f"A: {document.a.name}\nB: {document.b.name}")
     if document.simulated is not None:
@@ -277,8 +272,6 @@ def _comparison_report(document: ComparisonDocument) -> Iterator[RenderableType]
 
 def compared_report(found: Compared) -> Iterator[RenderableType]:
     """Two sides."""
-    from rich.text import Text
-
     rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "%"))
     rows.add_column("95 % interval", justify="right", min_width=9)
     rows.add_column("better", no_wrap=True)
@@ -313,8 +306,6 @@ def compared_report(found: Compared) -> Iterator[RenderableType]:
 
 def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
     """Both sides as simulated and as they were, and what is furthest off."""
-    from rich.text import Text
-
     weather = any(row.weather_error is not None for row in errors)
     numbers = ("simulated", "real", "error %", *(("in its weather", "error %") if weather else ()))
     table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, numbers)
@@ -335,9 +326,6 @@ def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
 
 def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
     """Row by row, whether the engine agrees; then in a sentence."""
-    from rich.table import Table
-    from rich.text import Text
-
     if not ranked:
         yield Text("neither the simulator nor the real engine shows a difference", style="bold")
         return
@@ -354,9 +342,6 @@ def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
 
 def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Table:
     """Columns of names, each with how it is laid out, then of numbers, of which none is ever cut."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name, layout in names.items():
         table.add_column(name, **layout)

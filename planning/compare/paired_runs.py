@@ -23,19 +23,20 @@ _BLOCKS = 20  # in a run, at most
 _FEWEST_IN_BLOCK = 10
 
 
-class Side:
+class SideRequests:
     """The requests of one side, in the order of the pairing.
 
     tables      dataset `requests` of each of its runs
     labels      a label of each request, by column (`tenant`, `slo_class`)
     finished    which requests finished
+    attainable  whether there are bounds that requests can keep
     served      prompt and output tokens of those that finished before the last arrival of their run
     """
 
     def __init__(self, tables: Sequence[pa.Table], slo: Mapping[str, float]) -> None:
         self.tables = [table.sort_by("request_id").combine_chunks() for table in tables]
         self.runs = [RunMetrics(table, slo=slo) for table in self.tables]
-        self._slo = slo
+        self.attainable = bool(slo)
         self.finished: NDArray[np.bool_] = np.concatenate([run.finished for run in self.runs])
         self.good: NDArray[np.bool_] = np.concatenate([run.meets_slo() for run in self.runs])
         self.arrival_ns: Ints = np.concatenate([table["arrival_ns"].to_numpy() for table in self.tables])
@@ -47,9 +48,6 @@ class Side:
 
     def labels(self, column: str) -> NDArray[np.str_]:
         return np.concatenate([np.array(pc.fill_null(t[column], "").to_pylist(), dtype=str) for t in self.tables])
-
-    def attainable(self) -> bool:
-        return bool(self._slo)
 
 
 class PairedRuns:
@@ -72,15 +70,14 @@ class PairedRuns:
     ) -> None:
         if len(a) != len(b) or not a:
             raise UserError("runs", [len(a), len(b)], "must be the same number for A and B, and at least 1")
-        self.a, self.b = Side(a, slo or {}), Side(b, slo or {})
+        self.a, self.b = SideRequests(a, slo or {}), SideRequests(b, slo or {})
         for number, (left, right) in enumerate(zip(self.a.tables, self.b.tables, strict=True)):
             _check_alike(number, left, right, closed)
         self.runs = len(a)
-        sizes = [table.num_rows for table in self.a.tables]
-        self.run: Ints = np.repeat(np.arange(self.runs), sizes)
-        repeated = self.runs > 1 and all(_same(self.a.tables[0], table) for table in self.a.tables[1:])
+        repeated = self.runs > 1 and not any(_differing(self.a.tables[0], table) for table in self.a.tables[1:])
         if self.runs >= FEWEST_UNITS and not repeated:
-            self.unit_is, self.unit, self.units = "runs", self.run, self.runs
+            self.unit_is, self.units = "runs", self.runs
+            self.unit: Ints = np.repeat(np.arange(self.runs), [table.num_rows for table in self.a.tables])
             return
         self.unit_is = "blocks"
         self.unit, self.units = self._blocks(repeated)
@@ -99,18 +96,15 @@ def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
     where = f"run {number + 1} of A and B"
     if not a.num_rows:
         raise UserError(where, None, "neither holds a request; compare runs with requests")
-    for column in ("request_id", "prompt_tokens", *(() if closed else ("arrival_ns",))):
-        if not _equal(a, b, column):
-            raise UserError(where, column, "differs; compare runs of the same workload with the same arrivals")
+    differing = _differing(a, b)
+    if differing and not (closed and differing == "arrival_ns"):
+        raise UserError(where, differing, "differs; compare runs of the same workload with the same arrivals")
 
 
-def _same(a: pa.Table, b: pa.Table) -> bool:
-    """Whether two runs of one side were offered the same workload."""
-    return all(_equal(a, b, column) for column in ("request_id", "prompt_tokens", "arrival_ns"))
-
-
-def _equal(a: pa.Table, b: pa.Table, column: str) -> bool:
-    return bool(np.array_equal(a[column].to_numpy(), b[column].to_numpy()))
+def _differing(a: pa.Table, b: pa.Table) -> str | None:
+    """The first column by which two runs were offered another workload; arrivals come last."""
+    columns = ("request_id", "prompt_tokens", "arrival_ns")
+    return next((name for name in columns if not np.array_equal(a[name].to_numpy(), b[name].to_numpy())), None)
 
 
 def _blocks(arrival_ns: Ints) -> Ints:

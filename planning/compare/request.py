@@ -32,7 +32,7 @@ class Side(Request):
 
     def deployed(self, base: Deployment) -> Deployment:
         """The side's deployment. Raises UserError that names the setting that is wrong."""
-        return with_settings(completed(self.deployment, base) if self.deployment else base, self.settings)
+        return with_settings(completed(self.deployment, base), self.settings)
 
 
 class _Judged(Request):

@@ -6,21 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
-from planning.priced_scenario import price_scenario
+import pyarrow as pa
+
+from calibration.provenance import UNKNOWN, Provenance, of_run, weakest
+from calibration.steps.observed import pure
+from calibration.steps.step_cost import StepCost
+from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.disturbance import Disturbance, disturbance
+from calibration.validation.same_weather import known_weather, slowed_fleet
+from planning.compare.document import RanDeployment, Side
+from planning.compare.paired_runs import COLUMNS, PairedRuns
+from planning.priced_scenario import PricedScenario, price_scenario
 from planning.traffic import waits_for_answers
+from serving.deployments.config import Deployment
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from calibration.validation.disturbance import Disturbance
-    from planning.compare.paired_runs import PairedRuns
-    from planning.priced_scenario import PricedScenario
-    from serving.deployments.config import Deployment
-    from serving.workload import Workload
-    from traces.recording import Recording
+from serving.workload import Workload
+from traces.recording import Recording
 
 _NAMED = 5  # recordings that an error names
 
@@ -29,23 +33,33 @@ def side_scenarios(
     workloads: Sequence[Workload],
     calibration: str | None,
     gpu: str | None,
-    deployed: Callable[[Deployment], Deployment],
+    deployment: Deployment,
     replicas: int | None = None,
     router: str = "",
 ) -> list[PricedScenario]:
     """One side's scenarios, one a workload. Raises UserError as `price_scenario` does."""
-    from dataclasses import replace
-
-    first = price_scenario(workloads[0], calibration, gpu, deployed, replicas, router)
+    first = price_scenario(workloads[0], calibration, gpu, deployment, replicas, router)
     return [replace(first, workload=workload) for workload in workloads]
+
+
+def recordings(side: str, path: str | Path) -> list[Recording]:
+    """The recording `path`, or those in it by name. Raises UserError when there is none, or one was cut short."""
+    folder = Path(path)
+    found = [folder] if (folder / "runs.parquet").exists() else sorted(p.parent for p in folder.glob("*/runs.parquet"))
+    if not found:
+        raise UserError(side, str(path), "is not a recording: it has no runs.parquet")
+    loaded = [Recording.load(place) for place in found]
+    for recording in loaded:
+        if recording.run["status"] != "complete":
+            remedy = f"is {recording.run['status']}; give a recording that ran to its end"
+            raise UserError(side, str(recording.path), remedy)
+    return loaded
 
 
 def simulated_pairs(
     sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], report: Callable[[int], None]
 ) -> PairedRuns:
     """Simulate both sides; `report` is called with the number of runs that are done."""
-    from planning.compare.paired_runs import PairedRuns
-
     a: list[pa.Table] = []
     b: list[pa.Table] = []
     for scenarios, tables in zip(sides, (a, b), strict=True):
@@ -57,8 +71,6 @@ def simulated_pairs(
 
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
     """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
-    from planning.compare.paired_runs import COLUMNS, PairedRuns
-
     if len(a) != len(b):
         held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
         remedy = f"must be as many for A as for B, because they are compared in pairs: {held}"
@@ -75,12 +87,6 @@ def in_weather(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario]
 ) -> list[list[PricedScenario]] | None:
     """What each recording was simulated as, one engine in the weather of that recording; None where it is not known."""
-    from dataclasses import replace
-
-    from calibration.steps.observed import pure
-    from calibration.steps.step_cost import StepCost
-    from calibration.validation.same_weather import known_weather, slowed_fleet
-
     found = []
     for side, scenario in zip(sides, scenarios, strict=False):
         cost = pure(scenario.cost)
@@ -98,15 +104,41 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
 
     `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
     """
-    from calibration.steps.observed import pure
-    from calibration.steps.step_cost import StepCost
-    from calibration.validation.disturbance import disturbance
-
     if any(recording.run["clock"] != "wall" for side in sides for recording in side):
         return None
     costs = [pure(scenario.cost) for scenario in scenarios]
     known = [cost.calibration if isinstance(cost, StepCost) else None for cost in costs] or [None] * len(sides)
     return disturbance(list(zip(sides, known, strict=True)))
+
+
+def simulated_side(scenario: PricedScenario) -> Side:
+    """How far to trust its step times (as far as those of its least certain pool), what timed them, and what ran.
+
+    Read it after the run: how far to trust the times depends on which steps there were.
+    """
+    mark, reason = scenario.provenance()
+    return Side(
+        mark=mark.name.lower(),
+        reason=reason,
+        calibration=scenario.calibration,
+        deployment=RanDeployment(**scenario.deployment.model_dump(mode="json")),
+        replicas=scenario.engines,
+        router=scenario.routes_by,
+    )
+
+
+def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> Side:
+    """Which clock ran it, how often, what ran, and how far to trust it; `found` is of both sides."""
+    provenance = weakest((of_run(recording.run) for recording in recordings), "recordings")
+    if found is not None and found.disturbed:
+        provenance = Provenance(UNKNOWN, f"{provenance.reason}, on a machine that was disturbed")
+    return Side(
+        clock=recordings[0].run["clock"],
+        runs=len(recordings),
+        deployment=RanDeployment(**recorded_deployment(recordings[0]).model_dump(mode="json")),
+        mark=provenance.mark,
+        reason=provenance.reason,
+    )
 
 
 def _named(side: Sequence[Recording]) -> str:

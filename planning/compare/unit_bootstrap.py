@@ -10,9 +10,8 @@ same: blocks that go together count for fewer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +25,9 @@ _DRAWS = 1000
 _MOST_CARRIED = 0.5  # of one unit into the next; beyond, units of one run cannot tell a trend from noise
 
 
-class Statistic(Protocol):
-    """A number of one run, as a function of how often each unit counts."""
-
-    def __call__(self, weights: Ints) -> Floats:
-        """`weights` is `[draws, units]`, the result `[draws]`; NaN where a draw leaves nothing to compute it from."""
-        ...
+# A number of one run, as a function of how often each unit counts, `[draws, units]`: `[draws]`, NaN where a draw leaves
+# nothing to compute it from.
+Statistic = Callable[[Ints], Floats]
 
 
 class Ratio:
@@ -48,10 +44,7 @@ class Ratio:
         return cls(sums, np.bincount(unit[known], minlength=units).astype(np.float64))
 
     def __call__(self, weights: Ints) -> Floats:
-        below = weights @ self._denominators
-        found: Floats = np.full(len(weights), np.nan)
-        np.divide(weights @ self._numerators, below, out=found, where=below > 0)
-        return found
+        return _divided(weights @ self._numerators, weights @ self._denominators)
 
 
 class Percentile:
@@ -89,10 +82,12 @@ class Jain:
 
     def __call__(self, weights: Ints) -> Floats:
         service = weights @ self._service
-        below = service.shape[1] * (service**2).sum(axis=1)
-        found: Floats = np.full(len(weights), np.nan)
-        np.divide(service.sum(axis=1) ** 2, below, out=found, where=below > 0)
-        return found
+        return _divided(service.sum(axis=1) ** 2, service.shape[1] * (service**2).sum(axis=1))
+
+
+def _divided(above: Floats, below: Floats) -> Floats:
+    """NaN where there is nothing below."""
+    return np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
 
 
 @dataclass(frozen=True, slots=True)

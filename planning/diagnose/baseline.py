@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from planning.diagnose.document import FINISHED
 from planning.priced_scenario import PricedScenario
-from traces.run_metrics import RunMetrics, percentiles
+from traces.distribution import percentiles
+from traces.run_metrics import RunMetrics
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _GAPS = "itl_ms"

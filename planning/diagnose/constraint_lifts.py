@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from planning.diagnose.lifted_costs import repriced, twice_the_bandwidth, with_free_prefill, without_cpu_time
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import CostModel
@@ -86,7 +88,7 @@ def no_cpu_time(scenario: PricedScenario) -> PricedScenario:
 
 def double_bandwidth(scenario: PricedScenario) -> PricedScenario | str:
     """Memory is read twice as fast."""
-    if any(twice_the_bandwidth(cost) is None for cost in _costs(scenario)):
+    if any(twice_the_bandwidth(pool.cost) is None for pool in scenario.all_pools):
         return "the cost model does not say how step times depend on memory bandwidth"
     return _recosted(scenario, lambda cost: twice_the_bandwidth(cost) or cost)
 
@@ -198,11 +200,9 @@ def dispersion(requests: list[WorkloadRequest]) -> float:
     first, last = requests[0].arrival_ns, requests[-1].arrival_ns
     if windows < 2 or last <= first:
         return 1.0
-    counts = [0] * windows
-    for request in requests:
-        counts[min((request.arrival_ns - first) * windows // (last - first), windows - 1)] += 1
-    mean = len(requests) / windows
-    return sum((count - mean) ** 2 for count in counts) / (windows - 1) / mean
+    window = [min((request.arrival_ns - first) * windows // (last - first), windows - 1) for request in requests]
+    counts = np.bincount(window, minlength=windows)
+    return float(counts.var(ddof=1) / counts.mean())
 
 
 def _rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
@@ -212,25 +212,16 @@ def _rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
         scheduler = deployment.scheduler.model_copy(update=changes)
         return deployment.model_copy(update={"scheduler": scheduler})
 
-    deployment, pools = changed(scenario.deployment), scenario.pools
-    if pools is not None:
-        pools = tuple(_repriced_pool(pool, changed(pool.deployment)) for pool in pools)
-    return replace(scenario, deployment=deployment, cost=repriced(scenario.cost, deployment), pools=pools)
+    def repriced_pool(pool: PricedPool) -> PricedPool:
+        deployment = changed(pool.deployment)
+        return replace(pool, deployment=deployment, cost=repriced(pool.cost, deployment))
 
-
-def _repriced_pool(pool: PricedPool, deployment: Deployment) -> PricedPool:
-    return replace(pool, deployment=deployment, cost=repriced(pool.cost, deployment))
+    pools = tuple(map(repriced_pool, scenario.all_pools))
+    return replace(scenario, deployment=changed(scenario.deployment), pools=pools)
 
 
 def _recosted(scenario: PricedScenario, wrapped: Callable[[CostModel], CostModel]) -> PricedScenario:
-    pools = scenario.pools
-    if pools is not None:
-        pools = tuple(replace(pool, cost=wrapped(pool.cost)) for pool in pools)
-    return replace(scenario, cost=wrapped(scenario.cost), pools=pools)
-
-
-def _costs(scenario: PricedScenario) -> list[CostModel]:
-    return [scenario.cost, *(pool.cost for pool in scenario.pools or ())]
+    return replace(scenario, pools=tuple(replace(pool, cost=wrapped(pool.cost)) for pool in scenario.all_pools))
 
 
 def _all_blocks(scenario: PricedScenario) -> int:

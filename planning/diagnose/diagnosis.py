@@ -12,48 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
 from calibration.kernels.times import Coverage
 from calibration.steps.coverage import shown_share
 from planning.diagnose.baseline import LATENCIES, Baseline
-from planning.diagnose.constraint_lifts import FREE_PREFILL, PREFIXES, REPLICA, TIERS, Kind, Lifecycle, offered
-from planning.diagnose.document import FINISHED
-from planning.diagnose.symptoms import LOW_UTILISATION, Symptom, shown_ms
+from planning.diagnose.constraint_lifts import FREE_PREFILL, PREFIXES, REPLICA, TIERS, offered
+from planning.diagnose.document import FINISHED, Counterfactual, shown_ms
+from planning.diagnose.symptoms import LOW_UTILISATION, Symptom
 from planning.priced_scenario import PricedScenario
 from serving.errors import UserError
 from serving.metrics import metric
-from traces.run_metrics import FEWEST, RunMetrics
+from traces.run_metrics import RunMetrics
+from traces.saturation import FEWEST
 
 _LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NEARLY = 0.8  # of what the best lift buys
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual:
-    """One constraint lifted.
-
-    p99         what is left of it in ms, by latency
-    bought      the share of the run's p99 that is gone, by latency; under `finished` the share of the requests that
-                came to nothing and now finish
-    skipped     why it was not simulated, or empty; then there are no numbers
-    finished    the share of all requests that finish
-    """
-
-    name: str
-    cause: str
-    lifecycle: Lifecycle
-    kind: Kind
-    p99: dict[str, float]
-    bought: dict[str, float]
-    skipped: str = ""
-    finished: float = math.nan
-
-    @property
-    def trades(self) -> bool:
-        """Whether it only moves latency: what it buys of one is lost on the whole."""
-        return self.bought.get("e2e_ms", 0.0) < -_LEAST
 
 
 @dataclass(frozen=True)
@@ -85,7 +61,7 @@ class Diagnosis:
     def cause(self) -> Counterfactual | None:
         """What is most to blame; None when nothing is, or nobody can tell."""
         first = next((c for c in self.counterfactuals if not c.skipped), None)
-        return first if first and first.bought[self.metric] >= _LEAST else None
+        return first if first and first.gain(self.metric) >= _LEAST else None
 
     @property
     def troubled(self) -> bool:
@@ -93,7 +69,7 @@ class Diagnosis:
         return self.requests >= FEWEST and any(symptom.name != LOW_UTILISATION for symptom in self.symptoms)
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> str | None:
         """`capacity` or `policy`: whether a setting cures it (nearly) as well as any capacity would.
 
         None when nothing is to blame, or there is no trouble.
@@ -144,12 +120,14 @@ class Diagnosis:
         )
 
     def _left(self, cause: Counterfactual) -> str:
-        if self.metric == FINISHED:
+        if self.metric == FINISHED and cause.finished is not None:
             return (
                 f"{shown_share(cause.finished)} of the requests would finish instead of {shown_share(self.finished[1])}"
             )
-        before, after, share = self.simulated[self.metric], cause.p99[self.metric], -100 * cause.bought[self.metric]
-        lost = {name: bought for name, bought in cause.bought.items() if bought < -_LEAST}
+        before, after = self.simulated[self.metric], cause.p99[self.metric]
+        share = -100 * cause.gain(self.metric)
+        lost = {name: cause.gain(name) for name in cause.bought if cause.gain(name) < -_LEAST}
+        assert after is not None  # what buys something leaves a number
         return (
             f"the p99 of {metric(self.metric).label} would be {shown_ms(after)} ms instead of {shown_ms(before)} "
             f"({share:+.0f} %)" + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in lost.items())
@@ -205,12 +183,14 @@ def _counterfactuals(
     for done, lift in enumerate(lifts, start=1):
         tell(f"simulating it with {lift.name}", done / (len(lifts) + 1))
         lifted = lift.apply(scenario)
-        about = lift.name, lift.cause, lift.lifecycle, lift.kind(scenario)
-        if isinstance(lifted, str):
-            yield Counterfactual(*about, {}, {}, lifted)
-            continue
-        found = base.against(lifted)
-        yield Counterfactual(*about, found.p99, found.bought, finished=found.finished)
+        skipped: dict[str, Any] = {"p99": {}, "bought": {}, "skipped": lifted}
+        yield Counterfactual(
+            name=lift.name,
+            cause=lift.cause,
+            lifecycle=lift.lifecycle,
+            kind=lift.kind(scenario),
+            **(skipped if isinstance(lifted, str) else base.against(lifted)._asdict()),
+        )
 
 
 def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactual]:
@@ -230,15 +210,16 @@ def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactu
 
 def _blame(c: Counterfactual, name: str) -> float:
     """What it buys, less what it costs elsewhere; more that finish take longer, which is no cost."""
-    return c.bought[name] + (c.bought["e2e_ms"] if c.trades and name != FINISHED else 0.0)
+    lost = c.gain("e2e_ms")
+    return c.gain(name) + (lost if lost < -_LEAST and name != FINISHED else 0.0)
 
 
 def _no_help(tried: Sequence[Counterfactual], name: str) -> Iterator[Symptom]:
     """What only a counterfactual can show of a troubled run."""
     replica = next(c for c in tried if c.name == REPLICA)
-    if replica.skipped or not -math.inf < replica.bought[name] < _LEAST:
+    if replica.skipped or not -math.inf < replica.gain(name) < _LEAST:
         return
-    percent = round(100 * replica.bought[name])
+    percent = round(100 * replica.gain(name))
     if name == FINISHED:
         lets = f"{percent} %" if percent > 0 else "none"
         evidence = f"one more replica lets {lets} of the unfinished requests finish"

@@ -5,15 +5,19 @@ It is what `tokentwin diagnose` prints and saves, what a job of the Run page kee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pyarrow as pa
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from calibration.steps.coverage import shown_share
 from serving.document import Document, Number, Part, fact
 from serving.metrics import label_of, metric
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.console import RenderableType
+from traces.document_table import table_of
 
 FINISHED = "finished"  # what is judged where requests come to nothing
 
@@ -42,6 +46,11 @@ class Counterfactual(Part):
     )
     skipped: str = fact("why it was not simulated; then there are no numbers", default="")
     finished: Number = fact("share of all requests that finish", "fraction", default=None)
+
+    def gain(self, of: str) -> float:
+        """`bought`, minus infinity where what is left is beyond all numbers."""
+        share = self.bought.get(of, 0.0)
+        return -math.inf if share is None else share
 
 
 class Trust(Part):
@@ -91,10 +100,6 @@ class DiagnosisDocument(Document):
 
     def table(self, name: str) -> pa.Table:
         """`symptoms`, or `counterfactuals` with a column for the p99 of each latency and what is gone of it."""
-        import pyarrow as pa
-
-        from traces.document_table import table_of
-
         if name == "symptoms":
             return table_of(Symptom, self.symptoms)
         table = table_of(Counterfactual, self.counterfactuals)
@@ -116,9 +121,6 @@ class DiagnosisDocument(Document):
 
 def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
     """The whole of it."""
-    from rich.table import Table
-    from rich.text import Text
-
     if found.symptoms:
         table = Table("symptom", "lifecycle", show_lines=True)
         for heading in ("evidence", "how to test it"):
@@ -136,17 +138,12 @@ def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
 
 
 def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text
-
-    from calibration.steps.coverage import shown_share
-
     def share(finished: float | None) -> list[str]:
         return [shown_share(finished)] if found.sheds and finished is not None else ["-"] if found.sheds else []
 
     def p99(value: float | None) -> str:
         """Of requests that finish there may be none; of all of them it may be beyond all numbers."""
-        return _ms(value) if value is not None else "-" if found.sheds else "never"
+        return shown_ms(value) if value is not None else "-" if found.sheds else "never"
 
     of = "; latencies are of requests that finish" if found.sheds else ""
     latencies = [f"{metric(name).label} p99, ms" for name in found.simulated_p99]
@@ -165,7 +162,7 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
         yield Text(found.warning, style="yellow")
 
 
-def _ms(value: float) -> str:
+def shown_ms(value: float) -> str:
     """Four digits, and all of those before the point."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from planning.diagnose import diagnosis as search
+from planning.diagnose.diagnosis import Diagnosis
+from planning.diagnose.document import DiagnosisDocument, Symptom, Trust
 from planning.diagnose.request import DiagnoseRequest
+from planning.diagnose.simulated_again import another_run
+from planning.diagnose.symptoms import Evidence, symptoms
 from planning.priced_scenario import price_scenario
 from planning.progress import Tell, quiet
 from planning.version import __version__
 from serving.deployments.config import parse
-
-if TYPE_CHECKING:
-    from planning.diagnose.diagnosis import Diagnosis
-    from planning.diagnose.document import DiagnosisDocument
-    from planning.diagnose.symptoms import Evidence
+from serving.errors import UserError
+from traces.recording import Recording
+from traces.slo import check_slo
 
 DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
 DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its report looks for one
@@ -38,13 +41,6 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
 
     Raises UserError for what cannot be simulated.
     """
-    from planning.diagnose import diagnosis as search
-    from planning.diagnose.simulated_again import another_run
-    from planning.diagnose.symptoms import Evidence, symptoms
-    from serving.errors import UserError
-    from traces.recording import Recording
-    from traces.run_metrics import check_slo
-
     recording = Recording.load(request.run)
     evidence = Evidence(recording, check_slo(request.bounds))
     if request.calibration is None and request.gpu is None:
@@ -55,7 +51,7 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
     deployment = evidence.as_run()
     replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
     scenario = price_scenario(
-        recording.workload(), request.calibration, request.gpu, lambda _: deployment, replicas, request.router
+        recording.workload(), request.calibration, request.gpu, deployment, replicas, request.router
     )
     found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell)
     warning = another_run(recording, found, scenario.calibration)
@@ -69,8 +65,6 @@ def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]
 
 def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str, Any]) -> DiagnosisDocument:
     """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page."""
-    from planning.diagnose.document import Counterfactual, DiagnosisDocument, Symptom, Trust
-
     finished, finished_again = found.finished
     return DiagnosisDocument(
         steps=evidence.has_steps,
@@ -86,9 +80,7 @@ def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str
         warning=found.warning,
         standing=Trust(mark=found.standing[0].name.lower(), reason=found.standing[1]) if found.standing else None,
         symptoms=tuple(Symptom.model_validate(symptom, from_attributes=True) for symptom in found.symptoms),
-        counterfactuals=tuple(
-            Counterfactual.model_validate(tried, from_attributes=True) for tried in found.counterfactuals
-        ),
+        counterfactuals=tuple(found.counterfactuals),
         version=__version__,
         inputs=dict(inputs),
     )

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from calibration.validation.decision_replay import recorded_deployment
 from planning.compare.unit_bootstrap import Floats
 from planning.diagnose.constraint_lifts import Lifecycle, dispersion
+from planning.diagnose.document import shown_ms
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.workload import PRIVATE, WorkloadRequest
+from traces.distribution import Distribution
 from traces.recording import Recording
 from traces.replica_lives import Lives, serving_ns, unserved_ns
-from traces.run_metrics import Distribution, RunMetrics
+from traces.run_metrics import RunMetrics
 
 LOW_UTILISATION = "low utilisation"
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
@@ -35,19 +37,10 @@ _HALF = 0.5
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
-_COLUMNS = (
-    "replica",
-    "step",
-    "plan_ns",
-    "start_ns",
-    "end_ns",
-    "prefill_rows",
-    "decode_rows",
-    "running",
-    "waiting",
-    "used_blocks",
-    "preempted",
-)
+_COLUMNS = [
+    "replica", "step", "plan_ns", "start_ns", "end_ns", "prefill_rows", "decode_rows", "running", "waiting",
+    "used_blocks", "preempted",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +68,7 @@ class Evidence:
         if not self.metrics.finished.any():
             remedy = "has no finished request, so nothing can be explained; give another recording"
             raise UserError("recording", self.run["run_id"], remedy)
-        steps = recording.table("steps", list(_COLUMNS))
+        steps = recording.table("steps", _COLUMNS)
         self.has_steps = steps.num_rows > 0
         self._steps = {name: steps[name].cast("float64").to_numpy() for name in _COLUMNS}
         self._recording = recording
@@ -129,11 +122,6 @@ class Evidence:
     @cached_property
     def kv_usage(self) -> Floats:
         return self.metrics.values("kv_usage")
-
-
-def shown_ms(value: float) -> str:
-    """Four digits, and all of those before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:

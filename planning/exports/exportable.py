@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
+import pyarrow as pa
+
+from planning.compare.document import ComparisonDocument
+from planning.diagnose.document import DiagnosisDocument
+from planning.plan.document import PlanDocument
 from serving.document import Document
 from serving.errors import UserError, reason
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from serving.document import Document
 
 ANSWER = "result.json"  # in the directory of a job
 _KNOWN = (
@@ -59,10 +59,6 @@ def open_exportable(path: Path) -> Exportable:
 
 def _answer(path: Path) -> Document:
     """By a field that no other answer has."""
-    from planning.compare.document import ComparisonDocument
-    from planning.diagnose.document import DiagnosisDocument
-    from planning.plan.document import PlanDocument
-
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

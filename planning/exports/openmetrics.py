@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from planning.exports.recorded_run import RecordedRun
 from serving.metrics import metric
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from planning.exports.recorded_run import RecordedRun
-    from traces.recording import Recording
-    from traces.run_metrics import RunMetrics
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
 
 JOB = {"virtual": "sim", "wall": "real"}
 
@@ -107,9 +107,6 @@ class _Engine:
 
     def sum(self, name: str) -> int:
         """Of a column of requests, over those that it began to serve; of a map, of all its values."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         served = self.requests.filter(pc.is_valid(self.requests["scheduled_ns"]))[name]
         if pa.types.is_map(served.type):
             return sum(count for row in served.to_pylist() for _, count in row or ())
@@ -146,10 +143,6 @@ class _Engine:
 
 def _engines(recording: Recording, model: str) -> list[_Engine]:
     """The replicas by number. Tables are sorted once and cut, so that a thousand replicas cost no more than one."""
-    import numpy as np
-
-    from traces.run_metrics import RunMetrics
-
     run = recording.run
     requests = recording.table("requests", _REQUEST_COLUMNS).sort_by("replica")
     steps = recording.table("steps", _STEP_COLUMNS).sort_by([("replica", "ascending"), ("step", "ascending")])
@@ -208,8 +201,6 @@ def _histogram(
     values: list[NDArray[Any]],
 ) -> list[str]:
     """Cumulative counts at or below each bound; nothing if no engine kept such values."""
-    import numpy as np
-
     if not any(map(len, values)):
         return []
     lines = []

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
 
-    from planning.exports.recorded_run import RecordedRun
-    from traces.recording import Recording
+from planning.exports.recorded_run import RecordedRun
+from traces.recording import Recording
 
 Event = dict[str, Any]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from planning.exports.tables import metric_field
+import pyarrow as pa
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from traces.recording import Recording
+from serving.metrics import metric
+from traces.recording import Recording
+from traces.run_metrics import REQUEST_METRICS, RunMetrics
+from traces.step_metrics import STEP_METRICS
 
 _RECORDED = {"running", "waiting"}  # metrics that are columns of `steps` already
 
@@ -25,8 +25,6 @@ class RecordedRun:
 
         `name` is by default that of the directory; what timed it is looked for under `runs`, by default where it lies.
         """
-        from traces.recording import Recording
-
         self.recording = source if isinstance(source, Recording) else Recording.load(str(source))
         at = self.recording.path.resolve()
         self.name = name or at.name
@@ -38,13 +36,10 @@ class RecordedRun:
 
     def table(self, name: str) -> pa.Table:
         """The dataset, and its metrics as further columns (float64, null for none)."""
-        import pyarrow as pa
-
-        from traces.run_metrics import REQUEST_METRICS, STEP_METRICS, RunMetrics
-
         table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
         for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
             if of_row not in _RECORDED:
-                values = pa.array(metrics.values(of_row), from_pandas=True)
-                table = table.append_column(metric_field(of_row), values)
+                known, values = metric(of_row), pa.array(metrics.values(of_row), from_pandas=True)
+                about = {"unit": known.unit, "definition": known.definition}
+                table = table.append_column(pa.field(of_row, pa.float64(), metadata=about), values)
         return table

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import pyarrow as pa
+
+from calibration.validation.report import RESIDUALS, load_report, load_residuals
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class Validation:
@@ -18,22 +18,16 @@ class Validation:
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
         """`runs` is by default the directory that the report lies in. Raises UserError when it is damaged."""
-        from calibration.validation.report import load_report
-
         self.path = path
         self.runs = path.resolve().parent if runs is None else runs
         self.report = load_report(path)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        from calibration.validation.report import RESIDUALS
-
         return (*self.report.tables, *(("steps",) if (self.path / RESIDUALS).is_file() else ()))
 
     def table(self, name: str) -> pa.Table:
         """`rows`: those of the report. `steps`: measured and predicted time of every held-out step."""
-        from calibration.validation.report import load_residuals
-
         if name != "steps":
             return self.report.table(name)
         steps = load_residuals(self.path, whole=True)

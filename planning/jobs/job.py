@@ -1,7 +1,8 @@
 """One job as seen from outside: its settings, how far it is, what came of it; starting and cancelling it.
 
 request.json   task and settings
-process.json   the mark of its process
+process.lock   locked by its process as long as that lives
+process.json   the number of that process, which leads a group of its own
 progress.json  stage, share done, and when it began
 outcome.json   why it ended without a result: failed or cancelled
 result.json    what it gives; a job with a result is done, whatever else lies there
@@ -13,17 +14,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from planning.jobs.files import read_json, write_json
-from planning.jobs.process import ProcessMark, mark_of
 from planning.version import __version__
 from serving.python_process import module_command, module_environment
 
@@ -77,10 +79,9 @@ class Job:
         ended = self._ended
         if ended is not None:
             return ended
-        process = self._process
-        if process is None:
+        if not self._lock.exists():
             return Status("absent")
-        if not process.alive:
+        if not self._alive:
             return self._ended or Status("failed", error=DIED)  # it may have ended well between the two looks
         return self._read("progress.json", _under_way) or Status("queued")
 
@@ -94,22 +95,23 @@ class Job:
             for name in ("outcome.json", "progress.json", "process.json"):
                 (self.directory / name).unlink(missing_ok=True)
             write_json(self.directory / "request.json", {"task": self.task, "settings": self.settings})
-            with (self.directory / "log.txt").open("w") as log:
+            with (self.directory / "log.txt").open("w") as log, self._lock.open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 process = subprocess.Popen(
                     module_command("planning.jobs.worker", str(self.directory.resolve())),
                     env=module_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    pass_fds=[lock.fileno()],  # and with it the lock, which ends with the last who has it open
                     start_new_session=True,  # it outlives the server, and can be ended with all of its children
                 )
             # Waited for, so that it does not stay behind as a zombie of a server that runs for months.
             threading.Thread(target=process.wait, daemon=True).start()
-            mark = mark_of(process.pid) or ProcessMark(process.pid, 0)
             try:
-                write_json(self.directory / "process.json", mark)
+                write_json(self.directory / "process.json", process.pid)
             except OSError:
-                mark.kill_group()  # nobody would find it
+                _end_group(process.pid)  # nobody would find it
                 raise
 
     def cancel(self) -> None:
@@ -117,10 +119,10 @@ class Job:
         if not self.directory.is_dir():
             return
         with self._starting():
-            process = self._process
-            if process is None or not self.status.active:
+            process = read_json(self.directory / "process.json")
+            if not isinstance(process, int) or not self.status.active:
                 return
-            process.kill_group()
+            _end_group(process)
             write_json(self.directory / "outcome.json", {"state": "cancelled", "error": "cancelled"})
 
     @property
@@ -128,8 +130,17 @@ class Job:
         return self._read("result.json", _done) or self._read("outcome.json", _outcome)
 
     @property
-    def _process(self) -> ProcessMark | None:
-        return self._read("process.json", lambda mark: ProcessMark(*map(int, mark)))
+    def _lock(self) -> Path:
+        return self.directory / "process.lock"
+
+    @property
+    def _alive(self) -> bool:
+        try:
+            with self._lock.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
     def _read(self, name: str, seen: Callable[[Any], Seen]) -> Seen | None:
         """What a file says; None if there is none, or it says something else."""
@@ -160,6 +171,12 @@ def finished(root: Path, task: str) -> list[Job]:
         if job.directory == path.parent and job.status.state == "done":
             jobs.append(job)
     return jobs
+
+
+def _end_group(leader: int) -> None:
+    """End a process and everything in its group, at once. Nothing if it is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _done(result: Any) -> Status:

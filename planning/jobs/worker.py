@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from planning.jobs.files import read_json, write_json
-from planning.jobs.process import mark_of
 from planning.progress import Tell
 from serving.errors import UserError, reason
 
@@ -40,7 +39,7 @@ def main(directory: Path) -> int:
     """Do what the directory's request asks."""
     os.nice(5)  # whoever watches comes first
     # Also written by who started it, who may be gone by now.
-    write_json(directory / "process.json", mark_of(os.getpid()))
+    write_json(directory / "process.json", os.getpid())
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
     try:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
+from calibration.steps.design import designed_workloads
+from calibration.steps.features import MeasuredSteps
+from calibration.steps.fit import fit, predict, step_residuals_table
+from calibration.steps.step_cost import Calibration
+from planning.measure.real_engine import pace_of
+from planning.version import __version__
+from serving.workload import Workload
+from traces.recording import Recording
+
 if TYPE_CHECKING:
-    from calibration.steps.step_cost import Calibration
     from realengine.engine import Engine
-    from serving.workload import Workload
-
-
-def pace_of(engine: Engine) -> tuple[int, int]:
-    """Rough times of a decode step at half the batch and of one prompt token, ns."""
-    config = engine.deployment.scheduler
-    rows = max(config.max_num_seqs // 2, 1)
-    size = min(config.max_num_batched_tokens, 128)
-    decode = min(engine.run_dummy([1] * rows) for _ in range(3))
-    prefill = min(engine.run_dummy([size]) for _ in range(3))
-    return decode, max(prefill // size, 1)
 
 
 def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workload, Path], object]) -> Iterator[Path]:
     """`record` the designed traces into `out`, one at each `next`, so that other runs can go between them."""
-    from calibration.steps.design import Pace, designed_workloads
-
-    for workload in designed_workloads(engine.deployment.scheduler, Pace(*pace_of(engine)), seconds):
+    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
         path = out / "runs" / workload.name
         record(workload, path)
         yield path
@@ -35,15 +33,6 @@ def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workloa
 
 def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`."""
-    import json
-
-    import pyarrow.parquet as pq
-
-    from calibration.steps.features import MeasuredSteps
-    from calibration.steps.fit import fit, predict, step_residuals_table
-    from planning.version import __version__
-    from traces.recording import Recording
-
     runs = [Recording.load(path) for path in paths]
     steps = MeasuredSteps([run.steps for run in runs])
     notes = [json.loads(run.run["notes"]) for run in runs]

@@ -6,20 +6,26 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.iteration_fit import calibrate_from_log
+from calibration.steps.iteration_log import read_iteration_log
+from calibration.steps.predict import kernels
+from calibration.steps.step_cost import Calibration
+from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.external.case import load_case
+from calibration.validation.external.learning import learnt_from
+from calibration.validation.external.predictor import blind
+from calibration.validation.external.scoring import CaseResult, score
 from planning.measure.calibration_runs import fit_recordings, measure
-from planning.measure.load_engine import load_engine
+from planning.measure.real_engine import load_engine, record_whole
 from planning.measure.request import CalibrateRequest
-from planning.measure.whole_run import record_whole
 from serving.deployments.config import Deployment
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.step_cost import Calibration
-    from calibration.validation.external.scoring import CaseResult
-    from serving.workload import Workload
+from serving.workload import Workload
+from traces.recording import Recording
 
 
 class Learnt(NamedTuple):
@@ -37,8 +43,6 @@ def calibrate(
     `say` is told which trace was measured. Raises UserError for measurements that nothing can be learnt from, for an
     engine that cannot run here, and if there is a calibration already and `overwrite` is not set.
     """
-    from calibration.steps.external_calibration import FILE
-
     if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE)):
         remedy = (
             "already holds a calibration; use --force (overwrite in Python) to replace it, or choose another directory"
@@ -54,9 +58,6 @@ def calibrate(
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
     """Where they lie. Raises UserError for one that was simulated, and for those of several engines."""
-    from calibration.validation.decision_replay import recorded_deployment
-    from traces.recording import Recording
-
     engines = set()
     for path in paths:
         recording = Recording.load(path)
@@ -81,11 +82,6 @@ def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], N
 
 
 def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibration:
-    from calibration.steps.iteration_fit import calibrate_from_log
-    from calibration.steps.iteration_log import read_iteration_log
-    from calibration.steps.predict import kernels
-    from serving.deployments.model_catalogue import find_model
-
     gpu, deployment, log = request.gpu or "", request.deployment or Deployment(), read_iteration_log(path)
     learnt = calibrate_from_log(
         log,
@@ -101,11 +97,6 @@ def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibrati
 
 
 def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
-    from calibration.validation.external.blind import blind
-    from calibration.validation.external.case import load_case
-    from calibration.validation.external.learning import learnt_from
-    from calibration.validation.external.scoring import score
-
     outcome = score(load_case(path), request.data, blind)
     learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
     learnt.save(request.out)

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from planning.measure.load_engine import load_engine
+from calibration.steps.step_cost import Calibration
+from calibration.validation.covalidation import covalidate
+from calibration.validation.disturbance import calibrated_deployment
+from calibration.validation.report import ValidationReport
+from planning.measure.real_engine import fitting, load_engine, record_whole
 from planning.measure.request import ValidateRequest
-from planning.measure.run_estimate import fitting
-from planning.measure.whole_run import record_whole
-
-if TYPE_CHECKING:
-    from calibration.steps.step_cost import Calibration
-    from calibration.validation.report import ValidationReport
 
 
 def validate(
@@ -26,9 +23,6 @@ def validate(
     `say` is told which real run is made. Raises UserError where the recordings are not of one workload and engine, or
     not of the calibrated one, and if there are recordings in `out` and `overwrite` is not set.
     """
-    from calibration.steps.step_cost import Calibration
-    from calibration.validation.covalidation import covalidate
-
     calibration = Calibration.load(request.calibration)
     real = request.real or _recorded(request, calibration, overwrite, say)
     return covalidate(real, calibration, request.out, datetime.now(UTC).isoformat(timespec="seconds"))
@@ -38,8 +32,6 @@ def _recorded(
     request: ValidateRequest, calibration: Calibration, overwrite: bool, say: Callable[[str], None]
 ) -> list[Path]:
     """Recordings of the traffic on the engine that was calibrated."""
-    from calibration.validation.disturbance import calibrated_deployment
-
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
     with closing(load_engine(calibrated_deployment(calibration), say)) as engine:

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from planning.plan.candidates import Engine
-from planning.plan.curves import fleet_curve, load_curve, mean_rate
+from planning.plan.curves import fleet_curve, load_curve
 from planning.plan.document import (
     Candidate,
-    Dearer,
     Draws,
     Fewer,
     FleetPoint,
     Histogram,
-    Infeasible,
     Lengths,
     LoadPoint,
     Offered,
@@ -30,6 +30,7 @@ from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
 from planning.progress import Tell, quiet
+from planning.traffic import mean_rate
 from planning.version import __version__
 from planning.workers import Workers
 from serving.deployments.config import Deployment
@@ -50,7 +51,7 @@ def plan_document(
     The curves around the answer are simulated here, by `workers`; None leaves them out. `tell` hears of them, with the
     share of this that is done.
     """
-    best, rate = found.recommendation, mean_rate(found.question)
+    best, rate = found.recommendation, mean_rate(found.question.workload)
     requests = list(found.question.workload.requests)
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
     mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)
@@ -65,8 +66,8 @@ def plan_document(
         spares=found.limits.spares,
         recommendation=_recommendation(found, best) if best else None,
         runners_up=tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up),
-        dearer=tuple(Dearer(engine=name, usd_per_hour_at_least=usd) for name, usd in found.dearer),
-        infeasible=tuple(Infeasible(engine=failure.name, reason=failure.reason) for failure in found.failures),
+        dearer=found.dearer,
+        infeasible=found.failures,
         frontier=found.frontier,
         frontier_by_price=found.by_price,
         points=found.points,
@@ -111,8 +112,6 @@ def _curves(
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:
     """The percentage of the requests between each of the `edges` (tokens, evenly spaced logarithms) and the next."""
-    import numpy as np
-
     edges = np.geomspace(min(tokens), max(tokens) + 1, _BINS + 1)
     counts, _ = np.histogram(tokens, edges)
     return Histogram(

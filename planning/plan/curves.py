@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
+from calibration.steps.observed import JudgedCost
 from planning.plan.candidates import Engine
 from planning.plan.document import FleetPoint, LoadPoint
 from planning.plan.objectives import Objective
 from planning.plan.trial import Figures, Question, simulated
+from planning.traffic import mean_rate
 from planning.workers import Task, Workers
-
-if TYPE_CHECKING:
-    from calibration.steps.observed import JudgedCost
+from traces.reshape import reshaped
 
 # Of the rate at which an objective breaks: close together where latency turns up.
 _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -52,13 +51,6 @@ def load_curve(
     return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
 
 
-def mean_rate(question: Question) -> float:
-    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
-    arrivals = [request.arrival_ns for request in question.workload.requests]
-    span_s = (arrivals[-1] - arrivals[0]) / 1e9
-    return (len(arrivals) - 1) / span_s if span_s else math.inf
-
-
 def _fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
     centre = question.pricing(engine)
     likely = _figures(question, engine, replicas, centre)
@@ -81,14 +73,12 @@ def _figures(question: Question, engine: Engine, replicas: int, cost: JudgedCost
 
 
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
-    from traces.reshape import reshaped
-
     workload = reshaped(question.workload, rate_scale=scale)
     scaled = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
     figures = _figures(scaled, engine, replicas, question.pricing(engine))
     ttft, tpot = figures.observed
     return LoadPoint(
-        requests_per_s=scale * mean_rate(question),
+        requests_per_s=scale * mean_rate(question.workload),
         ttft_p99_ms=ttft,
         tpot_p99_ms=tpot,
         attainment=figures.attainment,

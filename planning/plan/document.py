@@ -7,35 +7,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pyarrow as pa
 from pydantic import computed_field
+from rich.box import SIMPLE
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.document import Document, Number, Part, fact
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from planning.plan.frontier import Point
+from traces.document_table import table_of
 
 
-class Offered(Point):
+class Observed(Part):
+    """What a fleet does."""
+
+    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
+    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
+    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
+
+
+class Offered(Observed, Point):
     """A fleet that meets all objectives, the fewest replicas of its engine that do."""
 
-    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
-    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
-    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
 
-
-class Fewer(Part):
+class Fewer(Observed):
     """What one replica fewer than recommended does, simulated to the end."""
 
-    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
-    e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
-    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
     attainment: float = fact("share of the requests within every bound", "fraction")
 
 
@@ -181,8 +181,6 @@ class PlanDocument(Document):
 
     def table(self, name: str) -> pa.Table:
         """`fleets`: a row for every fleet that was simulated to its end."""
-        from traces.document_table import table_of
-
         recommended = self.recommendation and self.place(self.recommendation)
         for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
         rows = [
@@ -218,8 +216,6 @@ _COLUMNS = ("GPUs", "$/h", "tok/s\na user", "tok/s\na GPU", "$/Mtok\noutput", "a
 
 def _plan_report(plan: PlanDocument) -> Iterator[RenderableType]:
     """The whole of it."""
-    from rich.text import Text
-
     yield Text(plan.answer, style="bold")
     yield from map(Text, _details(plan))
     if plan.runners_up:
@@ -270,9 +266,6 @@ def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
 
 def _table(rows: Sequence[tuple[Point, str]], spares: int) -> Table:
     """Fleets, and on which frontier each is."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     table = Table(box=SIMPLE, padding=(0, 0, 0, 1), show_edge=False, pad_edge=False)
     table.add_column("fleet", overflow="fold")  # each setting on a line of its own
     for heading in _COLUMNS:

@@ -12,10 +12,14 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from planning.plan.candidates import Engine, long_enough
 from planning.plan.trial import Question, try_fleet
+from planning.traffic import mean_rate, waits_for_answers
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
+from traces.reshape import at_rate
 
 DRAWS = 2
 _BLOCKS = 20  # of a trace: long enough to hold a burst, and enough of them to fall otherwise
@@ -26,19 +30,15 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
     Without those that are refused, as a draw of very little traffic may be; nothing where requests wait for others.
     """
-    from traces.reshape import at_rate
-
     found: list[Workload] = []
-    for number in range(1, DRAWS + 1) if not _waits(planned) else ():
+    for number in range(1, DRAWS + 1) if not waits_for_answers(planned) else ():
         with suppress(UserError):
-            found.append(at_rate(draw(number), _rate(planned)))
+            found.append(at_rate(draw(number), mean_rate(planned)))
     return found
 
 
 def reordered(planned: Workload) -> Callable[[int], Workload]:
     """The requests of `planned`, with the gap before each, in blocks whose order follows from a number."""
-    import numpy as np
-
     requests = list(planned.requests)
     arrivals = [request.arrival_ns for request in requests]
     gaps = [after - before for before, after in pairwise(arrivals)]
@@ -76,13 +76,3 @@ def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:
         if long_enough(deployment, planned) == deployment:
             return replace(engine, deployment=long_enough(deployment, other))
     return engine
-
-
-def _waits(workload: Workload) -> bool:
-    return any(request.think_ns is not None for request in workload.requests)
-
-
-def _rate(workload: Workload) -> float:
-    """Requests a second, from the first arrival to the last."""
-    arrivals = [request.arrival_ns for request in workload.requests]
-    return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0]) * 1e9

@@ -24,5 +24,5 @@ def record_fleet(
     chosen = candidates[engine]
     gpu = chosen.gpu if chosen.gpu in gpus() else None  # else our own engine's device
     deployment = chosen.deployment.model_copy(update={"fleet": chosen.fleet(replicas, request.router)})
-    scenario = price_scenario(workload, request.calibration, gpu, lambda _: deployment, prices=request.prices)
+    scenario = price_scenario(workload, request.calibration, gpu, deployment, prices=request.prices)
     return recorded(scenario, out, overwrite=overwrite, tell=tell)

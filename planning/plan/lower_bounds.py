@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective
 from planning.plan.trial import Question
+from planning.traffic import waits_for_answers
 from serving.cost_model import CostModel
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
@@ -26,9 +27,9 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     """No fewer replicas than this meet the objectives, provided a larger step never takes less time."""
     workload, scheduler = question.workload, engine.deployment.scheduler
     prefilling, decoding = engine.split or (1, 1)  # engines of a replica
+    if waits_for_answers(workload):
+        return 1  # there is no telling when the last request comes
     requests = list(workload.requests)
-    if any(request.think_ns is not None for request in requests):
-        return 1  # arrivals wait for answers, so there is no telling when the last one comes
     span_ms = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e6
     # What other requests begin with, too, a cache may have; the rest is computed, whatever the cache.
     prompts = sorted(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)

@@ -11,14 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from traces.run_metrics import RunMetrics
+from traces.run_metrics import RunMetrics
+from traces.slo import check_slo
 
 _FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
 _BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")
@@ -59,8 +57,6 @@ class Objective:
         if self.attainment:
             misses, counted = self.misses(metrics)
             return 1.0 - misses / counted
-        import numpy as np
-
         values = metrics.values(self.bounds[0][0])
         values = np.where(metrics.finished, values, np.inf)
         ordered = np.sort(values[~np.isnan(values)])
@@ -104,8 +100,6 @@ class Objectives:
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:
     """Objectives as written on the command line. Raises UserError that says what is wrong with which."""
-    from traces.run_metrics import check_slo
-
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
     bounds: dict[str, float] = {}

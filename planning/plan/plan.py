@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from planning.plan.candidates import Engine, RuledOut
+from planning.plan.document import Dearer, Infeasible
 from planning.plan.draws import holds
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Progress, Searched, search, silent
@@ -56,20 +57,11 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why no fleet of an engine will do: which objective, and what was observed at best (None: no fleet was tried)."""
-
-    name: str
-    reason: str
-    excess: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """The answer. Without a recommendation it is infeasible, and the first of `failures` came closest.
 
     runners_up  the next cheapest, of other engines
-    dearer      given up: name, and what it costs at least, in dollars per hour
+    dearer      engines that were given up, the cheapest first
     failures    engines of which no number of replicas will do, the closest first; then what fits on no GPU
     frontier    the fleets simulated that none beats in tokens/s of a user and of a GPU, and
     by_price    in tokens/s of a user and tokens for a dollar
@@ -81,8 +73,8 @@ class Plan:
     limits: Limits
     recommendation: Recommendation | None
     runners_up: tuple[Offer, ...]
-    dearer: tuple[tuple[str, float], ...]
-    failures: tuple[Failure, ...]
+    dearer: tuple[Dearer, ...]
+    failures: tuple[Infeasible, ...]
     frontier: tuple[Point, ...]
     by_price: tuple[Point, ...]
     points: tuple[Point, ...]
@@ -120,7 +112,11 @@ def make_plan(
     if offers:
         recommendation, more = _recommended(workers, offers, limits, trials, len(engines), progress, draws)
         trials += more
-    dearer = [(e.engine.name, e.usd_per_hour(e.least, limits.spares)) for e in found if e.pruned]
+    dearer = [
+        Dearer(engine=entry.engine.name, usd_per_hour_at_least=entry.usd_per_hour(entry.least, limits.spares))
+        for entry in found
+        if entry.pruned
+    ]
     failures = [
         _failure(question, entry, limits.most) for entry in found if entry.replicas is None and not entry.pruned
     ]
@@ -132,10 +128,10 @@ def make_plan(
         limits=limits,
         recommendation=recommendation,
         runners_up=tuple(offers[1:]),
-        dearer=tuple(sorted(dearer, key=lambda entry: entry[1])),
+        dearer=tuple(sorted(dearer, key=lambda entry: entry.usd_per_hour_at_least)),
         failures=(
-            *sorted(failures, key=lambda failure: failure.excess),
-            *(Failure(name, reason, float("inf")) for name, reason in ruled_out),
+            *(failure for _, failure in sorted(failures, key=lambda failure: failure[0])),
+            *(Infeasible(engine=name, reason=reason) for name, reason in ruled_out),
         ),
         frontier=tuple(pareto(points.values())),
         by_price=tuple(pareto(points.values(), per_dollar)),
@@ -195,15 +191,16 @@ def _around(replicas: int, most: int) -> list[int]:
     return [number for number in near if 1 <= number <= most]
 
 
-def _failure(question: Question, entry: Searched, most: int) -> Failure:
+def _failure(question: Question, entry: Searched, most: int) -> tuple[float, Infeasible]:
+    """Why no fleet of an engine will do: which objective, and what was observed at best. By how much comes first."""
     assert entry.alone is not None and entry.alone.figures is not None
     alone = entry.alone.figures
     objective, observed = question.objectives.each[alone.worst], alone.observed[alone.worst]
     excess = objective.excess(observed)
     if entry.alone.met:
-        return Failure(entry.engine.name, f"{most} replicas are too few; see --max-replicas", excess)
+        reason = f"{most} replicas are too few; see --max-replicas"
+        return excess, Infeasible(engine=entry.engine.name, reason=reason)
     seen = question.objectives.seen(objective, observed, alone.broken)
     turned_away = f" ({alone.unfinished} requests fit in no replica)" if alone.unfinished else ""
-    return Failure(
-        entry.engine.name, f"{objective.text}: {seen}, with every request alone on a replica{turned_away}", excess
-    )
+    reason = f"{objective.text}: {seen}, with every request alone on a replica{turned_away}"
+    return excess, Infeasible(engine=entry.engine.name, reason=reason)

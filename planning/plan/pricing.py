@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from planning.costs import priced
+from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.observed import JudgedCost, observed
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.predict import predicted_cost
+from calibration.steps.step_cost import Calibration, StepCost
+from planning.costs import base_deployment, priced
 from planning.deployments import completed, served
 from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
 from planning.plan.request import PlanRequest
@@ -22,13 +28,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.own_cost import names_own_cost, own_cost
 from serving.scheduler import find_policy
-
-if TYPE_CHECKING:
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.observed import JudgedCost
-    from calibration.steps.operation_cost import OperationCost
-    from calibration.steps.step_cost import Calibration
-    from serving.workload import Workload
+from serving.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -39,38 +39,20 @@ class KernelPricing:
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.observed import observed
-        from calibration.steps.predict import predicted_cost
-
         key = engine.gpu, engine.deployment.model_dump_json()
         if key not in self._known:
             self._known[key] = predicted_cost(engine.gpu, engine.deployment, self.learnt)
         return observed(self._known[key])
 
 
-@dataclass(frozen=True)
-class MeasuredPricing:
+def _measured(calibration: Calibration, engine: Engine) -> JudgedCost:
     """Our own engine where it was calibrated; only policies and limits may differ between candidates."""
-
-    measured: Calibration
-
-    def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.observed import observed
-        from calibration.steps.step_cost import StepCost
-
-        return observed(StepCost(self.measured))
+    return observed(StepCost(calibration))
 
 
-@dataclass(frozen=True)
-class OwnPricing:
+def _own(name: str, engine: Engine) -> JudgedCost:
     """A cost model of one's own, by its `module:Class`."""
-
-    name: str
-
-    def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.observed import observed
-
-        return observed(own_cost(self.name, engine.deployment))
+    return observed(own_cost(name, engine.deployment))
 
 
 class Candidates(NamedTuple):
@@ -83,8 +65,6 @@ class Candidates(NamedTuple):
 
 def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     """Every candidate of `request`, with room for the longest request of `workload`. Raises UserError for none."""
-    from calibration.steps.external_calibration import FILE, ExternalCalibration
-
     for policy in request.policies or ():
         find_policy(policy)
     calibration, learnt = request.calibration, None
@@ -99,8 +79,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     if learnt is not None:
         known = parse(Deployment, json.loads(learnt.deployment), "calibration.deployment")
         base = known.model_copy(update={"fleet": None})
-    if request.deployment is not None:
-        base = completed(request.deployment, base)
+    base = completed(request.deployment, base)
     if request.model:
         base = base.model_copy(update={"model": request.model})
     if request.deployment is None:
@@ -122,15 +101,10 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
     """The one that was calibrated, under each policy and setting; its device is priced by the name `cpu` or `cuda`."""
-    from calibration.steps.step_cost import Calibration
-
     prices, engines = request.prices, []
+    base = completed(request.deployment, base_deployment(calibration))
     for settings in request.variations:
-
-        def changed(base: Deployment, settings: dict[str, object] = settings) -> Deployment:
-            return with_settings(completed(request.deployment, base) if request.deployment else base, settings)
-
-        deployment = priced(calibration, None, changed).deployment
+        deployment = priced(calibration, None, with_settings(base, settings)).deployment
         device = deployment.device
         if prices.keys() != {device}:
             raise UserError("price", ", ".join(prices) or None, f"give exactly one price, --price {device}=DOLLARS")
@@ -138,5 +112,5 @@ def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
             ours = deployment.model_copy(update={"policy": policy})
             engines.append(Engine(device, prices[device], ours, shown_settings(settings)))
     if names_own_cost(calibration):
-        return Candidates(engines, [], OwnPricing(calibration))
-    return Candidates(engines, [], MeasuredPricing(Calibration.load(calibration)))
+        return Candidates(engines, [], partial(_own, calibration))
+    return Candidates(engines, [], partial(_measured, Calibration.load(calibration)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
@@ -29,18 +29,7 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
-
-
-class TryFleet(Protocol):
-    """Asks of so many replicas of an engine whether they do."""
-
-    def __call__(self, question: Question, engine: Engine, replicas: int) -> Trial: ...
-
-
-class TryAlone(Protocol):
-    """Asks the same of as many as there are requests."""
-
-    def __call__(self, question: Question, engine: Engine) -> Trial: ...
+Try = Callable[..., Trial]  # of a question, an engine, and, unless each request has a replica to itself, of `replicas`
 
 
 def silent(progress: Progress) -> None:
@@ -100,13 +89,12 @@ def search(
     spares: int = 0,
     keep: int = 4,
     progress: OnProgress = silent,
-    trial: TryFleet = try_fleet,
-    alone: TryAlone = try_alone,
+    trial: Try = try_fleet,
+    alone: Try = try_alone,
 ) -> list[Searched]:
     """Every engine with its fewest replicas, up to `most`, or pruned if `keep` others are cheaper; in the order given.
 
-    `progress` is called after every round. Fleets are tried by `trial`, and by `alone`
-    whether any can do.
+    `progress` is called after every round. Fleets are tried by `trial`, and by `alone` whether any can do.
     """
     starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
     found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
@@ -141,7 +129,7 @@ def _pruned(entry: Searched, spares: int, dearest: float) -> Searched:
     return replace(entry, pruned=True) if hopeless else entry
 
 
-def _ask(entry: Searched, spares: int, dearest: float, trial: TryFleet, alone: TryAlone) -> Task[Question, Trial]:
+def _ask(entry: Searched, spares: int, dearest: float, trial: Try, alone: Try) -> Task[Question, Trial]:
     """What to simulate next; while no fleet is known to do, none that would be too dear anyway."""
     if entry.in_doubt:
         return partial(alone, engine=entry.engine)

@@ -6,14 +6,12 @@ Both are bisections, run to the end by one worker each.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from calibration.steps.observed import JudgedCost
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
 from planning.plan.trial import Question, Trial, simulated
-
-if TYPE_CHECKING:
-    from calibration.steps.observed import JudgedCost
+from traces.reshape import reshaped
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
 KEEPING_UP = "keeping up with what arrives"
@@ -64,8 +62,6 @@ class Knee:
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
     """By bisection over whole percents; the same requests arrive faster."""
-    from traces.reshape import reshaped
-
     search, breaks = Bisection(low=0, most=most_percent, start=_FIRST_PERCENT), None
     while not search.done:
         percent = search.ask()

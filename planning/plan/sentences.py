@@ -16,7 +16,7 @@ def answer(plan: Plan) -> str:
         if not plan.failures:
             return "Infeasible: there is no candidate."
         first = plan.failures[0]
-        return f"Infeasible: no fleet meets the SLOs. The closest is {first.name}: {first.reason}."
+        return f"Infeasible: no fleet meets the SLOs. The closest is {first.engine}: {first.reason}."
     point, spares = best.offer.point, plan.limits.spares
     spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
     return (

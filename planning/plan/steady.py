@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from traces.saturation import FEWEST, PILING_UP, growth
+
 Floats = NDArray[np.float64]
 _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt_tokens", "output_tokens")
 
@@ -34,8 +36,6 @@ class Steady:
 
 def steady(requests: pa.Table) -> Steady:
     """Of a run's table of requests, unfinished ones included. Too few requests to tell are taken to be kept up with."""
-    from traces.run_metrics import PILING_UP
-
     finished = np.asarray(pc.fill_null(pc.equal(requests.column("status"), "finished"), False))
     arrival, scheduled, first_token, finish, prompt, output = (_column(requests, name) for name in _COLUMNS)
     begin, end = float(arrival.min()), float(arrival.max())
@@ -59,8 +59,6 @@ def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
 
     Requests that never had one were turned away, and wait for nothing.
     """
-    from traces.run_metrics import FEWEST, growth
-
     admitted = np.isfinite(scheduled)
     if admitted.sum() < FEWEST:
         return 0.0

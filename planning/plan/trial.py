@@ -6,29 +6,25 @@ most fleets that a search looks at are too small, and those are the slowest to s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+import pyarrow as pa
+
+from calibration.steps.observed import JudgedCost
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
+from planning.plan.steady import Steady, steady
 from serving.workload import Workload
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from calibration.steps.observed import JudgedCost
-    from planning.plan.steady import Steady
-    from traces.run_metrics import RunMetrics
-
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from traces.run_metrics import RunMetrics
 
 _LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
 
 
-class Pricing(Protocol):
-    """Times the steps of an engine. Called for each trial; the answer has timed no step yet."""
-
-    def __call__(self, engine: Engine) -> JudgedCost: ...
+Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; the answer has timed no step yet
 
 
 @dataclass(frozen=True)
@@ -94,9 +90,6 @@ class _Watch:
         self._tables: list[pa.Table] = []
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        from sim.run_log import TableSink
-        from traces.run_metrics import RunMetrics
-
         block = TableSink()
         block.add_requests(columns)
         self._tables.append(block.requests)
@@ -111,8 +104,6 @@ class _Watch:
 
     @property
     def requests(self) -> pa.Table:
-        import pyarrow as pa
-
         return pa.concat_tables(self._tables)
 
 
@@ -135,10 +126,6 @@ def try_alone(question: Question, engine: Engine) -> Trial:
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
     """So many replicas of `engine`, their steps timed by `cost`."""
-    from planning.plan.steady import steady
-    from sim.cluster import Cluster
-    from traces.run_metrics import RunMetrics
-
     watch = _Watch(question, to_the_end)
     cluster = Cluster(
         engine.deployment,

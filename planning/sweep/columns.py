@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from planning.sweep.points import Point, canonical
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
-
-if TYPE_CHECKING:
-    from traces.run_metrics import RunMetrics
+from traces.run_metrics import DISTRIBUTIONS, RunMetrics
+from traces.schema import arrow_schema
 
 STATUSES = ("finished", "rejected", "timed_out", "cancelled", "aborted", "unfinished")
 _TEXT, _COUNT, _NUMBER = pa.string(), pa.int64(), pa.float64()
@@ -127,9 +126,6 @@ def _band_fields() -> list[pa.Field]:
 
 
 def _metric_fields() -> list[pa.Field]:
-    from traces.run_metrics import DISTRIBUTIONS, RunMetrics
-    from traces.schema import arrow_schema
-
     fields = []
     for name in RunMetrics(arrow_schema("requests").empty_table()).scalars():
         known = METRICS[name.removesuffix("_peak")]

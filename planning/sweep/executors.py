@@ -5,61 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Protocol
+from importlib.util import find_spec
 
 from planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
 from planning.sweep.points import Point
+from planning.sweep.ray_tasks import as_ray_tasks
 from planning.workers import Overdue, WorkerDied, Workers
 from serving.errors import UserError
 
-EXECUTORS = ("process", "ray")
+Results = Generator[RunResult, None, None]
+Measure = Callable[[Point], RunResult]
+Executor = Callable[[Measure, Sequence[Point]], Results]  # a process that dies in a run becomes a failed result
 
 
-class Executor(Protocol):
-    """Calls `measure` on each of `points`; a process that dies in it becomes a failed outcome."""
-
-    def run(
-        self, measure: Callable[[Point], RunResult], points: Sequence[Point]
-    ) -> Generator[RunResult, None, None]: ...
-
-
-class Processes:
-    """At most `jobs` processes of this machine, by default one for each CPU that this process may use.
+def in_processes(
+    measure: Measure, points: Sequence[Point], jobs: int | None = None, limit_s: float | None = None
+) -> Results:
+    """In at most `jobs` processes of this machine, by default one for each CPU that this process may use.
 
     `limit_s` is the longest that a run may take, in seconds.
     """
+    tasks = [partial(_measured, point=point) for point in points]
+    with Workers(measure, jobs) as workers, closing(workers.each(tasks, limit_s)) as outcomes:
+        for at, outcome in outcomes:
+            if isinstance(outcome, WorkerDied):
+                yield failed(points[at], DIED)
+            elif isinstance(outcome, Overdue):
+                yield failed(points[at], OVERDUE)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                yield outcome
 
-    def __init__(self, jobs: int | None = None, limit_s: float | None = None) -> None:
-        self._jobs = jobs
-        self._limit_s = limit_s
 
-    def run(self, measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
-        """See `Executor`."""
-        tasks = [partial(_measured, point=point) for point in points]
-        with Workers(measure, self._jobs) as workers, closing(workers.each(tasks, self._limit_s)) as outcomes:
-            for at, outcome in outcomes:
-                if isinstance(outcome, WorkerDied):
-                    yield failed(points[at], DIED)
-                elif isinstance(outcome, Overdue):
-                    yield failed(points[at], OVERDUE)
-                elif isinstance(outcome, BaseException):
-                    raise outcome
-                else:
-                    yield outcome
+_EXECUTORS = {"process": in_processes, "ray": as_ray_tasks}
 
 
 def find_executor(name: str, jobs: int | None, limit_s: float | None = None) -> Executor:
     """The executor called `name`, making `jobs` runs at once (None: as many as there are CPUs for), each in `limit_s`
-    seconds or not at all.
+    seconds or not at all. Raises UserError for a name that is none, and for Ray where it is not installed.
     """
-    if name == "process":
-        return Processes(jobs, limit_s)
-    if name == "ray":
-        from planning.sweep.ray_tasks import RayTasks
-
-        return RayTasks(jobs, limit_s)
-    raise UserError("executor", name, f"must be one of {', '.join(EXECUTORS)}")
+    if name not in _EXECUTORS:
+        raise UserError("executor", name, f"must be one of {', '.join(_EXECUTORS)}")
+    if name == "ray" and find_spec("ray") is None:
+        raise UserError("executor", "ray", "is not installed; pip install 'tokentwin[ray]'")
+    return partial(_EXECUTORS[name], jobs=jobs, limit_s=limit_s)
 
 
-def _measured(measure: Callable[[Point], RunResult], point: Point) -> RunResult:
+def _measured(measure: Measure, point: Point) -> RunResult:
     return measure(point)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from planning.scenario import Scenario
 from planning.sweep.columns import band_values, metric_values
 from planning.sweep.points import Point
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 DIED = "the process that ran it died, perhaps for want of memory"
 OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"
@@ -83,8 +83,6 @@ class Measure:
 
 
 def _parquet(requests: pa.Table) -> bytes:
-    import pyarrow.parquet as pq
-
     content = BytesIO()
     pq.write_table(requests, content, compression="zstd")
     return content.getvalue()

@@ -10,6 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from calibration.steps.external_calibration import FILE
+from calibration.steps.step_cost import Calibration
 from planning.scenario import Scenario
 from planning.sweep.settings import Overrides, SweepSettings, is_seed
 from serving.deployments.config import parse
@@ -100,8 +102,6 @@ def _files(config: dict[str, Any]) -> Iterator[str]:
 
 def _digest(path: Path) -> str:
     """Of a file, or of what says everything in a recording's or a calibration's directory."""
-    from calibration.steps.external_calibration import FILE
-
     files = [path]
     if path.is_dir():
         files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
@@ -121,8 +121,6 @@ def _digest(path: Path) -> str:
 
 def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
     """`config`, its deployment completed by that which a calibration of our own engine was measured with."""
-    from calibration.steps.step_cost import Calibration
-
     directory = config.get("calibration")
     if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
         return config

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import chdir, suppress
 from itertools import islice
+from logging import ERROR
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -16,64 +17,57 @@ from typing import Any
 
 from planning.sweep.one_run import DIED, OVERDUE, RunResult, failed
 from planning.sweep.points import Point
-from serving.errors import UserError
 from serving.python_process import module_environment
 
 
-class RayTasks:
-    """At most `jobs` tasks at once, by default one for each CPU of the cluster. Raises UserError without Ray.
+def as_ray_tasks(
+    measure: Callable[[Point], RunResult],
+    points: Sequence[Point],
+    jobs: int | None = None,
+    limit_s: float | None = None,
+) -> Generator[RunResult, None, None]:
+    """At most `jobs` tasks at once, by default one for each CPU of the cluster.
 
     `limit_s` is the longest that a run may take, in seconds from when Ray is given it.
     """
+    import ray
 
-    def __init__(self, jobs: int | None = None, limit_s: float | None = None) -> None:
-        try:
-            import ray
-        except ModuleNotFoundError:
-            raise UserError("executor", "ray", "is not installed; pip install 'tokentwin[ray]'") from None
-        self._ray = ray
-        self._jobs = jobs
-        self._limit_s = limit_s
+    joined = ray.is_initialized()
+    if not joined:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster tells nobody
+        os.environ.update(module_environment())  # where its workers find this package
+        # They look for modules where Ray was begun, before anywhere else: not among a user's own files.
+        with TemporaryDirectory() as nothing, chdir(nothing):
+            ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level=ERROR)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=0)(_measured)
+        jobs = jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        left, where = iter(points), str(Path.cwd())
+        under_way: dict[Any, tuple[Point, float]] = {}  # with the time at which it began, in that order
 
-    def run(self, measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
-        """See `Executor`."""
-        ray = self._ray
-        joined = ray.is_initialized()
+        def give(points: Iterable[Point]) -> None:
+            for point in points:
+                under_way[task.remote(where, measure, point)] = point, monotonic()
+
+        give(islice(left, jobs))
+        while under_way:
+            longest, (_, began) = next(iter(under_way.items()))
+            timeout = None if limit_s is None else max(began + limit_s - monotonic(), 0)
+            ready, _ = ray.wait(list(under_way), timeout=timeout)
+            done = ready[0] if ready else longest
+            point, _ = under_way.pop(done)
+            try:
+                if ready:
+                    yield ray.get(done)
+                else:
+                    ray.cancel(done, force=True)
+                    yield failed(point, OVERDUE)
+            except ray.exceptions.RayError:
+                yield failed(point, DIED)
+            give(islice(left, 1))
+    finally:
         if not joined:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster tells nobody
-            os.environ.update(module_environment())  # where its workers find this package
-            # They look for modules where Ray was begun, before anywhere else: not among a user's own files.
-            with TemporaryDirectory() as nothing, chdir(nothing):
-                ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        try:
-            task = ray.remote(num_cpus=1, max_retries=0)(_measured)
-            jobs = self._jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
-            left, where = iter(points), str(Path.cwd())
-            under_way: dict[Any, tuple[Point, float]] = {}  # with the time at which it began, in that order
-
-            def give(points: Iterable[Point]) -> None:
-                for point in points:
-                    under_way[task.remote(where, measure, point)] = point, monotonic()
-
-            give(islice(left, jobs))
-            while under_way:
-                longest, (_, began) = next(iter(under_way.items()))
-                timeout = None if self._limit_s is None else max(began + self._limit_s - monotonic(), 0)
-                ready, _ = ray.wait(list(under_way), timeout=timeout)
-                done = ready[0] if ready else longest
-                point, _ = under_way.pop(done)
-                try:
-                    if ready:
-                        yield ray.get(done)
-                    else:
-                        ray.cancel(done, force=True)
-                        yield failed(point, OVERDUE)
-                except ray.exceptions.RayError:
-                    yield failed(point, DIED)
-                give(islice(left, 1))
-        finally:
-            if not joined:
-                ray.shutdown()
+            ray.shutdown()
 
 
 def _measured(where: str, measure: Callable[[Point], RunResult], point: Point) -> RunResult:

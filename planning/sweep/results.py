@@ -6,18 +6,19 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from planning.sweep.dataset import ABOUT
 from serving.document import Answer
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 
@@ -73,9 +74,6 @@ class SweepResults(Answer):
 
     def report(self) -> Iterator[RenderableType]:
         """How many runs there are, and the range of each metric."""
-        from rich.table import Table
-        from rich.text import Text
-
         done = self.complete
         failed = self.runs.num_rows - done.num_rows
         varied = ", ".join(self.parameters) or "nothing"
@@ -120,8 +118,6 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _rows(directory: Path, keys: pa.Schema) -> pa.Table:
-    import pyarrow.dataset as ds
-
     try:
         rows = ds.dataset(directory / "runs", format="parquet", partitioning=ds.partitioning(keys, flavor="hive"))
         table = rows.to_table()

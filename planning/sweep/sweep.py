@@ -18,6 +18,7 @@ from planning.sweep.one_run import Measure, RunResult
 from planning.sweep.points import Point, canonical, input_digests, points
 from planning.sweep.settings import SweepSettings
 from serving.errors import UserError
+from traces.recording import code_version
 
 _FORMAT = 2
 
@@ -85,7 +86,7 @@ class Sweep:
             missing = [point for point in self.points if point.id not in there]
             refused: dict[str, UserError] = {}
             try:
-                with closing(executor.run(measure, missing)) as results:
+                with closing(executor(measure, missing)) as results:
                     for made, result in enumerate(results, len(self.points) - len(missing) + 1):
                         dataset.add(self._row(result), result.requests)
                         if result.refused:
@@ -100,8 +101,6 @@ class Sweep:
 
     def _about(self) -> dict[str, Any]:
         """What all rows of a dataset have in common."""
-        from traces.recording import code_version
-
         return {
             "format": _FORMAT,
             "version": code_version(),
@@ -116,8 +115,6 @@ class Sweep:
         }
 
     def _row(self, result: RunResult) -> dict[str, Any]:
-        from traces.recording import code_version
-
         point = result.point
         origin = {"run_id": point.id, "config": canonical(point.config), "version": code_version()}
         return {**parameter_values(point, self.schema), **origin, **result.values}

@@ -35,7 +35,7 @@ def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, 
         prompt = [token % engine.spec.vocab_size for token in prompt]
         engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), output), prompt)
     began = perf_counter()
-    steps = _drain(engine)
+    steps = drain(engine)
     seconds = perf_counter() - began
     tokens = sum(output for _, output in workload)
     return {
@@ -59,7 +59,7 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
     for number in range(rows):
         prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(context - steps // 2)]
         engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), steps), prompt)
-    measured = [step for step in _drain(engine) if step.plan.decode_rows == rows and not step.plan.prefill_rows]
+    measured = [step for step in drain(engine) if step.plan.decode_rows == rows and not step.plan.prefill_rows]
     if len(measured) < 3:
         return {"rows": rows, "context": context, "failed": "not all rows were running at once"}
     times = [step.end_ns - step.start_ns for step in measured]
@@ -88,7 +88,7 @@ def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, A
         draw = Random(repeat)
         prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(tokens)]
         engine.add(WorkloadRequest(0, 0, (("", tokens),), 1), prompt)
-        times.append(sum(step.end_ns - step.start_ns for step in _drain(engine)))
+        times.append(sum(step.end_ns - step.start_ns for step in drain(engine)))
     flops = prefill_flops(engine.spec, tokens)
     rate = flops / (median(times) / 1e9)
     return {
@@ -148,7 +148,8 @@ def idle_share(steps: list[Step]) -> float | None:
     return gaps / (steps[-1].end_ns - steps[0].start_ns)
 
 
-def _drain(engine: Engine) -> list[Step]:
+def drain(engine: Engine) -> list[Step]:
+    """Every step until the engine has nothing to do."""
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)

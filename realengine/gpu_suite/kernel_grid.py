@@ -117,10 +117,8 @@ def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, 
 
 def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str, Any]) -> None:
     """Rows of `kernel_grid` as Parquet. Every field carries its unit and definition, the schema the environment."""
-    schema = pa.schema(
-        [pa.field(c.name, c.type, metadata={"unit": c.unit, "definition": c.definition}) for c in GRID_COLUMNS],
-        metadata={f"tokentwin.{name}": str(value) for name, value in environment.items()},
-    )
+    about = {f"tokentwin.{name}": str(value) for name, value in environment.items()}
+    schema = pa.schema([column.field for column in GRID_COLUMNS], metadata=about)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
 
 

@@ -40,8 +40,7 @@ def peer_throughput(
         return {"failed": f"not done in the {seconds:.0f} s that were left", "handicap": HANDICAP}
     if done.returncode:
         return {"failed": f"exit {done.returncode}: {done.stderr.strip()[-300:]}", "handicap": HANDICAP}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -64,13 +63,19 @@ def transformers_throughput(
         model = _model(spec, dtype, device)
         prompts = [[token % spec.vocab_size for token in prompt] for prompt, _ in workload]
         longest = max(output for _, output in workload)
-        config = transformers.GenerationConfig(max_new_tokens=longest, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        how = {"generation_config": config}
+        how = {}
         if small:
             how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=64, page_size=16)
-        model.generate_batch(inputs=prompts[:2], **{**how, "generation_config": _short(config)})
+
+        def answers(prompts: list[list[int]], tokens: int) -> Any:
+            config = transformers.GenerationConfig(
+                max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+            )
+            return model.generate_batch(inputs=prompts, generation_config=config, **how)
+
+        answers(prompts[:2], 2)
         began = perf_counter()
-        outputs = model.generate_batch(inputs=prompts, **how)
+        outputs = answers(prompts, longest)
         seconds = perf_counter() - began
         tokens = sum(len(output.generated_tokens) for output in outputs.values())
     except Exception as error:  # a peer that does not run must not end the suite
@@ -83,14 +88,6 @@ def transformers_throughput(
         "output_tokens_per_s": tokens / seconds,
         "handicap": HANDICAP,
     }
-
-
-def _short(config: Any) -> Any:
-    from copy import deepcopy
-
-    short = deepcopy(config)
-    short.max_new_tokens = 2
-    return short
 
 
 def _model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from realengine.engine import Engine
+from realengine.gpu_suite.engine_benchmark import drain
 from realengine.gpu_suite.scenarios import Pace, scenarios, usual_lengths
 from realengine.replay import record
 from serving.workload import WorkloadRequest
@@ -30,9 +31,7 @@ def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
     for number in range(rows):
         tokens = [draw.randrange(engine.spec.vocab_size) for _ in range(prompt)]
         engine.add(WorkloadRequest(number, 0, (("", prompt),), output), tokens)
-    steps = []
-    while (step := engine.step()) is not None:
-        steps.append(step)
+    steps = drain(engine)
     engine.reset()
     decodes = [
         after.end_ns - before.end_ns

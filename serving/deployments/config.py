@@ -11,22 +11,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.plugins import located
+from serving.settings import Settings
 from serving.speculative import SpeculativeConfig
 from serving.yaml_file import read_mapping
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class SchedulerConfig(BaseModel):
+class SchedulerConfig(Settings):
     """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
     max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="most tokens scheduled in one step")
@@ -88,10 +87,8 @@ class SchedulerConfig(BaseModel):
         return self
 
 
-class Deployment(BaseModel):
+class Deployment(Settings):
     """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field("smollm2", description="model: `smollm2`, a Hugging Face folder, or `random:FAMILY`")
     device: Literal["cpu", "cuda"] = Field("cpu", description="device of the real engine")

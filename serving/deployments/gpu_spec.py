@@ -8,19 +8,18 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.yaml_file import read_yaml
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
 
-class GpuSpec(BaseModel):
+class GpuSpec(Settings):
     """One GPU: memory, its bandwidth, dense tensor rates, links and price. What each means stands in `gpus.yaml`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     memory_bytes: int = Field(gt=0, description="memory that CUDA reports, less than the label says")

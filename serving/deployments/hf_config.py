@@ -36,14 +36,6 @@ _QKV_BIAS = ("qwen2", "qwen2_moe")
 _TIED_BY_DEFAULT = ("gemma2", "gemma3")
 _FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: one layer of so many sees everything
 _SLIDES_WHEN_IT_CAN = ("mistral", "mixtral", "phi3")  # Qwen asks for its window with use_sliding_window
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
 
 
 class _Rope(BaseModel):
@@ -138,8 +130,8 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
     if family is None:
         remedy = f"must be one of {', '.join(FAMILIES)}; if your model is built like one of them, name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
-    for key in _REQUIRED:
-        if config.get(key) is None:
+    for key, field in _HfConfig.model_fields.items():
+        if field.is_required() and config.get(key) is None:
             raise UserError(f"{name}.{key}", None, "is missing; add it to config.json")
     return _spec(parse(_HfConfig, config, where=name), name, family)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from serving.settings import Settings
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class KvTier(_Settings):
+class KvTier(Settings):
     """One kind of memory of a replica, all its devices together, and the way to it. GB are 10^9 bytes."""
 
     name: str = Field(min_length=1, description="name of the tier; each has its own")
@@ -21,7 +19,7 @@ class KvTier(_Settings):
     latency_us: float = Field(0.0, ge=0, le=1e9, description="microseconds before the first byte of a transfer")
 
 
-class KvTiersConfig(_Settings):
+class KvTiersConfig(Settings):
     """Tiers, the fastest first. A full block is written to the first; what does not fit moves down."""
 
     tiers: tuple[KvTier, ...] = Field(min_length=1, description="the tiers, fastest first")

@@ -52,8 +52,7 @@ def models() -> dict[str, ModelSpec]:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(_CATALOGUE.read_text(encoding="utf-8"))
-    return entries
+    return yaml.safe_load(_CATALOGUE.read_text(encoding="utf-8"))
 
 
 @cache

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from serving.settings import Settings
 
 
-class RopeScaling(BaseModel):
+class RopeScaling(Settings):
     """Llama 3.1's stretching of long wavelengths (`rope_type: llama3`)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     factor: float = Field(gt=0)
     low_freq_factor: float = Field(gt=0)
@@ -28,15 +28,13 @@ class RopeScaling(BaseModel):
         return self
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Settings):
     """Shapes and constants of a decoder. Sizes are elements, not bytes.
 
     A layer is attention and either a dense MLP of `intermediate_size` or, in a mixture, a router, `num_experts` MLPs of
     `moe_intermediate_size` and one shared MLP of `shared_intermediate_size`. Every MLP has a gate, an up and a down
     projection.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     family: str

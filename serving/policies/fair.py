@@ -7,11 +7,13 @@ no service. The policy is work-conserving: an idle tenant's share goes to the ot
 
 from __future__ import annotations
 
+from typing import Any
+
 from serving.deployments.config import SchedulerConfig
-from serving.kv.content import Content
 from serving.policies.tenant_queue import ServiceCounters, TenantQueue
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
+from serving.step_plan import StepPlan
 from serving.waiting import WaitingQueue
 
 
@@ -21,22 +23,28 @@ class FairScheduler(VllmScheduler):
     counters  service of each tenant so far
     """
 
-    def __init__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         self.counters = ServiceCounters(lambda: self.decodes.clock, config.fair_input_weight, config.fair_output_weight)
-        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+        super().__init__(config, **engine)
         self.service = self.decodes.listener = self.counters
+        self._served: dict[str, int] = {}  # before the step that is being planned
 
     def new_queue(self) -> WaitingQueue:
         return TenantQueue(self.counters, super().new_queue)
 
+    def _serve_one_by_one(self, plan: StepPlan, budget: int) -> int:
+        self._served = {(tenant := r.arrived.tenant): self.counters.of(tenant) for r in self.running.values()}
+        return super()._serve_one_by_one(plan, budget)
+
     def victim(self) -> Request:
-        """Of the tenant served most, the least urgent or the last to have been admitted."""
+        """Of the tenant served most before this step, the least urgent or the last to have been admitted.
+
+        If a token of this very step counted, it could cost its request the place, and be withdrawn with it, for ever.
+        """
         by_priority = self.config.policy == "priority"
 
         def expendable(request: Request) -> tuple[int, int, int]:
-            service = self.counters.of(request.arrived.tenant)
+            service = self._served[request.arrived.tenant]
             return service, request.priority if by_priority else 0, request.admitted
 
         return max(self.running.values(), key=expendable)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from numbers import Real
+from typing import Any
 
 from serving.deployments.config import SchedulerConfig
-from serving.kv.content import Content
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request, Status
 from serving.waiting import OrderedQueue, WaitingQueue
@@ -21,10 +21,8 @@ Rank = tuple[float, int, int, int]
 class RankedScheduler(VllmScheduler, ABC):
     """Smallest `score` first. Equal ones go by `config.policy`: in order of arrival, or of priority and arrival."""
 
-    def __init__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> None:
-        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
+        super().__init__(config, **engine)
         self._by_priority = config.policy == "priority"
         self._ranks: dict[int, Rank] = {}
 

@@ -7,10 +7,10 @@ memory together. Nobody joins until the last of them has finished, so nothing is
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from serving.deployments.config import SchedulerConfig
 from serving.kv.blocks import blocks_for
-from serving.kv.content import Content
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
 from serving.step_plan import StepPlan
@@ -19,10 +19,8 @@ from serving.step_plan import StepPlan
 class StaticScheduler(VllmScheduler):
     """Batches of at most `max_num_seqs`; within one, steps are formed as `vllm` forms them."""
 
-    def __init__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> None:
-        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
+        super().__init__(config, **engine)
         self._to_admit: deque[Request] = deque()  # members of the current batch that have not been admitted yet
 
     def schedule(self) -> StepPlan:

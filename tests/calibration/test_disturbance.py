@@ -10,8 +10,7 @@ import pytest
 
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.disturbance import disturbance
-from planning.compare.answer import recorded_side
-from planning.compare.runs import calm
+from planning.compare.runs import calm, recorded_side
 from planning.priced_scenario import PricedScenario
 from serving.deployments.config import Deployment
 from sim.cluster import Cluster

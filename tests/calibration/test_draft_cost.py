@@ -257,6 +257,6 @@ def test_a_calibration_of_our_own_engine_has_no_price_for_drafts(tmp_path: Path)
         fitted_steps=0,
     ).save(tmp_path)
     drafted = own.model_copy(update={"scheduler": SchedulerConfig(speculative=FREE)})
-    assert priced(str(tmp_path), None, lambda base: base).calibration == "none"
+    assert priced(str(tmp_path), None, own).calibration == "none"
     with pytest.raises(UserError, match="give --gpu instead"):
-        priced(str(tmp_path), None, lambda base: drafted)
+        priced(str(tmp_path), None, drafted)

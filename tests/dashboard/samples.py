@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dashboard.bundled import ANSWERS
 from traces.recording import RecordingWriter
 
 MS = 1_000_000
@@ -188,6 +189,12 @@ def write_samples(runs: Path) -> Path:
     toy_run(runs / "simulated", "virtual", seed=0, bias=1.04)
     write_report(runs / "validation", report(runs))
     return runs
+
+
+def plan_example() -> dict[str, Any]:
+    """The bundled plan: its `settings` and the `answer`."""
+    example: dict[str, Any] = json.loads(ANSWERS.read_text(encoding="utf-8"))[0]
+    return example
 
 
 def one_line(app: Any) -> str:

@@ -19,17 +19,16 @@ from dashboard.calibration_page.page import _of_dots
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.palette import policy_colour
 from dashboard.plan_page import charts as plan_charts
-from dashboard.plan_page.example import example
 from dashboard.policy_lab_page.charts import side_colours
 from dashboard.policy_lab_page.tasks import recorded
 from dashboard.policy_lab_page.words import provenance
 from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.trust_page.report_provenance import of_report, of_steps
+from dashboard.trust_page.words import of_report, of_steps
 from planning.compare.document import ComparisonDocument
 from planning.plan.document import PlanDocument
 from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.badges import badges
-from tests.dashboard.samples import report, toy_run
+from tests.dashboard.samples import plan_example, report, toy_run
 from tests.dashboard.test_pages import open_page, step
 from traces.recording import Recording
 
@@ -172,7 +171,7 @@ def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
     def beyond(points):
         return sum(point.mark == "extrapolated" for point in points)
 
-    answer = PlanDocument.read(example()["answer"])
+    answer = PlanDocument.read(plan_example()["answer"])
     points, replicas, rates = map(some_beyond, (answer.points, answer.by_replicas, answer.by_rate))
     assert hollow(frontier_charts.frontier(points, None)) == beyond(points) > 0
     assert hollow(plan_charts.attainment(replicas, 3)) == beyond(replicas) > 0

@@ -3,10 +3,10 @@
 import pytest
 
 from dashboard.html_reports.report import write_report
-from dashboard.plan_page.example import example
 from planning.exports.export import export
 from planning.plan.document import PlanDocument
 from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, new_context, settle
+from tests.dashboard.samples import plan_example
 
 pytestmark = [
     pytest.mark.browser,
@@ -49,7 +49,7 @@ def test_a_glossary_link_leads_to_its_metric(server, browser):
 
 
 def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path):
-    export(PlanDocument.read(example()["answer"]), "html", tmp_path / "plan.html", html=write_report)
+    export(PlanDocument.read(plan_example()["answer"]), "html", tmp_path / "plan.html", html=write_report)
     page = new_context(browser, viewport={"width": 800, "height": 900}, color_scheme="dark").new_page()
     asked, faults = [], []
     page.on("request", lambda request: asked.append(request.url))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dashboard.plan_page.example import example
 from tests.dashboard.browser import CHROMIUM, new_context, settle
+from tests.dashboard.samples import plan_example
 
 pytestmark = [
     pytest.mark.browser,
@@ -139,7 +139,7 @@ def test_the_frontier_is_that_of_the_plan_and_both_plots_can_be_clicked_in_turn(
     page.get_by_role("link", name="See the frontier").click()
     page.wait_for_url("**/frontier?plan=example")
     settle(page, plots=2)
-    names = {f"{point['replicas']} x {point['engine']}" for point in example()["answer"]["points"]}
+    names = {f"{point['replicas']} x {point['engine']}" for point in plan_example()["answer"]["points"]}
     seen = [address(page)]
     for plot, mark in ((1, 0), (0, 1), (1, 2), (0, 0)):
         marks = page.locator("[data-testid=stPlotlyChart]").nth(plot).locator(".scatterlayer .points path.point")

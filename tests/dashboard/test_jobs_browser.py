@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 
 from planning.jobs.files import read_json
-from planning.jobs.process import ProcessMark
 from tests.dashboard.browser import CHROMIUM, dashboard, new_context
 from tests.planning.test_jobs import until
 from tests.planning.test_plan_workers import group
@@ -27,12 +27,14 @@ def runs(tmp_path):
     path = tmp_path / "runs"
     path.mkdir()
     yield path
-    for mark in marks(path):
-        mark.kill_group()
+    for leader in leaders(path):
+        with suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
 
 
-def marks(runs):
-    return [ProcessMark(*read_json(path)) for path in sorted(runs.glob("jobs/*/process.json"))]
+def leaders(runs):
+    """The processes of all jobs, dead or alive."""
+    return [read_json(path) for path in sorted(runs.glob("jobs/*/process.json"))]
 
 
 def begun(page, address, link):
@@ -46,8 +48,8 @@ def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, 
         context = new_context(browser, plots=False)
         first, second, other = (context.new_page() for _ in range(3))
         begun(first, address, HEAVY.format(30))
-        (mark,) = marks(runs)
-        os.killpg(mark.pid, signal.SIGSTOP)  # it has to be there, not to work: it would never be done in time
+        (leader,) = leaders(runs)
+        os.killpg(leader, signal.SIGSTOP)  # it has to be there, not to work: it would never be done in time
         first.reload()
         first.get_by_role("progressbar").wait_for()
         second.goto(first.url)
@@ -57,9 +59,9 @@ def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, 
         for page in (first, second):
             page.get_by_text("Cancelled. You can start it again.").wait_for()
             page.get_by_role("button", name="Find the fleet", disabled=False).wait_for()
-        until(lambda: not group(mark.pid))
+        until(lambda: not group(leader))
         other.get_by_text(ANSWER).wait_for()  # without a click
-        assert len(marks(runs)) == 2
+        assert len(leaders(runs)) == 2
         context.close()
 
 
@@ -67,17 +69,17 @@ def test_no_kill_loses_work(runs, browser, tmp_path):
     page = new_context(browser, plots=False).new_page()
     with dashboard(runs, tmp_path, end=subprocess.Popen.kill) as address:
         begun(page, address, LIGHT)
-    (mark,) = marks(runs)
+    (leader,) = leaders(runs)
     (result,) = [path.with_name("result.json") for path in runs.glob("jobs/*/process.json")]
-    until(lambda: result.is_file() or not mark.alive)
+    until(lambda: result.is_file() or leader not in group(leader))
     with dashboard(runs, tmp_path) as address:
         page.goto(f"{address}/{LIGHT}")
         page.get_by_text(ANSWER).wait_for()
         begun(page, address, HEAVY.format(31))
-        (heavy,) = [found for found in marks(runs) if found.alive]
-        os.kill(heavy.pid, signal.SIGKILL)
+        (heavy,) = [found for found in leaders(runs) if group(found)]
+        os.kill(heavy, signal.SIGKILL)
         page.get_by_text("its process died before it was done").wait_for()
-        until(lambda: not group(heavy.pid))
+        until(lambda: not group(heavy))
         page.get_by_role("button", name="Find the fleet").click()
         page.get_by_role("button", name="Cancel").click()
         page.get_by_text("Cancelled. You can start it again.").wait_for()

@@ -20,15 +20,15 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
+from dashboard.bundled import bundled_answer
 from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
+from dashboard.examples import comparison_request, recordings_request
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page.charts import Sides
-from dashboard.policy_lab_page.example import example_answer, example_request, recorded_request
 from dashboard.policy_lab_page.mixes import mixes
-from dashboard.policy_lab_page.side_names import side_names
-from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED, recorded, simulated
-from dashboard.policy_lab_page.traffic import check_few_enough
+from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED, check_few_enough, recorded, simulated
+from dashboard.policy_lab_page.words import side_names
 from dashboard.uploads import keep_trace
 from planning.compare import document
 from planning.compare.document import Row
@@ -242,7 +242,7 @@ def test_any_text_is_a_deployment_or_one_line(text: str) -> None:
 
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
-    found = example_answer(example_request().as_json())
+    found = bundled_answer(comparison_request().as_json())
     assert found is not None, "python -m dashboard.policy_lab_page.example makes it anew"
     app = lab(tmp_path)
     text = shown(app)
@@ -357,7 +357,7 @@ def engine_pair(out: Path, calibration: Path, repeats: int = 1) -> None:
     workload = replace(workload, requests=requests)
     for side, seqs in (("a", 1), ("b", 16)):
         deployment = Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": seqs}))
-        (scenario,) = side_scenarios([workload], str(calibration), None, lambda _, mine=deployment: mine)
+        (scenario,) = side_scenarios([workload], str(calibration), None, deployment)
         run = {"run_id": side, "clock": "wall", "deployment": deployment.model_dump_json(), "workload": workload.name}
         for number in range(repeats):
             with RecordingWriter(out / side / f"run-{number + 1}", run, workload=workload, overwrite=True) as writer:
@@ -375,9 +375,9 @@ def test_without_recordings_the_real_engines_bundled_pair_is_shown(tmp_path: Pat
 
 def test_the_bundled_pair_is_what_its_answer_says() -> None:
     """The bundled answer is made anew from the bundled recordings, number for number."""
-    settings = recorded_request().as_json()
+    settings = recordings_request().as_json()
     found = json.loads(json.dumps(recorded(settings, QUIET, told)))
-    known = example_answer(settings)
+    known = bundled_answer(settings)
     assert known is not None
     read = document.ComparisonDocument.read
     assert read({**found, "inputs": known["inputs"]}) == read(known)

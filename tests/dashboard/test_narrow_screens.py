@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from calibration.validation.report import ValidationReport
-from dashboard.policy_lab_page.example import example_answer, example_request
+from dashboard.bundled import bundled_answer
+from dashboard.examples import comparison_request
 from planning.compare.document import ComparisonDocument
 from serving.document import Document, print_document
 from tokentwin.cli import cli
@@ -55,7 +56,7 @@ def comparison_of(size: float) -> Document:
         "tallies": [{"by": "tenant", "group": "of-a-long-name", "metric": "request_throughput", **tally}],
         "verdict": "fine",
     }
-    return ComparisonDocument.read((example_answer(example_request().as_json()) or {}) | changed)
+    return ComparisonDocument.read((bundled_answer(comparison_request().as_json()) or {}) | changed)
 
 
 @pytest.mark.parametrize("size", [1.234, 12_345.0, 345_678.0])

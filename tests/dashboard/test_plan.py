@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -21,22 +22,21 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
+from dashboard.bundled import bundled_answer
+from dashboard.examples import plan_request
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.frontier_page.fleets import ranked as ranked_fleets
 from dashboard.palette import REAL, policy_colour
 from dashboard.plan_page import charts as plan_charts
-from dashboard.plan_page import traffic as plan_traffic
+from dashboard.plan_page import tasks as plan_tasks
 from dashboard.plan_page.command import plan_command
-from dashboard.plan_page.example import example, example_plan, example_request
-from dashboard.plan_page.names import plan_name
 from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
-from dashboard.plan_page.words import alternatives, fleet_name, why_not_fewer
-from dashboard.prose import prose
+from dashboard.plan_page.words import alternatives, fleet_name, plan_name, why_not_fewer
 from dashboard.shapes import MOST_REQUESTS, shapes
+from dashboard.shown import prose
 from dashboard.uploads import keep_model, keep_trace, model_path
 from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
-from planning.jobs.process import mark_of
 from planning.plan.answer import length_histogram
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import per_dollar, per_gpu
@@ -45,7 +45,7 @@ from planning.plan.request import PlanRequest
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.scheduler import POLICIES
-from tests.dashboard.samples import one_line
+from tests.dashboard.samples import one_line, plan_example
 from tests.dashboard.test_uploads import CONFIG, CSV
 from tests.planning.sweep_samples import calibrated
 from tests.tokentwin.test_plan_command import arrival_rate
@@ -54,11 +54,22 @@ from traces import synth
 
 @pytest.fixture
 def sleeper():
-    """A process that a test may end, with a group of its own."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
+    """Has a process be at a job that does nothing, and that a test may end, with a group of its own."""
+    processes = []
+
+    def sleep(job: Job) -> subprocess.Popen:
+        job.directory.mkdir(parents=True)
+        with (job.directory / "process.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            processes.append(subprocess.Popen(command, start_new_session=True, pass_fds=[lock.fileno()]))
+        leave(job, process=processes[-1].pid)
+        return processes[-1]
+
+    yield sleep
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def page(name: str, runs: Path, **url: Any) -> AppTest:
@@ -93,7 +104,7 @@ def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
 
 def unanswered(runs: Path, rate: str = "7") -> Job:
     """The job that the page opened with this rate asks for."""
-    request = example_request()
+    request = plan_request()
     traffic = next(iter(shapes().values())).traffic(float(rate))
     return Job(runs / "jobs", PLAN, request.model_copy(update={"traffic": traffic}).as_json())
 
@@ -106,16 +117,16 @@ def leave(job: Job, **documents: Any) -> None:
 
 
 def bundled() -> PlanDocument:
-    return PlanDocument.read(example()["answer"])
+    return PlanDocument.read(plan_example()["answer"])
 
 
 # Plan
 
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
-    assert example_plan(example_request().as_json()) is not None, "python -m dashboard.plan_page.example makes it anew"
+    assert bundled_answer(plan_request().as_json()) is not None, "python -m dashboard.examples makes it anew"
     app = plan(tmp_path)
-    text, answer = shown(app), example()["answer"]
+    text, answer = shown(app), plan_example()["answer"]
     assert prose(answer["answer"]) in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['standing']['mark']}]" in text
@@ -258,7 +269,7 @@ def test_the_first_requests_alone(traffic: str, tmp_path: Path, started: list[Jo
 
 def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
     assert "price: 'H100: 0': must be the dollars that a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
-    settings = example_request().as_json() | {"prices": {"H100": -1.0}}
+    settings = plan_request().as_json() | {"prices": {"H100": -1.0}}
     with pytest.raises(UserError, match=r"plan\.prices\.H100"):
         parse(PlanRequest, settings, where="plan")
 
@@ -304,7 +315,7 @@ def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], 
 
 def test_numbers_of_a_link_that_are_none_are_passed_over(tmp_path: Path) -> None:
     app = plan(tmp_path, rate="1e99", cv="nan", spares="x", price="H100:cheap")
-    assert prose(example()["answer"]["answer"]) in shown(app)
+    assert prose(plan_example()["answer"]["answer"]) in shown(app)
 
 
 def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, started: list[Job]) -> None:
@@ -324,19 +335,16 @@ def test_a_trace_of_too_few_requests_is_an_error_in_a_line(tmp_path: Path) -> No
 
 def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Path, sleeper) -> None:
     job = unanswered(tmp_path)
-    leave(
-        job,
-        process=mark_of(sleeper.pid),
-        progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10},
-    )
+    process = sleeper(job)
+    leave(job, progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10})
     app = plan(tmp_path, rate="7")
     assert re.search(r"Searching 4 candidates, about \d+ (s|min) left", app.get("progress")[0].proto.text)
     assert "A first answer" not in shown(app)
-    write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
+    write_json(job.directory / COARSE, {"requests": 250, "point": plan_example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
     assert "About " in shown(app) and "This first answer is of a part of each fleet" in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
-    sleeper.wait(10)
+    process.wait(10)
     app.run()
     assert job.status.state == "cancelled"
     assert "Cancelled." in shown(app) and app.button(key="find")
@@ -346,8 +354,8 @@ def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
     tmp_path: Path, sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = unanswered(tmp_path)
-    leave(job, process=mark_of(sleeper.pid))
-    write_json(job.directory / COARSE, {"requests": 250, "point": example()["answer"]["points"][0]})
+    sleeper(job)
+    write_json(job.directory / COARSE, {"requests": 250, "point": plan_example()["answer"]["points"][0]})
     app = plan(tmp_path, rate="7")
     left, read = iter(range(251, 254)), Job.document  # it is left anew each time that the page looks
     monkeypatch.setattr(Job, "document", lambda job, name: {**read(job, name), "requests": next(left, 254)})
@@ -356,7 +364,7 @@ def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
 
 
 def test_a_queued_job_says_so(tmp_path: Path, sleeper) -> None:
-    leave(unanswered(tmp_path), process=mark_of(sleeper.pid))
+    sleeper(unanswered(tmp_path))
     assert "Queued" in plan(tmp_path, rate="7").get("progress")[0].proto.text
 
 
@@ -372,14 +380,14 @@ def test_a_job_that_failed_or_died_says_why_and_can_be_started_again(tmp_path: P
 
 
 def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None:
-    leave(unanswered(tmp_path), result={**example()["answer"], "answer": "the answer of the job"})
+    leave(unanswered(tmp_path), result={**plan_example()["answer"], "answer": "the answer of the job"})
     app = plan(tmp_path, rate="7")
     assert "the answer of the job" in shown(app)
     assert "find" not in [button.key for button in app.button]
 
 
 def test_traffic_too_short_to_fill_the_fleet_is_warned_of(tmp_path: Path) -> None:
-    short = {**example()["answer"], "too_short": "the traffic is too short", "requests": MOST_REQUESTS}
+    short = {**plan_example()["answer"], "too_short": "the traffic is too short", "requests": MOST_REQUESTS}
     leave(unanswered(tmp_path), result=short)
     (warning,) = plan(tmp_path, rate="7").warning
     assert warning.value.startswith("The traffic is too short. This page simulates no more than 20,000 requests")
@@ -394,7 +402,7 @@ def test_a_tpot_bound_makes_the_traffic_as_long_as_its_answers(tmp_path: Path, s
 
 def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
     nothing = {
-        **example()["answer"],
+        **plan_example()["answer"],
         "recommendation": None,
         "answer": "Infeasible: no fleet meets the SLOs. The closest is TP2 H100: tpot_ms p99<=1.",
         "runners_up": [],
@@ -418,15 +426,15 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -
 
 def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
     app = page("frontier", tmp_path)
-    text, best = shown(app), example()["answer"]["recommendation"]
-    assert f"{len(example()['answer']['points'])} fleets, each simulated" in text
+    text, best = shown(app), plan_example()["answer"]["recommendation"]
+    assert f"{len(plan_example()['answer']['points'])} fleets, each simulated" in text
     assert f"**{best['replicas']} × {best['engine']}** :blue-badge[meets the SLOs]" in text
     assert not dict(app.query_params), "what is as usual is not in the link"
     assert len(app.get("plotly_chart")) == 2
 
 
 def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]) -> None:
-    point = next(point for point in example()["answer"]["points"] if not point["met"])
+    point = next(point for point in plan_example()["answer"]["points"] if not point["met"])
     app = page("frontier", tmp_path, fleet=f"{point['replicas']} x {point['engine']}")
     assert "breaks the SLOs" in shown(app)
     app.button(key="simulate").click().run()
@@ -439,13 +447,13 @@ def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]
 
 
 def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
-    leave(unanswered(tmp_path), result={**example()["answer"], "requests": 4321})
+    leave(unanswered(tmp_path), result={**plan_example()["answer"], "requests": 4321})
     app = page("frontier", tmp_path, fleet="99 x nothing")
     assert "4,321 requests" in shown(app)
     assert app.selectbox(key="url_plan").value == unanswered(tmp_path).id
 
 
-@pytest.mark.parametrize("result", [{}, 7, {**example()["answer"], "points": [{}]}])
+@pytest.mark.parametrize("result", [{}, 7, {**plan_example()["answer"], "points": [{}]}])
 def test_a_damaged_plan_is_one_line_beside_the_others(result: Any, tmp_path: Path) -> None:
     leave(unanswered(tmp_path), result=result)
     app = page("frontier", tmp_path)
@@ -454,7 +462,13 @@ def test_a_damaged_plan_is_one_line_beside_the_others(result: Any, tmp_path: Pat
 
 
 def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_path: Path) -> None:
-    nothing = {**example()["answer"], "recommendation": None, "points": [], "frontier": [], "frontier_by_price": []}
+    nothing = {
+        **plan_example()["answer"],
+        "recommendation": None,
+        "points": [],
+        "frontier": [],
+        "frontier_by_price": [],
+    }
     leave(unanswered(tmp_path), result=nothing)
     app = page("frontier", tmp_path)
     assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
@@ -464,7 +478,7 @@ def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_pat
 
 def test_the_frontier_opens_on_the_plan_that_was_just_looked_at(tmp_path: Path) -> None:
     for seconds, rate in enumerate("78"):
-        leave(unanswered(tmp_path, rate), result=example()["answer"])
+        leave(unanswered(tmp_path, rate), result=plan_example()["answer"])
         os.utime(unanswered(tmp_path, rate).directory / "request.json", (seconds, seconds))
 
     def both(runs):
@@ -487,7 +501,7 @@ def test_the_frontier_opens_on_the_plan_that_was_just_looked_at(tmp_path: Path) 
 
 
 def test_names_tell_plans_apart(tmp_path: Path) -> None:
-    settings, answer = example()["settings"], bundled()
+    settings, answer = plan_example()["settings"], bundled()
     pasted = model_path(tmp_path, keep_model(tmp_path, json.dumps(CONFIG)))
     arrivals = {"kind": "poisson", "rate": 21.5}
     others = [
@@ -546,21 +560,21 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def of_many(requests: int) -> PlanRequest:
-    request = example_request()
+    request = plan_request()
     return request.model_copy(update={"traffic": request.traffic.model_copy(update={"requests": requests})})
 
 
 def test_too_many_requests_are_refused_before_any_is_made(made: list[int]) -> None:
-    for look in (plan_traffic.check_few_enough, lambda request: plan_traffic.glance(request, 20_000)):
+    for look in (plan_tasks.check_few_enough, lambda request: plan_tasks.glance(request, 20_000)):
         with pytest.raises(UserError, match="'36,000,000 requests': are too many to plan for; 100,000 are allowed"):
             look(of_many(36_000_000))
     assert not made
 
 
 def test_of_much_traffic_the_first_requests_are_looked_at(made: list[int]) -> None:
-    first = plan_traffic.glance(of_many(97_200), 1_000).requests
+    first = plan_tasks.glance(of_many(97_200), 1_000).requests
     assert len(list(first)) == 1_000 and len(made) < 10_000
-    assert len(list(plan_traffic.glance(of_many(600), 1_000).requests)) == 600
+    assert len(list(plan_tasks.glance(of_many(600), 1_000).requests)) == 600
 
 
 @pytest.mark.parametrize("rate", ["10000", "27"])
@@ -576,7 +590,7 @@ def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0, 10.0])
 def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate: float, cv: float) -> None:
     traffic = shapes()[name].traffic(rate, cv)
-    request = example_request().model_copy(update={"traffic": traffic})
+    request = plan_request().model_copy(update={"traffic": traffic})
     workload = request.workload(at_named_rate=True)
     assert arrival_rate(workload) == pytest.approx(rate, rel=1e-6)
     gaps = np.diff([made.arrival_ns for made in workload.requests])
@@ -585,7 +599,7 @@ def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate:
 
 
 def test_a_trace_of_too_many_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_traffic, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(plan_tasks, "MOST_REQUESTS", 2)
     digest = keep_trace(tmp_path, CSV)
     assert "'3 requests': are too many to plan for" in one_line(plan(tmp_path, traffic="trace", trace=digest))
 
@@ -640,7 +654,7 @@ def test_the_band_goes_out_on_the_fast_end_and_comes_back_on_the_slow() -> None:
 
 
 def test_every_candidate_is_listed_with_its_room_and_the_recommended_first() -> None:
-    best = {**example()["answer"]["recommendation"], "engine": "TP4 H100", "replicas": 3}
+    best = {**plan_example()["answer"]["recommendation"], "engine": "TP4 H100", "replicas": 3}
     changed = {
         "recommendation": best,
         "spares": 1,
@@ -653,7 +667,7 @@ def test_every_candidate_is_listed_with_its_room_and_the_recommended_first() -> 
             "TP2 H200": {"gpu": "H200"},  # of a plan of an older version
         },
     }
-    rows = alternatives(PlanDocument.read(example()["answer"] | changed))
+    rows = alternatives(PlanDocument.read(plan_example()["answer"] | changed))
     assert [row["fleet"] for row in rows[:2]] == ["3+1 × TP4 H100", "3+1 × TP2 H200"]
     assert [row["verdict"] for row in rows[:3]] == ["recommended", "met", "costs at least this"]
     assert [row.get("KV room (tokens)") for row in rows] == [480_160, None, 24_768, None]

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard.prose import literal, prose
+from dashboard.shown import literal, prose
 
 
 @pytest.mark.parametrize(

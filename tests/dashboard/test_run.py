@@ -20,11 +20,10 @@ from calibration.kernels.times import Coverage
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.predict import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
-from dashboard.loading import token_gaps
+from dashboard.bundled import bundled_answer, sample_diagnosis
+from dashboard.loading import prefetch, token_gaps
 from dashboard.run_page import page as run_page
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.example import example_diagnosis, example_settings
-from dashboard.run_page.prefetch import prefetch
 from dashboard.run_page.request_table import _row, slowest
 from dashboard.run_page.step_time_charts import part_times
 from planning.diagnose.baseline import LATENCIES
@@ -333,12 +332,12 @@ def test_the_bundled_run_shows_what_helps_before_anything_was_recorded(tmp_path)
 
 
 def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
-    asked = example_settings()
-    bundled = example_diagnosis(asked)
+    asked = sample_diagnosis().as_json()
+    bundled = bundled_answer(asked)
     assert bundled is not None
     found = diagnosis(asked, tmp_path, lambda stage, share: None)
     assert {name: found[name] for name in bundled} == bundled
-    assert example_diagnosis({**asked, "run": str(tmp_path)}) is None
+    assert bundled_answer({**asked, "run": str(tmp_path)}) is None
 
 
 @pytest.mark.parametrize(
@@ -356,7 +355,7 @@ def lifted(name, kind, bought, p99, **more):
 
 
 def bundled_diagnosis(**changed):
-    return DiagnosisDocument.read(example_diagnosis(example_settings())).model_copy(update=changed)
+    return DiagnosisDocument.read(bundled_answer(sample_diagnosis().as_json())).model_copy(update=changed)
 
 
 def test_harm_is_red_and_help_is_not():

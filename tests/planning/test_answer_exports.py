@@ -20,14 +20,12 @@ from click.testing import CliRunner
 
 pytest.importorskip("streamlit")
 
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, SAMPLES
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, SAMPLES, bundled_answer, sample_diagnosis
+from dashboard.examples import comparison_request, recordings_request
 from dashboard.html_reports.report import write_report
 from dashboard.plan_page.command import plan_command
-from dashboard.plan_page.example import example
 from dashboard.plan_page.published_error import error_line
 from dashboard.plan_page.tasks import plan as planned
-from dashboard.policy_lab_page.example import example_answer, example_request, recorded_request
-from dashboard.run_page.example import example_diagnosis, example_settings
 from dashboard.sweeps_page.view import opening_view
 from dashboard.trust_page.external_results import load_external
 from planning.compare.document import ComparisonDocument, furthest_off
@@ -39,6 +37,7 @@ from planning.exports.validation import Validation
 from planning.jobs.files import write_json
 from planning.plan.document import PlanDocument
 from serving.errors import UserError
+from tests.dashboard.samples import plan_example
 from tests.tokentwin.test_plan_command import EASY
 from tokentwin.cli import cli
 
@@ -46,24 +45,24 @@ EVIL = '<img src=x onerror=alert(1)><a href="https://example.com">"\'&</script>'
 
 
 def plan() -> PlanDocument:
-    return PlanDocument.read(example()["answer"])
+    return PlanDocument.read(plan_example()["answer"])
 
 
 def infeasible() -> PlanDocument:
-    document = {**example()["answer"], "recommendation": None, "runners_up": [], "by_replicas": [], "by_rate": []}
+    document = {**plan_example()["answer"], "recommendation": None, "runners_up": [], "by_replicas": [], "by_rate": []}
     return PlanDocument.read({**document, "infeasible": [{"engine": "TP1 L4", "reason": "it does not fit"}]})
 
 
 def simulated() -> ComparisonDocument:
-    return ComparisonDocument.read(example_answer(example_request().as_json()))
+    return ComparisonDocument.read(bundled_answer(comparison_request().as_json()))
 
 
 def recorded() -> ComparisonDocument:
-    return ComparisonDocument.read(example_answer(recorded_request().as_json()))
+    return ComparisonDocument.read(bundled_answer(recordings_request().as_json()))
 
 
 def diagnosis() -> DiagnosisDocument:
-    return DiagnosisDocument.read(example_diagnosis(example_settings()))
+    return DiagnosisDocument.read(bundled_answer(sample_diagnosis().as_json()))
 
 
 def symptoms() -> DiagnosisDocument:
@@ -281,7 +280,7 @@ def test_a_report_stands_alone_and_holds_the_figures_of_the_page(name: str, figu
 
 
 def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_again() -> None:
-    answer = example()["answer"]
+    answer = plan_example()["answer"]
     text = re.sub(r"<script.*?</script>|<style.*?</style>", "", written(plan(), "html").decode(), flags=re.DOTALL)
     assert answer["recommendation"]["standing"]["mark"] in text
     assert answer["recommendation"]["standing"]["reason"][1:] in text
@@ -294,7 +293,7 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
 
 def test_the_command_of_a_plan_asks_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # one CPU, so that neither starts workers
-    asked = copy.deepcopy(example()["settings"])
+    asked = copy.deepcopy(plan_example()["settings"])
     asked |= {"model": "Llama-3.1-8B", "gpus": ["L40S"], "tensor_parallel_sizes": [1], "spares": 1, "max_replicas": 50}
     asked["traffic"] |= {"requests": 200}
     asked |= {"slos": [EASY], "prices": {"L40S": 0.5}}
@@ -335,7 +334,7 @@ def test_a_validation_report_whose_recordings_are_gone_still_has_a_report(tmp_pa
 
 
 def evil_plan() -> PlanDocument:
-    document = json.loads(json.dumps(example()["answer"]).replace("TP4 H100", json.dumps(EVIL)[1:-1]))
+    document = json.loads(json.dumps(plan_example()["answer"]).replace("TP4 H100", json.dumps(EVIL)[1:-1]))
     document["inputs"] = {"command": EVIL}
     document["objectives"] = [EVIL]
     document["version"] = EVIL
@@ -393,7 +392,7 @@ def test_nothing_in_a_report_acts_as_html(name: str, evil_validation: Validation
 
 
 def test_a_saved_answer_is_found_wherever_it_lies(tmp_path: Path) -> None:
-    write_json(tmp_path / "plan.json", example()["answer"])
+    write_json(tmp_path / "plan.json", plan_example()["answer"])
     (tmp_path / "job").mkdir()
     write_json(tmp_path / "job" / "result.json", simulated().as_json())
     for path, kind in ((tmp_path / "plan.json", PlanDocument), (tmp_path / "job", ComparisonDocument)):
@@ -416,9 +415,9 @@ def without(document: dict[str, Any], field: str) -> dict[str, Any]:
         ("[" * 100_000, "source: .*: cannot be exported; give a recording"),
         ("[1, 2]", "source: .*: cannot be exported; give a recording"),
         ('{"points": []}', "source: .*: cannot be exported; give a recording"),
-        (json.dumps(without(example()["answer"], "lengths")), "plan.lengths: is missing"),
-        (json.dumps(example()["answer"] | {"points": [{"engine": 3}]}), r"plan.points.0.engine: 3: "),
-        (json.dumps(example()["answer"]).replace('"attainment": 1.0', '"attainment": NaN'), "attainment: nan: "),
+        (json.dumps(without(plan_example()["answer"], "lengths")), "plan.lengths: is missing"),
+        (json.dumps(plan_example()["answer"] | {"points": [{"engine": 3}]}), r"plan.points.0.engine: 3: "),
+        (json.dumps(plan_example()["answer"]).replace('"attainment": 1.0', '"attainment": NaN'), "attainment: nan: "),
         (json.dumps(without(simulated().as_json(), "cdfs")), "comparison.cdfs: is missing"),
         (json.dumps(simulated().as_json() | {"rows": []}), "comparison.rows: "),
     ],

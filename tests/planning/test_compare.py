@@ -18,11 +18,20 @@ from scipy.signal import lfilter
 from scipy.stats import t
 
 from calibration.steps.step_cost import Calibration
-from planning.compare.comparison import ComparedRow, Comparison, compare, ranking
-from planning.compare.document import Row, furthest_off, ranking_report, simulated_errors
+from planning.compare import comparison
+from planning.compare.comparison import _row, ranking, verdict
+from planning.compare.document import (
+    Compared,
+    RanDeployment,
+    Row,
+    Side,
+    furthest_off,
+    ranking_report,
+    simulated_errors,
+)
 from planning.compare.paired_runs import PairedRuns
 from planning.compare.request import CompareRequest
-from planning.compare.unit_bootstrap import Jain, Percentile, Ratio, differences
+from planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -32,7 +41,7 @@ from tests.budget import simulated
 from tests.planning.sweep_samples import calibrated
 from tests.sim.fleet_samples import COST, ROOMY, poisson
 from tokentwin.cli import cli
-from traces.run_metrics import percentiles
+from traces.distribution import percentiles
 from traces.schema import arrow_schema
 
 MS, S = 1_000_000, 1_000_000_000
@@ -43,6 +52,11 @@ def scenario(
 ) -> PricedScenario:
     workload = Workload(poisson(count, rate, seed), shares_prefixes=False)
     return PricedScenario(workload, Deployment(policy=policy, scheduler=SchedulerConfig(**(ROOMY | scheduler))), cost)
+
+
+def compare(pairs: PairedRuns, threshold: float = 0.05) -> Compared:
+    side = Side(deployment=RanDeployment(policy="vllm", scheduler={}))
+    return comparison.compare(pairs, side, side, threshold)
 
 
 def table(e2e_ms, arrival_ns=None, tenants=None, statuses=None) -> pa.Table:
@@ -149,7 +163,7 @@ def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(
     for _ in range(runs):
         latency = 100 * np.exp(autocorrelated(rng, count, rho))
         sides = [table(latency * np.exp(0.3 * autocorrelated(rng, count, rho))) for _ in "ab"]
-        claims += bool(compare(PairedRuns([sides[0]], [sides[1]])).claims)
+        claims += bool(compare(PairedRuns([sides[0]], [sides[1]])).difference)
     assert 0 < claims / runs <= 0.05 + 3 * standard_error(runs)  # and not never
 
 
@@ -172,7 +186,7 @@ def test_policies_that_differ_by_seed_noise_are_not_called_different() -> None:
     claims, runs = 0, simulated(80)
     for k in range(runs):
         sides = [scenario(k, 300, 40, policy="sjf", sjf_error=1.0, sjf_seed=2 * k + i).requests() for i in (0, 1)]
-        claims += bool(compare(PairedRuns([sides[0]], [sides[1]])).claims)
+        claims += bool(compare(PairedRuns([sides[0]], [sides[1]])).difference)
     assert claims / runs <= 0.05 + 3 * standard_error(runs)
 
 
@@ -188,19 +202,19 @@ def test_slower_steps_are_found_and_by_how_much(seeds: int) -> None:
     tpot = rows["tpot_ms", "mean"]
     assert tpot.better == "A" and tpot.percent == pytest.approx(10, abs=2) and tpot.low < tpot.b - tpot.a < tpot.high
     assert rows["slo_attainment", "value"].a == 1 and not rows["slo_attainment", "value"].better
-    assert found.verdict().startswith("B is worse in")
-    assert (found.unit_is, found.units) == (("blocks", 20) if seeds == 1 else ("runs", 6))
-    assert np.isnan(rows["output_throughput", "value"].low) == (seeds == 1)
+    assert found.verdict.startswith("B is worse in")
+    assert (found.units.of, found.units.count) == (("blocks", 20) if seeds == 1 else ("runs", 6))
+    assert (rows["output_throughput", "value"].low is None) == (seeds == 1)
     back = compare(PairedRuns(b, a))
-    assert {(r.metric, r.stat, {"A": "B"}[r.better]) for r in found.claims if r.metric != "slo_attainment"} <= {
-        (r.metric, r.stat, r.better) for r in back.claims
-    }
+    assert {
+        (r.metric, r.stat, {"A": "B"}[r.better]) for r in found.rows if r.better and r.metric != "slo_attainment"
+    } <= {(r.metric, r.stat, r.better) for r in back.rows if r.better}
 
 
 def test_the_same_run_does_not_differ_from_itself() -> None:
     run = scenario().requests()
     found = compare(PairedRuns([run], [run]))
-    assert not found.claims and found.verdict() == "no difference can be claimed: both sides do the same"
+    assert not found.difference and found.verdict == "no difference can be claimed: both sides do the same"
     assert all(tally.gain == tally.lose == 0 for tally in found.tallies)
 
 
@@ -258,16 +272,13 @@ def test_repeats_of_one_workload_are_no_independent_runs() -> None:
 
 
 def test_a_share_changes_by_points_and_everything_else_by_percent() -> None:
-    def verdict(*rows: ComparedRow) -> str:
-        return Comparison(list(rows), [], 100, 1, 20, "blocks", 0.05, False).verdict()
-
-    attained = ComparedRow("slo_attainment", "value", 0.293, 0.517, 0.2, 0.25, "B")
-    finished = ComparedRow("finished", "share", 0.5, 0.6, 0.05, 0.15, "B")
-    slower = ComparedRow("ttft_ms", "p50", 200.0, 100.0, -120.0, -80.0, "B")
-    assert verdict(attained) == "B is better in SLO attainment +22.4 points"
-    assert "finish +10.0 points" in verdict(finished) and "TTFT p50 -50.0 %" in verdict(slower)
-    open_still = replace(attained, better="", low=-0.1, high=0.5)
-    assert verdict(open_still).endswith("SLO attainment +22.4 points, is known to +-30.0 points only")
+    attained = _row("slo_attainment", "value", Difference(0.293, 0.517, 0.2, 0.25))
+    finished = _row("finished", "share", Difference(0.5, 0.6, 0.05, 0.15))
+    slower = _row("ttft_ms", "p50", Difference(200.0, 100.0, -120.0, -80.0))
+    assert verdict([attained]) == "B is better in SLO attainment +22.4 points"
+    assert "finish +10.0 points" in verdict([finished]) and "TTFT p50 -50.0 %" in verdict([slower])
+    open_still = attained.model_copy(update={"better": "", "low": -0.1, "high": 0.5})
+    assert verdict([open_still]).endswith("SLO attainment +22.4 points, is known to +-30.0 points only")
     assert attained.percent == pytest.approx(22.4)
 
 
@@ -286,13 +297,15 @@ def test_blocks_that_go_together_count_for_fewer() -> None:
 
 def test_blocks_that_go_together_more_than_can_be_allowed_for_are_told() -> None:
     same = np.full(400, 100.0)
-    assert compare(PairedRuns([table(same)], [table(same + np.linspace(0, 100, 400))])).carry_over
-    assert not compare(PairedRuns([table(same)], [table(np.random.default_rng(0).normal(100, 10, 400))])).carry_over
+    assert compare(PairedRuns([table(same)], [table(same + np.linspace(0, 100, 400))])).units.carry_over
+    assert not compare(
+        PairedRuns([table(same)], [table(np.random.default_rng(0).normal(100, 10, 400))])
+    ).units.carry_over
 
 
 def test_too_few_requests_are_said_to_be_too_few() -> None:
     found = compare(PairedRuns([table([100.0] * 30)], [table([50.0] * 30)]))
-    assert found.verdict() == "no difference can be claimed: there are too few requests"
+    assert found.verdict == "no difference can be claimed: there are too few requests"
 
 
 def test_only_the_same_requests_are_compared() -> None:
@@ -303,7 +316,7 @@ def test_only_the_same_requests_are_compared() -> None:
         PairedRuns([table([1.0] * 20)], [table([1.0] * 19)])
 
 
-def compared(changes: dict[str, float]) -> Comparison:
+def compared(changes: dict[str, float]) -> Compared:
     """A against a B whose latencies are a factor of it, with a little noise; TTFT is half of E2E."""
     rng = np.random.default_rng(1)
     a = rng.uniform(90, 110, 300)
@@ -315,7 +328,7 @@ def compared(changes: dict[str, float]) -> Comparison:
     [(0.8, 0.7, "holds"), (0.8, 1.3, "reversed"), (0.8, 1.0, "open"), (1.0, 0.8, "missed")],
 )
 def test_a_ranking_is_held_against_the_engine(simulated: float, real: float, outcome: str) -> None:
-    found = ranking(compared({"e2e": simulated}), compared({"e2e": real}))
+    found = ranking(compared({"e2e": simulated}).rows, compared({"e2e": real}).rows)
     assert {row.outcome for row in found if row.metric == "e2e_ms"} == {outcome}
 
 

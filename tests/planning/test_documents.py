@@ -16,22 +16,21 @@ from rich.console import Console
 pytest.importorskip("streamlit")
 
 from calibration.validation.report import REPORT, ValidationReport
-from dashboard.bundled import DEMO
+from dashboard.bundled import DEMO, bundled_answer, sample_diagnosis
+from dashboard.examples import comparison_request, recordings_request
 from dashboard.html_reports.report import report_of
-from dashboard.plan_page.example import example
-from dashboard.policy_lab_page.example import example_answer, example_request, recorded_request
-from dashboard.run_page.example import example_diagnosis, example_settings
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
 from planning.plan.document import PlanDocument
 from serving.document import Document, print_document
 from serving.errors import UserError
+from tests.dashboard.samples import plan_example
 
 BUNDLED: dict[str, tuple[type[Document], Callable[[], Any]]] = {
-    "plan": (PlanDocument, lambda: example()["answer"]),
-    "simulated comparison": (ComparisonDocument, lambda: example_answer(example_request().as_json())),
-    "recorded comparison": (ComparisonDocument, lambda: example_answer(recorded_request().as_json())),
-    "diagnosis": (DiagnosisDocument, lambda: example_diagnosis(example_settings())),
+    "plan": (PlanDocument, lambda: plan_example()["answer"]),
+    "simulated comparison": (ComparisonDocument, lambda: bundled_answer(comparison_request().as_json())),
+    "recorded comparison": (ComparisonDocument, lambda: bundled_answer(recordings_request().as_json())),
+    "diagnosis": (DiagnosisDocument, lambda: bundled_answer(sample_diagnosis().as_json())),
     "validation": (ValidationReport, lambda: json.loads((DEMO / "validation" / REPORT).read_text())),
 }
 

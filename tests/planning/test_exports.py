@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from dashboard.bundled import RUN_SAMPLE
+from dashboard.bundled import RUN_SAMPLE, bundled_answer, sample_diagnosis
 from dashboard.html_reports.report import write_report
-from dashboard.run_page.example import example_diagnosis, example_settings
 from planning.exports.export import export, formats_of, write_export
 from planning.exports.formats import FORMATS
 from planning.exports.openmetrics import one_two_five
@@ -284,7 +283,7 @@ def test_the_report_shows_the_diagnosis_where_there_is_one(tmp_path):
     pytest.importorskip("plotly")
     toy_run(tmp_path / "run", "virtual", seed=0)
     without = written(RecordedRun(tmp_path / "run"), "html").decode()
-    answer = example_diagnosis(example_settings())
+    answer = bundled_answer(sample_diagnosis().as_json())
     (tmp_path / "run" / "diagnosis.json").write_text(json.dumps(answer))
     beside = written(RecordedRun(tmp_path / "run"), "html").decode()
     verdict = answer["verdict"][1:].replace("'", "&#x27;")

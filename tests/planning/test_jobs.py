@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import pytest
 
 from planning.jobs.files import read_json, write_json
 from planning.jobs.job import DIED, Job, Status, finished
-from planning.jobs.process import ProcessMark, mark_of
 from serving.errors import UserError
+from tests.planning.test_plan_workers import group
 
 TASK = "tests.planning.test_jobs:tiny"
 
@@ -63,6 +63,11 @@ def waiting(root: Path, **settings: Any) -> Job:
     return job
 
 
+def end(process: Path) -> None:
+    with suppress(ProcessLookupError, TypeError):
+        os.killpg(read_json(process), signal.SIGKILL)
+
+
 def starts(job: Job) -> int:
     return len((job.directory / "starts").read_text().split())
 
@@ -73,7 +78,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     yield tmp_path
     for path in tmp_path.glob("*/process.json"):
-        ProcessMark(*read_json(path)).kill_group()
+        end(path)
 
 
 def test_a_job_goes_from_absent_to_done_and_says_how_far_it_is(root: Path) -> None:
@@ -144,11 +149,10 @@ os.killpg(os.getpgid(0), signal.SIGKILL)
 
 def test_cancel_ends_the_process_and_its_children(root: Path) -> None:
     job = waiting(root, child=True)
-    worker = ProcessMark(*read_json(job.directory / "process.json"))
-    child = mark_of(read_json(job.directory / "child.json"))
-    assert worker.alive and child is not None and child.alive
+    worker, child = (read_json(job.directory / name) for name in ("process.json", "child.json"))
+    assert {worker, child} <= set(group(worker))
     job.cancel()
-    until(lambda: not worker.alive and not child.alive)
+    until(lambda: not group(worker))
     assert (job.status.state, job.status.error, job.result) == ("cancelled", "cancelled", None)
     (job.directory / "go").touch()
     job.start()
@@ -156,8 +160,8 @@ def test_cancel_ends_the_process_and_its_children(root: Path) -> None:
 
 
 def test_a_job_whose_process_was_killed_is_said_to_be_so_and_can_be_started_again(root: Path) -> None:
-    job = waiting(root)
-    os.kill(read_json(job.directory / "process.json")[0], signal.SIGKILL)
+    job = waiting(root, child=True)
+    os.kill(read_json(job.directory / "process.json"), signal.SIGKILL)  # which leaves its child alive
     until(lambda: not job.status.active)
     assert (job.status.state, job.status.error) == ("failed", DIED)
     (job.directory / "go").touch()
@@ -168,13 +172,12 @@ def test_a_job_whose_process_was_killed_is_said_to_be_so_and_can_be_started_agai
 
 def test_a_process_that_got_the_number_of_ours_is_not_taken_for_it(root: Path) -> None:
     job = waiting(root)
-    mark = mark_of(os.getpid())
-    assert mark is not None and mark.alive
-    os.kill(read_json(job.directory / "process.json")[0], signal.SIGKILL)
-    write_json(job.directory / "process.json", mark._replace(start_tick=mark.start_tick + 1))
-    assert job.status.state == "failed"
+    os.kill(read_json(job.directory / "process.json"), signal.SIGKILL)
+    write_json(job.directory / "process.json", os.getpgid(0))
+    until(lambda: job.status.state == "failed")
     job.cancel()  # which must not end this test
     assert job.status.error == DIED
+    (job.directory / "process.json").unlink()
 
 
 def test_a_mistake_is_one_line_and_a_bug_says_where_to_look(root: Path) -> None:
@@ -214,11 +217,11 @@ def test_damaged_files_are_as_good_as_none(root: Path, damage: str) -> None:
         (job.directory / name).write_text(damage)
     assert job.status.active
     process = job.directory / "process.json"
-    ProcessMark(*read_json(process)).kill_group()
+    end(process)
     until(lambda: not job.status.active)
     assert job.status == Status("failed", error=DIED)
     process.write_text(damage)
-    assert job.status.state == "absent"
+    assert job.status == Status("failed", error=DIED)
     (job.directory / "request.json").write_text(damage)
     assert finished(root, TASK) == []
     process.unlink()

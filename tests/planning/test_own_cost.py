@@ -97,12 +97,12 @@ def test_the_commands_of_the_docs_work(example: str, tmp_path: Path) -> None:
 def test_a_function_that_is_no_cost_model_is_one_line(body: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(body)
     with pytest.raises(UserError, match=says) as caught:
-        priced(f"{tmp_path}/mine.py:wrong", None, lambda base: base).cost.step_ns(PLAN)
+        priced(f"{tmp_path}/mine.py:wrong", None, Deployment()).cost.step_ns(PLAN)
     assert "\n" not in str(caught.value)
 
 
 def test_steps_in_a_row_cost_what_each_costs_alone(example: str) -> None:
-    cost = priced(example, None, lambda base: base).cost
+    cost = priced(example, None, Deployment()).cost
     plans = [StepPlan.of(decode_rows=3, decode_context=60 + 3 * at, sampled_rows=3) for at in range(5)]
     assert list(cost.decode_run_ns(3, 60, 1200, 5)) == [cost.cpu_ns(plan) + cost.step_ns(plan) for plan in plans]
     fast, slow = cost.ends()
@@ -167,7 +167,7 @@ def test_without_an_interval_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         "        return self.each\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    cost = priced("of_deployments:Sized", None, lambda _: Deployment(tensor_parallel_size=4)).cost
+    cost = priced("of_deployments:Sized", None, Deployment(tensor_parallel_size=4)).cost
     assert cost.step_ns(PLAN) == 4
     level, reason = cost.provenance()
     assert level is Coverage.UNKNOWN and "does not say how far off" in reason
@@ -176,11 +176,11 @@ def test_without_an_interval_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_goes_with_it_and_what_does_not(example: str) -> None:
     with pytest.raises(UserError, match="gpu"):
-        priced(example, "H100", lambda base: base)
+        priced(example, "H100", Deployment())
     with pytest.raises(UserError, match="gpu_memory_utilization"):
-        priced(example, None, lambda _: Deployment(gpu_memory_utilization=0.9))
+        priced(example, None, Deployment(gpu_memory_utilization=0.9))
     stages = Deployment(pipeline_parallel_size=2, scheduler=SchedulerConfig(async_scheduling=False))
     with pytest.raises(UserError, match="pipeline_parallel_size: 2: needs the time of each stage"):
-        priced(example, None, lambda _: stages)
+        priced(example, None, stages)
     with pytest.raises(UserError, match="has no Nothing"):
-        priced("affine_of_the_docs:Nothing", None, lambda base: base)
+        priced("affine_of_the_docs:Nothing", None, Deployment())

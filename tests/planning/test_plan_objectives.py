@@ -14,7 +14,8 @@ from planning.plan.objectives import Objective, parse_objectives
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.plan_samples import Steps, engine, traffic
-from traces.run_metrics import RunMetrics, percentiles
+from traces.distribution import percentiles
+from traces.run_metrics import RunMetrics
 
 
 @pytest.fixture(scope="module")

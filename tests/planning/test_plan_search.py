@@ -208,7 +208,7 @@ def test_alone_is_the_best_that_replicas_can_do() -> None:
 def test_infeasible_names_the_binding_objective_of_the_closest_engine(slos: tuple[str, ...], binding: str) -> None:
     found = planned(question(*slos), [engine("snail"), engine("slow")])
     assert found.recommendation is None
-    assert [failure.name for failure in found.failures] == ["TP1 slow", "TP1 snail"]
+    assert [failure.engine for failure in found.failures] == ["TP1 slow", "TP1 snail"]
     assert found.failures[0].reason.startswith(binding)
     assert answer(found).startswith(f"Infeasible: no fleet meets the SLOs. The closest is TP1 slow: {binding}")
     assert not plan_document(None, found, [], {}).feasible

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.plan.answer import plan_document
+from planning.plan.first_answer import try_share
 from planning.plan.frontier import point
 from planning.plan.plan import Limits, make_plan
 from planning.plan.sensitivity import KEEPING_UP, knee
 from planning.plan.sentences import why_not_fewer
-from planning.plan.share import try_share
 from planning.plan.trial import Question, try_fleet
 from planning.workers import Workers
 from serving.workload import PRIVATE, Workload, WorkloadRequest

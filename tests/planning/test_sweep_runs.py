@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 
 from calibration.validation.bands import run_metrics
 from planning.costs import base_deployment, priced
-from planning.sweep.executors import Executor, Processes, find_executor
+from planning.sweep.executors import Executor, find_executor, in_processes
 from planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
 from planning.sweep.points import Point, points
 from planning.sweep.settings import load_sweep
@@ -43,15 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calibrated(tmp_path_factory.mktemp("calibration"))
 
 
-class Here:
+def here(measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
     """Makes runs in this process, the last first."""
-
-    def run(self, measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
-        yield from map(measure, reversed(points))
+    yield from map(measure, reversed(points))
 
 
 def swept(file: Path, out: Path, executor: Executor | None = None, **options: Any) -> Swept:
-    return Sweep.of(load_sweep(file)).run(out, executor or Here(), **options)
+    return Sweep.of(load_sweep(file)).run(out, executor or here, **options)
 
 
 def rows(out: Path) -> pd.DataFrame:
@@ -78,7 +77,7 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
         )
         workload = synthesise(parse_spec(config["workload"]))
         deployment = base_deployment(str(folder)).model_copy(update={"policy": row["policy"]})
-        deployment, cost, _ = priced(str(folder), None, lambda _, mine=deployment: mine)
+        deployment, cost, _ = priced(str(folder), None, deployment)
         assert deployment == Deployment(policy=row["policy"], scheduler=SCHEDULER)
         metrics = run_metrics(workload, deployment, cost)
         assert row["ttft_ms_p99"] == metrics.distribution("ttft_ms").p99
@@ -107,7 +106,7 @@ def test_others_read_it_as_it_is(done: tuple[Path, Path]) -> None:
 
 def test_the_bytes_do_not_depend_on_jobs_or_order(done: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = done
-    swept(file, tmp_path / "two", Processes(2))
+    swept(file, tmp_path / "two", partial(in_processes, jobs=2))
     assert content(tmp_path / "two") == content(out)
 
 
@@ -174,7 +173,7 @@ FAILURES = {
 def test_a_run_that_fails_is_a_row_and_the_sweep_goes_on(folder: Path, tmp_path: Path) -> None:
     grid = {"deployment.policy": [*FAILURES, "vllm"], "deployment.scheduler.max_num_seqs": [0, 8]}
     file = sweep_file(tmp_path / "s.yaml", base(folder), grid=grid)
-    result = swept(file, tmp_path / "out", Processes(2))
+    result = swept(file, tmp_path / "out", partial(in_processes, jobs=2))
     assert (result.made, result.failed) == (10, 9)
     for row in rows(tmp_path / "out").to_dict("records"):
         if row["max_num_seqs"] == 0:
@@ -188,7 +187,9 @@ def test_a_run_that_fails_is_a_row_and_the_sweep_goes_on(folder: Path, tmp_path:
     again = swept(file, tmp_path / "out", resume=True)
     assert (again.made, again.kept, again.failed, again.first_error) == (0, 10, 9, result.first_error)
     before = content(tmp_path / "out")
-    assert swept(file, tmp_path / "out", executor=Processes(2), resume=True, retry_failed=True).made == 9
+    assert (
+        swept(file, tmp_path / "out", executor=partial(in_processes, jobs=2), resume=True, retry_failed=True).made == 9
+    )
     assert content(tmp_path / "out") == before
 
 
@@ -209,15 +210,12 @@ def test_a_dataset_is_written_by_one_sweep_at_a_time(folder: Path, tmp_path: Pat
     file = sweep_file(tmp_path / "s.yaml", base(folder), grid={RATE: [10]})
     out = tmp_path / "out"
 
-    class Meanwhile(Here):
-        def run(
-            self, measure: Callable[[Point], RunResult], points: Sequence[Point]
-        ) -> Generator[RunResult, None, None]:
-            with pytest.raises(UserError, match="being written by another process"):
-                swept(file, out, resume=True)
-            yield from super().run(measure, points)
+    def meanwhile(measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Generator[RunResult, None, None]:
+        with pytest.raises(UserError, match="being written by another process"):
+            swept(file, out, resume=True)
+        yield from here(measure, points)
 
-    assert swept(file, out, Meanwhile()).made == 1
+    assert swept(file, out, meanwhile).made == 1
 
 
 def test_a_fleet_is_priced_pool_by_pool(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calibration.validation import decision_replay
@@ -156,20 +156,17 @@ def test_skipping_steady_steps_is_taking_them_one_by_one(policy: str, seed: int)
 
 @pytest.mark.parametrize("policy", NEW)
 @SOME
+@example(450, (3, False))  # under `fair` tenants served alike, whose requests could lose their places for ever
 @given(SEEDS, LOOPS)
 def test_blocks_with_and_without_identities_are_decided_alike(policy: str, seed: int, loop: tuple[int, bool]) -> None:
     chance = random.Random(seed)
     depth, overlapped = loop
     config, requests = tight(chance, async_scheduling=overlapped), traffic(chance, 15)
 
-    def decided(shares_prefixes: bool) -> object:
-        try:
-            return drive(find_policy(policy)(config, shares_prefixes=shares_prefixes), requests, depth)
-        except UserError as error:  # with full prompts not reserved, vLLM's rules may have requests preempt for ever
-            assert "preempt one another for ever" in str(error)
-            return str(error)
-
-    assert decided(shares_prefixes=True) == decided(shares_prefixes=False)
+    named, counted = (
+        drive(find_policy(policy)(config, shares_prefixes=shares), requests, depth) for shares in (True, False)
+    )
+    assert named == counted
 
 
 @pytest.mark.parametrize("policy", NEW)

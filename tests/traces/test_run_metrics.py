@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.metrics import METRICS
-from traces.run_metrics import DISTRIBUTIONS, Distribution, RunMetrics, parse_slo
+from traces.distribution import Distribution
+from traces.run_metrics import DISTRIBUTIONS, RunMetrics
 from traces.schema import arrow_schema
+from traces.slo import parse_slo
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -59,8 +59,7 @@ def bench(
         raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
     deployment, workload = read_deployment(deployment_file, given), request.workload()
 
-    from planning.measure.load_engine import load_engine
-    from planning.measure.run_estimate import fitting
+    from planning.measure.real_engine import fitting, load_engine
     from planning.progress import counting
     from realengine.replay import at_once, record
 

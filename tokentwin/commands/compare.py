@@ -89,12 +89,12 @@ def compare(
     from planning.exports.file import check_free
     from planning.progress import telling
     from serving.errors import UserError
-    from tokentwin.commands.command_line import command_line
-    from traces.run_metrics import parse_slo
+    from tokentwin.commands.saved_answer import stated_inputs
+    from traces.slo import parse_slo
 
     if save is not None:
         check_free(save, force)
-    inputs = {"command": command_line(click.get_current_context(), leave_out=("style", "save", "force"))}
+    inputs = stated_inputs()
     given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):
         raise UserError("A B", list(sides), "give both A and B, or neither of them with --a and --b")
@@ -162,17 +162,11 @@ def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]
     return {**run, "settings": own, "deployment": load_deployment(file) if file else None}
 
 
-def _finish(document: ComparisonDocument, style: str, out: Path | None, force: bool) -> None:
-    """Print it, save it, and leave with its exit status."""
-    from planning.exports.file import write_whole
-    from serving.document import print_document
+def _finish(document: ComparisonDocument, style: str, save: Path | None, force: bool) -> None:
+    """Save it, print it, and leave with its exit status."""
+    from tokentwin.commands.saved_answer import finish
 
-    if out is not None:
-        write_whole(out, lambda file: file.write(document.dumps().encode()), force)
-    if style == "json":
-        click.echo(document.dumps())
-    else:
-        print_document(document)
+    finish(document, style, save, force)
     if any(row.outcome == "reversed" for row in document.ranking or ()):
         raise SystemExit(REVERSED)
     if not (document.simulated or document).difference:

@@ -38,12 +38,10 @@ def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
     """
     began = perf_counter()
 
-    from calibration.steps.design import Pace
     from calibration.validation.covalidation import covalidate
-    from planning.measure.calibration_runs import fit_recordings, measure, pace_of
+    from planning.measure.calibration_runs import fit_recordings, measure
     from planning.measure.demo_size import LOAD, demo_size
-    from planning.measure.load_engine import load_engine
-    from planning.measure.whole_run import record_whole
+    from planning.measure.real_engine import load_engine, pace_of, record_whole
     from serving.deployments.config import Deployment, parse
     from serving.document import print_document
     from serving.errors import UserError
@@ -59,7 +57,7 @@ def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
     except OSError as error:
         raise UserError("out", out, f"cannot be made: {error.strerror}; choose another directory") from None
     engine = load_engine(deployment, partial(click.echo, err=True))
-    pace, rows = Pace(*pace_of(engine)), DEMO_SCHEDULER["max_num_seqs"] // 2
+    pace, rows = pace_of(engine), DEMO_SCHEDULER["max_num_seqs"] // 2
     size = demo_size(pace, rows, 60 * minutes - (perf_counter() - began), repeats)
     workload = synthesise(parse_spec(size.trace(), where="demo"))
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)

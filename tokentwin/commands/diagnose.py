@@ -35,19 +35,12 @@ def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool
     If you save the diagnosis as RUN/diagnosis.json, the report of `tokentwin export RUN --to html` shows it.
     """
     from planning.diagnose import recorded_run
-    from planning.exports.file import check_free, write_whole
-    from serving.document import print_document
-    from tokentwin.commands.command_line import command_line
-    from traces.run_metrics import parse_slo
+    from planning.exports.file import check_free
+    from tokentwin.commands.saved_answer import finish, stated_inputs
+    from traces.slo import parse_slo
 
     if save is not None:
         check_free(save, force)
     given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
-    command = command_line(click.get_current_context(), leave_out=("style", "save", "force"))
-    document = recorded_run.diagnose(requested(DiagnoseRequest, given), inputs={"command": command})
-    if save is not None:
-        write_whole(save, lambda file: file.write(document.dumps().encode()), force)
-    if style == "json":
-        click.echo(document.dumps())
-    else:
-        print_document(document)
+    document = recorded_run.diagnose(requested(DiagnoseRequest, given), inputs=stated_inputs())
+    finish(document, style, save, force)

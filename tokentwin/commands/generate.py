@@ -49,7 +49,7 @@ def generate(
 
     Without --deployment the model is SmolLM2, with room for 2048 tokens (--max-model-len) of prompt and answer.
     """
-    from planning.measure.load_engine import load_engine
+    from planning.measure.real_engine import load_engine
     from serving.deployments.config import Deployment, SchedulerConfig, parse
     from serving.errors import UserError
 

@@ -55,13 +55,12 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
-    from planning.exports.file import check_free, write_whole
+    from planning.exports.file import check_free
     from planning.plan import planner
     from planning.progress import telling
     from planning.settings import named_values
     from serving.deployments.config import load_deployment
-    from serving.document import print_document
-    from tokentwin.commands.command_line import command_line
+    from tokentwin.commands.saved_answer import finish, stated_inputs
 
     if save is not None:
         check_free(save, force)
@@ -72,20 +71,9 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     if given["deployment"] is not None:
         given["deployment"] = load_deployment(given["deployment"])
     request = requested(PlanRequest, given)
-    command = command_line(click.get_current_context(), leave_out=("style", "save", "force", "jobs"))
     with telling() as tell:
-        document = planner.plan(
-            request,
-            jobs=jobs,
-            surroundings=style == "json" or save is not None,
-            inputs={"command": command},
-            tell=tell,
-        )
-    if save is not None:
-        write_whole(save, lambda file: file.write(document.dumps().encode()), force)
-    if style == "json":
-        click.echo(document.dumps())
-    else:
-        print_document(document)
+        whole = style == "json" or save is not None
+        document = planner.plan(request, jobs=jobs, surroundings=whole, inputs=stated_inputs(), tell=tell)
+    finish(document, style, save, force)
     if not document.feasible:
         sys.exit(INFEASIBLE)

@@ -59,7 +59,7 @@ def simulate(
     single settings of it. With --gpu the number of KV blocks follows from the GPU's memory, unless the deployment
     states it.
     """
-    from planning.costs import base_deployment, named_prices
+    from planning.costs import base_deployment, check_timed, named_prices
     from planning.deployments import read_deployment, refuse_engine_flags
     from planning.priced_scenario import with_fleet
     from planning.simulation import recorded
@@ -67,7 +67,7 @@ def simulate(
     from serving.errors import UserError
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
 
-    Timing(calibration=calibration, gpu=gpu).check()
+    check_timed(calibration, gpu)
     fleet = with_fleet(
         read_deployment(deployment_file, flags, base_deployment(calibration)),
         replicas,

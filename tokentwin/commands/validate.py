@@ -60,13 +60,10 @@ def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None
     and the simulated run.
     """
     from planning.measure import validator
-    from serving.document import print_document
+    from tokentwin.commands.saved_answer import finish
 
     report = validator.validate(requested(ValidateRequest, given), overwrite=force, say=partial(click.echo, err=True))
-    if style == "json":
-        click.echo(report.dumps())
-    else:
-        print_document(report)
+    finish(report, style)
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
     if max_error is not None and report.worst_error_pct() > max_error:

@@ -67,7 +67,7 @@ def external(
 
 
 def _predictor() -> Predictor:
-    from calibration.validation.external.blind import blind
+    from calibration.validation.external.predictor import blind
 
     return blind
 

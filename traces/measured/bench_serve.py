@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.settings import Settings
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
 from traces.measured.json_file import MANY, JsonFile
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 
@@ -25,10 +26,8 @@ _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 _LONGEST_S = 1e6  # of a gap between tokens
 
 
-class BenchServe(BaseModel):
+class BenchServe(Settings):
     """One run a file. `shared_prefix_tokens` is `--random-prefix-len`; `seed` draws arrivals that were not saved."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["bench-serve"] = "bench-serve"
     files: tuple[str, ...] = Field(min_length=1)
@@ -72,7 +71,7 @@ class BenchServe(BaseModel):
 
     def _prompt(self, tokens: int) -> tuple[Segment, ...]:
         shared = min(self.shared_prefix_tokens, tokens)
-        return tuple(part for part in (("prefix", shared), (PRIVATE, tokens - shared)) if part[1])
+        return prompt_of(("prefix", shared), (PRIVATE, tokens - shared))
 
 
 def _lengths(file: JsonFile) -> list[tuple[int, int]]:

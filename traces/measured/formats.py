@@ -29,5 +29,4 @@ def measured_format(settings: Mapping[str, Any], where: str) -> MeasuredFormat:
     if not isinstance(name, str):
         raise UserError(f"{where}.format", name, f"must be one of {', '.join(FORMATS)}")
     kind = find(f"{where}.format", name, FORMATS, ("read", "model_validate"))
-    found: MeasuredFormat = parse(kind, dict(settings), where=where)
-    return found
+    return parse(kind, dict(settings), where=where)

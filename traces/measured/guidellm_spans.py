@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.settings import Settings
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 from traces.rows import Row, csv_rows
 
 SECOND_NS = 10**9
 
 
-class GuideLlmSpans(BaseModel):
+class GuideLlmSpans(Settings):
     """A sweep in one file; `shared_prefix_tokens` is how many tokens the prompts of a phase begin with alike."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["guidellm-spans"] = "guidellm-spans"
     file: str
@@ -54,8 +53,7 @@ class GuideLlmSpans(BaseModel):
 
     def _prompt(self, phase: str, tokens: int) -> tuple[Segment, ...]:
         shared = min(self.shared_prefix_tokens, tokens)
-        parts = ((f"prefix of {phase}", shared), (PRIVATE, tokens - shared))
-        return tuple(part for part in parts if part[1])
+        return prompt_of((f"prefix of {phase}", shared), (PRIVATE, tokens - shared))
 
 
 def _concurrency(row: Row) -> int | None:

@@ -11,25 +11,24 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.settings import Settings
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
 from traces.measured.json_file import MANY, JsonFile
 from traces.measured.run import MeasuredRun, saturated
 
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 
 
-class InferencePerf(BaseModel):
+class InferencePerf(Settings):
     """The stages in one folder, and how its client was set up.
 
     max_in_flight   most requests the client has outstanding: workers x concurrency of a worker
     shared_prefixes, users, shared_prefix_tokens   the `shared_prefix` data: that many system prompts of that
                     many tokens, each asked by that many users in turn; the rest of a prompt is its user's own
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["inference-perf"] = "inference-perf"
     folder: str
@@ -67,8 +66,7 @@ class InferencePerf(BaseModel):
             return ((PRIVATE, tokens),)
         shared = min(self.shared_prefix_tokens, tokens)
         system, user = id_ % self.shared_prefixes, id_ // self.shared_prefixes % self.users
-        parts = ((f"system {system}", shared), (f"user {user} of {system}", tokens - shared))
-        return tuple(part for part in parts if part[1])
+        return prompt_of((f"system {system}", shared), (f"user {user} of {system}", tokens - shared))
 
     def _figures(self, file: JsonFile, offered: float) -> dict[str, float]:
         found = {}

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 from traces.rows import Row, json_rows
@@ -22,10 +21,8 @@ BLOCK_TOKENS = 16
 SECOND_NS = 10**9
 
 
-class LlmServingSim(BaseModel):
+class LlmServingSim(Settings):
     """One run in one folder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["llmservingsim"] = "llmservingsim"
     folder: str

@@ -12,10 +12,11 @@ import random
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.settings import Settings
+from serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
 from traces.measured.prometheus_text import Histogram, Window
 from traces.measured.run import MeasuredRun
 
@@ -26,10 +27,8 @@ _LATENCIES = {
 }
 
 
-class Prometheus(BaseModel):
+class Prometheus(Settings):
     """Two snapshots of one engine, `window_s` seconds apart."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["prometheus"] = "prometheus"
     before: str
@@ -51,7 +50,9 @@ class Prometheus(BaseModel):
         lengths = zip(_drawn(prompts, count, draw), _drawn(outputs, count, draw), strict=True)
         requests, now_s = [], 0.0
         for id_, (prompt, output) in enumerate(lengths):
-            requests.append(WorkloadRequest(id_, round(now_s * 1e9), _prompt(prompt, shared), output))
+            hit = round(prompt * shared)
+            parts = prompt_of(("prefix", hit), (PRIVATE, prompt - hit))
+            requests.append(WorkloadRequest(id_, round(now_s * 1e9), parts, output))
             now_s += draw.expovariate(count / self.window_s)
         workload = Workload(requests, name=Path(self.after).stem, shares_prefixes=shared > 0)
         figures = {figure: 1e3 * _first(window, names).mean for figure, names in _LATENCIES.items()}
@@ -71,11 +72,6 @@ def _shared_share(window: Window) -> float:
     if not (window.has(hits) and window.has(queries)) or not window.counter(queries):
         return 0.0
     return window.counter(hits) / window.counter(queries)
-
-
-def _prompt(tokens: int, shared: float) -> tuple[Segment, ...]:
-    hit = round(tokens * shared)
-    return tuple(part for part in (("prefix", hit), (PRIVATE, tokens - hit)) if part[1])
 
 
 def _drawn(histogram: Histogram, count: int, draw: random.Random) -> list[int]:

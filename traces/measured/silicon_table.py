@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces.measured.run import MeasuredRun
 from traces.rows import Row, csv_rows
@@ -30,15 +31,13 @@ _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 Share = Annotated[float, Field(gt=0, le=2)]
 
 
-class Load(BaseModel):
+class Load(Settings):
     """How a closed-loop client made its requests.
 
     waves       requests in all, as a multiple of the concurrency
     lengths     shares of the nominal length that lengths are drawn evenly between
     or_lengths  the same where nobody says, as it may have been instead: queueing, and with it TTFT, is then another
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     waves: int = Field(10, ge=1)
     lengths: tuple[Share, Share] = (1.0, 1.0)
@@ -52,13 +51,11 @@ class Load(BaseModel):
         return self
 
 
-class Rule(BaseModel):
+class Rule(Settings):
     """For rows whose columns are as in `when`: settings of the deployment, the load, and columns to read as others.
 
     `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     when: dict[str, str] = Field(default_factory=dict)
     deployment: dict[str, Any] = Field(default_factory=dict)
@@ -68,10 +65,8 @@ class Rule(BaseModel):
     caution: str = ""
 
 
-class SiliconTable(BaseModel):
+class SiliconTable(Settings):
     """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["silicon-table"] = "silicon-table"
     file: str

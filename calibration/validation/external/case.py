@@ -11,10 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.yaml_file import read_yaml
 from traces.measured.formats import measured_format
 from traces.measured.run import MeasuredFormat, MeasuredRun
@@ -22,14 +23,12 @@ from traces.measured.run import MeasuredFormat, MeasuredRun
 Column = Literal["blind", "anchored"]
 
 
-class Target(BaseModel):
+class Target(Settings):
     """A bound on the error of one figure, in percent of the measured.
 
     over    `each`: every run alone must keep it; `median`: the median of the absolute errors over the runs must
     runs    names of the runs it is about; empty is every run that is scored
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     figure: str
     within_pct: float = Field(ge=0)
@@ -38,7 +37,7 @@ class Target(BaseModel):
     runs: tuple[str, ...] = ()
 
 
-class Anchor(BaseModel):
+class Anchor(Settings):
     """The run that the *anchored* column is fitted on, and which of its figures each parameter reproduces.
 
     decode      factor on the time of decode steps, from this figure
@@ -46,18 +45,14 @@ class Anchor(BaseModel):
     overhead    milliseconds outside the engine (HTTP, tokeniser, client) on each request
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     run: str
     decode: str | None = None
     prefill: str | None = None
     overhead: str | None = None
 
 
-class Case(BaseModel):
+class Case(Settings):
     """One measured run, or several of one deployment. See docs/external.md for an example."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     title: str
@@ -90,6 +85,11 @@ class Case(BaseModel):
         merged = _merged({"device": "cuda", **self.deployment}, run.settings)
         deployment = parse(Deployment, merged, where=f"{self.name}.deployment")
         return deployment, "num_blocks" in deployment.scheduler.model_fields_set
+
+
+def source_of(case: Case, deployment: Deployment) -> str:
+    """Runs of one case and one model are a source: what one taught, another of them must not profit from."""
+    return f"{case.name}/{deployment.model}"
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

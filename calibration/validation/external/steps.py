@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from calibration.operations import StepSizes
 from calibration.steps.coverage import interval_of, provenance_of
@@ -20,12 +19,12 @@ from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.predict import blind, kernels
-from calibration.validation.external.case import Case, Target
+from calibration.validation.external.case import Case, Target, source_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from calibration.validation.external.teaching import source_of
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.settings import Settings
 
 _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,
@@ -34,10 +33,8 @@ _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
 }
 
 
-class StepLog(BaseModel):
+class StepLog(Settings):
     """What a case file says of a per-iteration log."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["iteration-log"]
     file: str

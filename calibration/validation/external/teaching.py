@@ -28,7 +28,7 @@ from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import SURE, StepInterval, factors_of
 from calibration.steps.operation_cost import HostTimes
 from calibration.steps.predict import blind, predicted_cost
-from calibration.validation.external.case import Case, load_cases
+from calibration.validation.external.case import Case, load_cases, source_of
 from calibration.validation.external.scoring import simulated_figures
 from calibration.validation.external.spread import most_of_one_more, reach
 from serving.deployments.config import Deployment
@@ -73,11 +73,6 @@ class Lesson:
     gpu: str
     deployment: Deployment
     figures: tuple[str, ...]
-
-
-def source_of(case: Case, deployment: Deployment) -> str:
-    """Runs of one case and one model are a source: what one taught, another of them must not profit from."""
-    return f"{case.name}/{deployment.model}"
 
 
 def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:

@@ -1,0 +1,91 @@
+"""What users hand over, as inputs: pasted or uploaded once, kept under the runs, found again by what the URL says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import streamlit as st
+
+from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment
+from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, trace_path
+from dashboard.url import fresh_key, keep, named
+
+_FORMATS = "Any format that `tokentwin trace` reads: Azure, Mooncake, Parquet, CSV, JSON lines; plain or gzipped."
+_EXAMPLE = (
+    "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
+)
+_YAML = (
+    f"The file that `tokentwin simulate -d` takes, up to {MOST_KB} kB. Settings that it leaves out have their "
+    "defaults. It can name only bundled models, policies and routers."
+)
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """What stands in the place of an input that is still to be given: a sentence that asks for it."""
+
+    what: str
+
+
+def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
+    """Draw the upload; where the trace that `parameter` of the URL names is kept. Raises UserError as readers do."""
+    upload = st.file_uploader(
+        "A trace", key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=MOST_MB, help=_FORMATS
+    )
+    said = named(parameter) or ""
+    if upload is not None:
+        with st.spinner("Reading the trace"):
+            said = keep_trace(runs, upload.getvalue())
+    return _kept(parameter, said, trace_path(runs, said), "Upload a trace.", "trace", "upload")
+
+
+def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | Incomplete:
+    """Draw the input; the settings that were stated in what `parameter` of the URL names. Raises UserError for others.
+
+    `what` is what to paste, in words.
+    """
+    said = named(parameter) or ""
+    with st.expander("Its YAML", expanded=kept_deployment(runs, said) is None):
+        pasted = st.text_area(
+            "Paste it",
+            height=160,
+            max_chars=MOST_KB * 1000,
+            key=fresh_key(f"{parameter}_text", parameter),
+            placeholder=_EXAMPLE,
+            help=_YAML,
+        )
+        upload = st.file_uploader(
+            "or upload it", type=["yaml", "yml"], key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=1
+        )
+        if upload is not None and not pasted.strip():
+            pasted = upload.getvalue().decode("utf-8", errors="replace")
+        if pasted.strip():
+            said = keep_deployment(runs, pasted)
+    return _kept(parameter, said, kept_deployment(runs, said), f"Paste the {what}.", what)
+
+
+def model_input(runs: Path) -> Path | Incomplete:
+    """Draw the input of a model's config.json; the folder in which it is kept. Raises UserError for what is none."""
+    said = named("config") or ""
+    with st.expander("config.json", expanded=model_path(runs, said) is None):
+        text = st.text_area(
+            "Its text",
+            height=140,
+            max_chars=100_000,
+            key=fresh_key("config_text", "config"),
+            help="Copy it from the model's page.",
+        )
+        if text.strip():
+            said = keep_model(runs, text)
+    return _kept("config", said, model_path(runs, said), "Paste the model's config.json.", "config.json")
+
+
+def _kept(parameter: str, said: str, found: Kept | None, ask: str, what: str, how: str = "paste") -> Kept | Incomplete:
+    """What was `found` by what the URL says from now on; else what to do: give it, or give it to this server, too."""
+    keep(parameter, said)
+    if found is not None:
+        return found
+    return Incomplete(f"The {what} of this link is not on this server. Please {how} it again." if said else ask)

@@ -1,0 +1,92 @@
+"""The real engine: loading it, how long it takes for a workload, and runs that only count when they are whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibration.steps.design import Pace
+from planning.home import home
+from planning.progress import counting
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+
+if TYPE_CHECKING:
+    from realengine.engine import Engine
+    from realengine.replay import Replayed
+
+
+def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
+    """An engine, warmed up unless its times do not matter. On a CPU it computes in the faster type if none is stated.
+
+    `say` is told how its memory is used, and of the type if it is not the usual one.
+
+    Raises UserError if torch is not installed or the model cannot be loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
+    from realengine.engine import Engine
+    from realengine.fast_dtype import with_fast_dtype
+    from realengine.weights import load_model_files
+
+    deployment, chosen = with_fast_dtype(deployment)
+    if chosen:
+        say(chosen)
+    engine = Engine(deployment, load_model_files(deployment.model, home()))
+    if engine.memory_report:
+        say(engine.memory_report)
+    if warm:
+        engine.warm_up()
+    return engine
+
+
+def pace_of(engine: Engine) -> Pace:
+    """Roughly, of a decode step at half the batch and of one prompt token."""
+    config = engine.deployment.scheduler
+    rows = max(config.max_num_seqs // 2, 1)
+    size = min(config.max_num_batched_tokens, 128)
+    decode = min(engine.run_dummy([1] * rows) for _ in range(3))
+    prefill = min(engine.run_dummy([size]) for _ in range(3))
+    return Pace(decode, max(prefill // size, 1))
+
+
+def fitting(workload: Workload, engine: Engine, minutes: float | None, say: Callable[[str], None]) -> Workload:
+    """The first requests of `workload` that the engine ends in so many `minutes`, or all; `say` is told how long.
+
+    The engine is taken for a queue that works off one request after the other, each at its share of a decode step at
+    half the batch.
+    """
+    pace = pace_of(engine)
+    rows = min(max(engine.deployment.scheduler.max_num_seqs // 2, 1), workload.concurrency or 1 << 30)
+    requests = list(workload.requests)
+    kept: list[WorkloadRequest] = []
+    ended_ns = 0
+    for request in requests:
+        work_ns = request.prompt_len * pace.prompt_token_ns + request.output_len * pace.decode_step_ns // rows
+        until_ns = max(ended_ns, request.arrival_ns) + work_ns
+        if minutes is not None and kept and until_ns > minutes * 60e9:
+            break
+        kept.append(request)
+        ended_ns = until_ns
+    cut = "" if len(kept) == len(requests) else f", the first {len(kept):,} of {len(requests):,} requests"
+    say(f"{workload.name}: about {ended_ns / 1e9:,.0f} s{cut}")
+    return replace(workload, requests=kept)
+
+
+def record_whole(workload: Workload, engine: Engine, out: Path, overwrite: bool) -> Replayed:
+    """Replay and record; raises KeyboardInterrupt if Ctrl-C cut it short, after what there is was written."""
+    from realengine.replay import record
+
+    requests = sum(1 for _ in workload.requests)
+    with counting(workload.name, requests) as advance:
+        done = record(workload, engine, out, overwrite=overwrite, progress=advance)
+    if done.status != "complete":
+        raise KeyboardInterrupt
+    return done

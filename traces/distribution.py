@@ -1,0 +1,50 @@
+"""What is reported of many values: mean, spread, and percentiles that are values which occurred."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.numeric_columns import known
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What is reported of many values. With no values, `count` is 0 and the rest is NaN."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    count: int
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Distribution:
+        """The distribution of `values`; NaN means no value and is left out."""
+        values = known(np.asarray(values, dtype=np.float64))
+        if not len(values):
+            nan = math.nan
+            return cls(nan, nan, nan, nan, 0, nan, nan, nan, nan)
+        spread = (float(values.mean()), float(values.std()), float(values.min()), float(values.max()))
+        return cls(*spread, len(values), *percentiles(values, PERCENTILES))
+
+    def as_dict(self) -> dict[str, float | int]:
+        """The statistics by name."""
+        return asdict(self)
+
+
+def percentiles(values: NDArray[Any], ranks: tuple[int, ...]) -> list[float]:
+    """Exact nearest-rank percentiles: of n values in order, p*q* is number ceil(q n / 100), from 1."""
+    at = [max(-(-q * len(values) // 100), 1) - 1 for q in ranks]
+    ordered = np.partition(values, sorted(set(at)))
+    return [float(ordered[i]) for i in at]

@@ -1,0 +1,39 @@
+"""Columns of a recording as numpy arrays, NaN where nothing is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def numbers(table: pa.Table, name: str) -> Floats:
+    """A numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
+    return pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
+
+
+def stored(table: pa.Table, name: str) -> NDArray[Any]:
+    """A numeric column as it is stored, as float64 if it has nulls: of millions of steps, a copy takes longer."""
+    column = table.column(name)
+    return numbers(table, name) if column.null_count else column.to_numpy()
+
+
+def has_value(table: pa.Table, name: str) -> bool:
+    """Whether a column, which older recordings and other engines may not have, is known of any row."""
+    return name in table.column_names and table.column(name).null_count < table.num_rows
+
+
+def known_or_zero(table: pa.Table, name: str) -> Floats:
+    """Such a column, 0 where nothing is known; one 0 if nowhere."""
+    return np.nan_to_num(numbers(table, name)) if has_value(table, name) else np.zeros(1)
+
+
+def known(values: Floats) -> Floats:
+    """The values that are no NaN; a copy only if there is one."""
+    missing = np.isnan(values)
+    return values[~missing] if missing.any() else values

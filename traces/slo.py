@@ -1,0 +1,38 @@
+"""Service-level objectives: bounds on the latencies of a request."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from serving.errors import UserError
+
+SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
+
+
+def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
+    """Bounds on request metrics, checked. Raises UserError for a metric that has none or a bound not above 0."""
+    for name, bound in slo.items():
+        if name not in SLO_METRICS:
+            raise UserError("slo", name, f"is not a known latency; choose one of {', '.join(SLO_METRICS)}")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
+            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0")
+    return {name: float(bound) for name, bound in slo.items()}
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """SLOs as vLLM's `--goodput` writes them: `ttft:200 tpot:50`, in milliseconds; names of ours work too."""
+    slo: dict[str, float] = {}
+    for pair in re.split(r"[\s,]+", text.strip()):
+        name, colon, bound = pair.partition(":")
+        if not colon:
+            raise UserError("slo", pair or text, "must be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
+        name = "e2e_ms" if name == "e2el" else name if name.endswith("_ms") else f"{name}_ms"
+        if name in slo:
+            raise UserError("slo", text, f"bounds {name} twice; give each latency one bound")
+        try:
+            slo[name] = float(bound)
+        except ValueError:
+            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0") from None
+    return check_slo(slo)

@@ -1,0 +1,88 @@
+"""The metrics of the steps of a recorded run: one value a step, in the order of the dataset `steps`."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from traces.numeric_columns import Floats, has_value, known_or_zero, stored
+
+STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure")
+COLUMNS = [
+    "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
+    "waiting_blocks",
+]  # fmt: skip
+RARE_COLUMNS = ["stages_ns", "draft_tokens"]  # of most runs null throughout
+
+
+class StepMetrics:
+    """Of the table `steps`, with `COLUMNS` and whichever of `RARE_COLUMNS`; without a table, of no step."""
+
+    def __init__(self, steps: pa.Table | None, num_blocks: int | None) -> None:
+        self._steps = steps
+        self._num_blocks = float(num_blocks or math.nan)
+
+    def values(self, name: str) -> Floats:
+        """The values of one of STEP_METRICS; NaN where a step has none."""
+        if self._steps is None:
+            return np.empty(0)
+        of = self._column
+        match name:
+            case "step_ms":
+                return self._step_ms
+            case "batch_tokens":
+                tokens = np.add(of("prefill_tokens"), of("decode_rows"), dtype=np.float64)
+                tokens += known_or_zero(self._steps, "draft_tokens")
+                return tokens
+            case "kv_usage":
+                return of("used_blocks") / self._num_blocks
+            case "kv_pressure":
+                demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
+                return np.divide(demanded, self._num_blocks, out=demanded)
+            case _:
+                return of(name).astype(np.float64, copy=False)
+
+    @cached_property
+    def _step_ms(self) -> Floats:
+        taken = np.subtract(self._column("end_ns"), self._column("start_ns"), dtype=np.float64)
+        return np.divide(taken, 1e6, out=taken)
+
+    @cached_property
+    def under_way_ms(self) -> Floats:
+        """Of each step, the time in which no step before it on its replica was under way still.
+
+        Steps of a replica start and end in order; only in a pipeline do they overlap.
+        """
+        if self._stages_ns is None:
+            return self.values("step_ms")
+        start, end, replica = (self._column(name) for name in ("start_ns", "end_ns", "replica"))
+        order = np.lexsort((start, replica))
+        follows = np.diff(replica[order], prepend=np.nan) == 0
+        before = np.where(follows, np.concatenate(([0.0], end[order][:-1])), 0.0)
+        own = np.empty(len(start))
+        own[order] = end[order] - np.maximum(start[order], before)
+        return own / 1e6
+
+    def pipeline_bubble(self) -> float | None:
+        """Idle share of stage time while a step is under way (Huang et al., "GPipe", 2019); None without stages."""
+        if self._stages_ns is None:
+            return None
+        stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
+        worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
+        return 1.0 - worked / 1e6 / float(np.nansum(stages * self.under_way_ms))
+
+    @property
+    def _stages_ns(self) -> pa.ChunkedArray | None:
+        """Each step's time on each stage; None where no step was on several."""
+        if self._steps is None or not has_value(self._steps, "stages_ns"):
+            return None
+        return self._steps.column("stages_ns")
+
+    def _column(self, name: str) -> NDArray[Any]:
+        return stored(self._steps, name)
