@@ -54,13 +54,13 @@ def simulate(
     """
     from planning.deployments import served
     from planning.scenario import Scenario
-    from planning.simulation import simulate
+    from planning.simulation import recorded
     from serving.deployments.config import parse
 
     stated = served() if deployment is None else deployment
     with _offered(workload, "trace") as offered:
         requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
-        return simulate(requested, _directory(out, "run"), band=band, details=details, overwrite=overwrite)
+        return recorded(requested.priced(), _directory(out, "run"), band=band, details=details, overwrite=overwrite)
 
 
 def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
@@ -136,13 +136,14 @@ def sweep(
 
     Raises UserError if no run can be made of the settings. A run that fails is a row with its `error`.
     """
+    from planning.sweep.executors import find_executor
     from planning.sweep.results import SweepResults
     from planning.sweep.settings import SweepSettings, load_sweep
-    from planning.sweep.sweep import sweep
+    from planning.sweep.sweep import Sweep
     from serving.deployments.config import parse
 
     read = parse(SweepSettings, settings, where="sweep") if isinstance(settings, Mapping) else load_sweep(settings)
-    sweep(read, Path(out), executor=executor, jobs=jobs, resume=resume)
+    Sweep.of(read).run(Path(out), find_executor(executor, jobs, read.run_limit_s), resume=resume)
     return SweepResults.load(Path(out))
 
 

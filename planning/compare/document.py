@@ -198,7 +198,19 @@ class ComparisonDocument(Compared, Document):
 
     def report(self) -> Iterator[RenderableType]:
         """As `tokentwin compare` prints it."""
-        return _comparison_report(self)
+        if self.a.name or self.b.name:
+            yield Text(f"A: {self.a.name}\nB: {self.b.name}")
+        if self.simulated is not None:
+            yield from compared_report(self.simulated)
+            yield Text("\non the real engine")
+        yield from compared_report(self)
+        if self.disturbed:
+            yield Text.assemble(("DISTURBED", "bold yellow"), f": {self.disturbance}; take real times with care")
+        elif self.disturbance:
+            yield Text(f"weather: {self.disturbance}")
+        if self.simulated is not None:
+            yield from _errors(self.errors())
+            yield from ranking_report(self.ranking or ())
 
 
 def simulated_errors(
@@ -251,23 +263,6 @@ def _with_units(table: pa.Table) -> pa.Table:
 
 
 _WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
-
-
-def _comparison_report(document: ComparisonDocument) -> Iterator[RenderableType]:
-    """Of real runs that were simulated, too: what was simulated, what was real, and whether they agree."""
-    if document.a.name or document.b.name:
-        yield Text(f"A: {document.a.name}\nB: {document.b.name}")
-    if document.simulated is not None:
-        yield from compared_report(document.simulated)
-        yield Text("\non the real engine")
-    yield from compared_report(document)
-    if document.disturbed:
-        yield Text.assemble(("DISTURBED", "bold yellow"), f": {document.disturbance}; take real times with care")
-    elif document.disturbance:
-        yield Text(f"weather: {document.disturbance}")
-    if document.simulated is not None:
-        yield from _errors(document.errors())
-        yield from ranking_report(document.ranking or ())
 
 
 def compared_report(found: Compared) -> Iterator[RenderableType]:

@@ -28,23 +28,16 @@ DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its 
 def diagnose(
     request: DiagnoseRequest, *, inputs: Mapping[str, Any] | None = None, tell: Tell = quiet
 ) -> DiagnosisDocument:
-    """Why a recorded run is as slow as it is. `inputs` is what the document states; by default the request.
+    """Why a recorded run is as slow as it is: its symptoms and, with what times its steps, what each lift would buy.
 
-    Raises UserError for what cannot be read or simulated.
+    `inputs` is what the document states; by default the request. Raises UserError for what cannot be read or simulated.
     """
-    evidence, found = diagnosed(request, tell)
-    return diagnosis_document(evidence, found, request.as_json() if inputs is None else inputs)
-
-
-def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, Diagnosis]:
-    """What the recording shows and, with a calibration or a GPU, what lifting each constraint would buy.
-
-    Raises UserError for what cannot be simulated.
-    """
+    inputs = request.as_json() if inputs is None else inputs
     recording = Recording.load(request.run)
     evidence = Evidence(recording, check_slo(request.bounds))
     if request.calibration is None and request.gpu is None:
-        return evidence, search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
+        found = search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
+        return diagnosis_document(evidence, found, inputs)
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
         raise UserError("run", request.run, remedy)
@@ -55,7 +48,8 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
     )
     found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell)
     warning = another_run(recording, found, scenario.calibration)
-    return evidence, replace(found, standing=scenario.provenance(), warning=warning)
+    found = replace(found, standing=scenario.provenance(), warning=warning)
+    return diagnosis_document(evidence, found, inputs)
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import click
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.timing import Timing
 from tokentwin.finite import Finite
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import options_of, requested
 
 if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument

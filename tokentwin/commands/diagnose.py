@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planning.diagnose.request import DiagnoseRequest
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import options_of, requested
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 

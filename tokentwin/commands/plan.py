@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from planning.plan.request import PlanRequest
-from tokentwin.request_options import listed, options_of, requested
+from tokentwin.options import listed, options_of, requested
 
 INFEASIBLE = 4  # exit status
 
