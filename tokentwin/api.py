@@ -103,9 +103,8 @@ def compare(
     from serving.errors import UserError
 
     if traffic is None:
-        return comparer.compare_recordings(
-            parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare"), names=(str(a), str(b))
-        )
+        two = parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare")
+        return comparer.compare_recordings(two).called(str(a), str(b))
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         raise UserError(
             "a/b",
@@ -115,8 +114,8 @@ def compare(
     timing = {name: request.pop(name) for name in Timing.model_fields if name in request}
     with _offered(traffic) as offered:
         sides = {"a": _side(a), "b": _side(b), "traffic": offered, "timing": timing}
-        names = tuple(" ".join(f"{name}={value}" for name, value in side.items()) or "as it is" for side in (a, b))
-        return comparer.compare(parse(CompareRequest, {**sides, **request}, where="compare"), names=names)
+        names = (" ".join(f"{name}={value}" for name, value in side.items()) or "as it is" for side in (a, b))
+        return comparer.compare(parse(CompareRequest, {**sides, **request}, where="compare")).called(*names)
 
 
 def sweep(

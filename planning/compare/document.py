@@ -6,7 +6,7 @@ It is what `tokentwin compare` prints and saves, what a job of the Policy lab ke
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pydantic import ConfigDict
@@ -190,6 +190,12 @@ class ComparisonDocument(Compared, Document):
             case _:
                 of = self.simulated if name == "simulated" and self.simulated else self
                 return _with_units(table_of(Row, of.rows))
+
+    def called(self, a: str, b: str) -> Self:
+        """The same with names for its sides."""
+        return self.model_copy(
+            update={key: getattr(self, key).model_copy(update={"name": name}) for key, name in (("a", a), ("b", b))}
+        )
 
     def errors(self) -> list[SimulatedError]:
         """How far each number that was simulated is off the real one; none where nothing was simulated."""
