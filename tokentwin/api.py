@@ -98,7 +98,7 @@ def compare(
     """
     from planning.compare import comparer
     from planning.compare.request import CompareRecordingsRequest, CompareRequest
-    from planning.timing import Timing
+    from planning.request import Timing
     from serving.deployments.config import parse
     from serving.errors import UserError
 

@@ -28,7 +28,7 @@ from planning.measure.real_engine import fitting, load_engine, record_whole
 from planning.plan.candidates import long_enough
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
-from planning.timing import Timing
+from planning.request import Timing
 from planning.version import __version__
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.timing import Timing
+from planning.request import Timing
 from tokentwin.finite import Finite
 from tokentwin.options import options_of, requested
 

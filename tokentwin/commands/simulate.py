@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from planning.request import Timing
 from planning.scenario import Scenario, TraceWorkload
-from planning.timing import Timing
 from tokentwin.options import deployment_options, options_of, requested
 
 option = options_of(TraceWorkload, Scenario, Timing)
