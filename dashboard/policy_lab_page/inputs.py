@@ -16,7 +16,7 @@ from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
-from planning.timing import Timing
+from planning.request import Timing
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models

@@ -31,7 +31,7 @@ from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
 from planning.compare.runs import recordings
 from planning.jobs.job import Job
-from planning.timing import Timing
+from planning.request import Timing
 from serving.errors import UserError
 from serving.metrics import metric
 
