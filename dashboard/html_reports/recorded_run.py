@@ -19,8 +19,8 @@ from dashboard.run_page import charts as run_charts
 from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
-from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.step_time_charts import part_times
+from dashboard.run_page.words import distribution_rows, scalar_rows
 from dashboard.series import column
 from dashboard.shown import capitalised, sentence
 from dashboard.step_page.charts import roofline

@@ -19,7 +19,7 @@ from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
+from dashboard.run_page.words import NO_STEPS, lift_rows, provenance, symptom_rows
 from dashboard.shown import literal, sentence
 from dashboard.table import table
 from dashboard.url import choose

@@ -68,9 +68,13 @@ def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
 
 
 def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:
+    def points(x: Any, y: Any, marks: pd.Series, mode: str, hover: str, **more: Any) -> None:
+        marker, told = {"color": colour, "size": 7, "symbol": symbols(marks)}, f"{label}: {hover}<extra></extra>"
+        line(figure, list(x), list(y), label, colour, told, mode=mode, marker=marker, legendgroup=label, **more)
+
     if runs[x].nunique() > _LINE:
         kept = runs.iloc[thin(len(runs), _POINTS)]
-        _points(figure, kept[x], kept[y], kept["standing"], "markers", label, colour, "%{y:,.4~g}")
+        points(kept[x], kept[y], kept["standing"], "markers", "%{y:,.4~g}")
         return
     at = runs.groupby(x, observed=True, sort=True)
     lowest, highest = (end if end in runs else y for end in (f"{y}_low", f"{y}_high"))
@@ -82,26 +86,8 @@ def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, c
     if numeric and bool((high > low).any()):
         band(figure, median.index, low, high, "", colour, showlegend=False, legendgroup=label)
     mode = "lines+markers" if numeric else "markers"
-    _points(figure, median.index, median, worst, mode, label, colour, hover, ends)
-    if not numeric:
-        error = {"array": high - median, "arrayminus": median - low, "color": colour, "thickness": 1.2}
-        figure.data[-1].update(error_y=error)
-
-
-def _points(
-    figure: go.Figure,
-    x: Any,
-    y: Any,
-    provenance: pd.Series,
-    mode: str,
-    label: str,
-    colour: str,
-    hover: str,
-    more: Any = None,
-) -> None:
-    marker, hover = {"color": colour, "size": 7, "symbol": symbols(provenance)}, f"{label}: {hover}<extra></extra>"
-    of = {"mode": mode, "marker": marker, "legendgroup": label, "customdata": more}
-    line(figure, list(x), list(y), label, colour, hover, **of)
+    error = {"array": high - median, "arrayminus": median - low, "color": colour, "thickness": 1.2}
+    points(median.index, median, worst, mode, hover, customdata=ends, error_y=None if numeric else error)
 
 
 def _of_policies(parameter: str | None) -> bool:

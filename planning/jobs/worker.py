@@ -23,16 +23,16 @@ from serving.errors import UserError, reason
 Task = Callable[[dict[str, Any], Path, Tell], Any]
 
 
-class _ProgressFile:
-    """Where a task says how far it is: the stage it is at, and the share of all its work that is done."""
+def _telling(directory: Path) -> Tell:
+    """How a task says how far it is: the stage it is at, and the share of all its work that is done."""
+    began = time.time()
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "progress.json"
-        self._began = time.time()
-        self("starting", 0.0)
+    def tell(stage: str, share: float) -> None:
+        document = {"stage": stage, "share": min(max(share, 0.0), 1.0), "began": began}
+        write_json(directory / "progress.json", document)
 
-    def __call__(self, stage: str, share: float) -> None:
-        write_json(self._path, {"stage": stage, "share": min(max(share, 0.0), 1.0), "began": self._began})
+    tell("starting", 0.0)
+    return tell
 
 
 def main(directory: Path) -> int:
@@ -43,7 +43,7 @@ def main(directory: Path) -> int:
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
     try:
-        result = _task(request["task"])(request["settings"], directory, _ProgressFile(directory))
+        result = _task(request["task"])(request["settings"], directory, _telling(directory))
         write_json(directory / "result.json", result)
     except UserError as error:
         return _failed(directory, str(error))
