@@ -42,11 +42,12 @@ def metric_over(
     known = runs[runs[y].notna() & runs[x].notna()]
     if not len(known):
         return empty(_FAILED, 420)
+    policies = by is not None and by.rpartition(".")[2] == "policy"  # each has one colour on every page
     for at, value in enumerate(values):
         mine = known if by is None else known[known[by] == value]
         if len(mine):
             label = titles[y] if by is None else shown(value)
-            _series(figure, mine, x, y, label, policy_colour(label) if _of_policies(by) else SERIES[at % len(SERIES)])
+            _series(figure, mine, x, y, label, policy_colour(label) if policies else SERIES[at % len(SERIES)])
     spread = known[x]
     numeric = pd.api.types.is_numeric_dtype(spread) and not pd.api.types.is_bool_dtype(spread)
     wide = numeric and spread.min() > 0 and spread.max() > _DECADE_AND_HALF * spread.min()
@@ -88,11 +89,6 @@ def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, c
     mode = "lines+markers" if numeric else "markers"
     error = {"array": high - median, "arrayminus": median - low, "color": colour, "thickness": 1.2}
     points(median.index, median, worst, mode, hover, customdata=ends, error_y=None if numeric else error)
-
-
-def _of_policies(parameter: str | None) -> bool:
-    """Whether its values are scheduling policies, each of which has one colour on every page."""
-    return parameter is not None and parameter.rpartition(".")[2] == "policy"
 
 
 def parameter_title(name: str) -> str:

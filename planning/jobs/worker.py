@@ -43,7 +43,9 @@ def main(directory: Path) -> int:
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
     try:
-        result = _task(request["task"])(request["settings"], directory, _telling(directory))
+        module, _, function = request["task"].partition(":")
+        task: Task = getattr(import_module(module), function)
+        result = task(request["settings"], directory, _telling(directory))
         write_json(directory / "result.json", result)
     except UserError as error:
         return _failed(directory, str(error))
@@ -52,7 +54,8 @@ def main(directory: Path) -> int:
         return _failed(directory, f"runs: {str(directory)!r}: cannot be read or written: {reason(error)}")
     except Exception as error:
         traceback.print_exc()
-        return _failed(directory, f"a bug: {type(error).__name__}: {_line(error)}; {directory / 'log.txt'} has more")
+        line = " ".join(str(error).split())[:300]
+        return _failed(directory, f"a bug: {type(error).__name__}: {line}; {directory / 'log.txt'} has more")
     else:
         return 0
     finally:
@@ -72,19 +75,9 @@ def _slot(root: Path) -> IO[str]:
         time.sleep(0.2)
 
 
-def _task(name: str) -> Task:
-    module, _, function = name.partition(":")
-    task: Task = getattr(import_module(module), function)
-    return task
-
-
 def _failed(directory: Path, error: str) -> int:
     write_json(directory / "outcome.json", {"state": "failed", "error": error})
     return 1
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 if __name__ == "__main__":
