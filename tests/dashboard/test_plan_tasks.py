@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard.plan_page.tasks import COARSE, fleet, plan
-from dashboard.run_page.metric_rows import bands_of
+from dashboard.run_page.words import bands_of
 from dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
 from planning.diagnose.recorded_run import diagnose
 from planning.diagnose.request import DiagnoseRequest
