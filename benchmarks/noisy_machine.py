@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration.validation.covalidation import covalidate
 from calibration.validation.report import ValidationReport
-from planning.measure.calibration_runs import fit_recordings, measure
+from planning.measure.calibrator import fit_recordings, measure
 from planning.measure.demo_size import demo_size
 from planning.measure.real_engine import load_engine, pace_of, record_whole
 from serving.deployments.config import Deployment, parse

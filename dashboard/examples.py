@@ -19,7 +19,7 @@ from dashboard.shapes import shapes
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.jobs.files import write_json
 from planning.plan.request import PlanRequest
-from planning.timing import Timing
+from planning.request import Timing
 from planning.traffic import WHOLE_S
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from calibration.steps.external_calibration import FILE as ENGINE_CALIBRATION
 
@@ -22,11 +21,7 @@ MOST = 500
 _SETTLED_NS = 2_000_000_000  # a directory that was just written may change again and bear the same time
 
 
-class _Entries(NamedTuple):
-    """The names of what a directory holds; links to directories are neither."""
-
-    files: frozenset[str]
-    directories: tuple[str, ...]
+_Entries = tuple[frozenset[str], tuple[str, ...]]  # names of files, and of directories; links to those are neither
 
 
 def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
@@ -81,7 +76,7 @@ def _entries(directory: str, modified: int) -> _Entries:
                     directories.append(entry.name)
     except OSError:
         pass  # not there, or not ours to read
-    return _Entries(frozenset(files), tuple(directories))
+    return frozenset(files), tuple(directories)
 
 
 def _modified(path: str) -> int:

@@ -36,13 +36,9 @@ class _KeptRecording(Recording):
         missing = [name for name in columns if (dataset, name) not in self._kept]
         read = super().table(dataset, missing) if missing else pa.table({})
         found = {name: read[name] if name in missing else self._kept[dataset, name] for name in columns}
-        self._kept.update({(dataset, name): found[name] for name in missing if _small(found[name].type)})
+        small = (name for name in missing if not pa.types.is_nested(found[name].type))  # lists fill the memory
+        self._kept.update({(dataset, name): found[name] for name in small})
         return pa.table(found)
-
-
-def _small(type: pa.DataType) -> bool:
-    """Whether a column of it is a number or so a row: lists of tokens and of rows fill the memory."""
-    return not pa.types.is_nested(type)
 
 
 def _written(directory: Path) -> tuple[str, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from dashboard.shown import NOTHING
+from dashboard.url import go_to
 
 
 def table(
@@ -26,3 +27,14 @@ def table(
         name: st.column_config.NumberColumn(format=form, help=said.get(name)) for name, form in (formats or {}).items()
     }
     st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
+
+
+def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
+    """What makes the rows of a table selectable: the page then has `parameter` name the id of the one selected."""
+
+    def selected() -> None:
+        rows = st.session_state[key].selection.rows
+        if rows:
+            go_to(**{parameter: str(ids[rows[0]])})
+
+    return {"key": key, "on_select": selected, "selection_mode": "single-row"}

@@ -117,8 +117,8 @@ def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment
     if deployment.gpu_memory_utilization is not None:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         capacity.check(deployment)
-        scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
-        deployment = deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+        fitted = deployment.rescheduled(num_blocks=capacity.num_blocks)
+        deployment = fitted.model_copy(update={"gpu_memory_utilization": None})
     return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt))
 
 

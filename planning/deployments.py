@@ -69,8 +69,8 @@ def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
     return stated.model_copy(update=taken)
 
 
-def served(model: str = "Llama-3.1-8B") -> Deployment:
+def served() -> Deployment:
     """What a GPU serves where nothing else is stated."""
     from serving.deployments.config import Deployment
 
-    return Deployment(model=model, device="cuda", gpu_memory_utilization=0.9)
+    return Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)

@@ -5,11 +5,12 @@ Every face (the command line, the dashboard, a file, Python) makes the same requ
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
 from serving.deployments.config import Deployment
+from serving.errors import UserError
 
 
 class Request(BaseModel):
@@ -34,3 +35,22 @@ TimedBy = Annotated[
     str | None,
     Field(description="directory that `tokentwin calibrate` wrote, or your own cost model as path/to/file.py:NAME"),
 ]
+
+
+class Timing(Request):
+    """A calibration, or the kernel tables of a GPU; or a calibration of another engine, on this GPU.
+
+    With a `model` of the catalogue what is served is that, on so many GPUs, with room for the longest request.
+    """
+
+    calibration: TimedBy = None
+    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    model: str | None = Field(None, description="model of the catalogue to serve, where the deployment names none")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share each layer of --model")
+
+    @model_validator(mode="after")
+    def _size_of_a_model(self) -> Self:
+        if self.model is None and self.tensor_parallel_size != 1:
+            remedy = "needs --model; without it, set the size in the deployment"
+            raise UserError("tensor_parallel_size", self.tensor_parallel_size, remedy)
+        return self

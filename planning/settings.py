@@ -38,7 +38,7 @@ def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:
     return values
 
 
-def with_settings(base: Deployment, settings: Mapping[str, Any], where: str = "deployment") -> Deployment:
+def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
     """`base` with each setting in its place. Raises UserError that names the setting that is wrong."""
     from serving.deployments.config import Deployment, SchedulerConfig, parse
 
@@ -55,4 +55,4 @@ def with_settings(base: Deployment, settings: Mapping[str, Any], where: str = "d
         node[last] = value
         if node is data["scheduler"] and last == "num_blocks":
             data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
-    return parse(Deployment, data, where=where)
+    return parse(Deployment, data, where="deployment")

@@ -19,7 +19,6 @@ from calibration.validation.bands import bands
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
-from planning.scenario import Scenario
 from serving.document import Answer
 from sim.simulate import simulate_to
 from traces.recording import Recording
@@ -54,8 +53,8 @@ class SimulatedRun(Answer):
         yield Text(f"{self.standing['mark']}: {self.standing['reason']}")
 
 
-def simulate(
-    scenario: Scenario,
+def recorded(
+    scenario: PricedScenario,
     out: str | Path,
     *,
     band: bool = True,
@@ -66,21 +65,8 @@ def simulate(
     """Simulate `scenario` and record it in the directory `out`.
 
     `band` simulates the ends of the 90 % interval of step times, too; `details` keeps steps and token times. Raises
-    UserError for settings that do not go together, and if `out` exists and `overwrite` is not set.
+    UserError if `out` exists and `overwrite` is not set.
     """
-    return recorded(scenario.priced(), out, band=band, details=details, overwrite=overwrite, tell=tell)
-
-
-def recorded(
-    scenario: PricedScenario,
-    out: str | Path,
-    *,
-    band: bool = True,
-    details: bool = True,
-    overwrite: bool = False,
-    tell: Tell = quiet,
-) -> SimulatedRun:
-    """`simulate`, of what is priced already."""
     tell("simulating", 0.0)
     simulate_to(
         out,

@@ -74,13 +74,14 @@ class Offered(Request):
         cannot be read, and where a `window_s` holds nothing to plan for.
         """
         if isinstance(self.traffic, str):
-            made = reshaped(read_workload(self.traffic), limit=self.limit)
+            made = read_workload(self.traffic)
         elif isinstance(self.traffic, tuple):
-            made = reshaped(mixed([_reseeded(spec, draw) for spec in self.traffic]), limit=self.limit)
-        elif at_named_rate:
-            made = specified_traffic(_reseeded(self.traffic, draw), self.limit)
+            made = mixed([_reseeded(spec, draw) for spec in self.traffic])
         else:
-            made = reshaped(synth.synthesise(_reseeded(self.traffic, draw)), limit=self.limit)
+            made = synth.synthesise(_reseeded(self.traffic, draw))
+        made = reshaped(made, limit=self.limit)
+        if at_named_rate and isinstance(self.traffic, SynthSpec):
+            made = _at_named_rate(made, self.traffic)
         if self.window_s is not None:
             return planned_traffic(made, self.window_s, self.rate_scale)
         scaled = reshaped(made, rate_scale=self.rate_scale)
@@ -124,13 +125,12 @@ def _reseeded(spec: SynthSpec, draw: int) -> SynthSpec:
     return spec.model_copy(update={"seed": spec.seed + draw}) if draw else spec
 
 
-def specified_traffic(spec: SynthSpec, limit: int | None = None) -> Workload:
-    """The requests of a specification, or the first `limit` of them, at the very rate that it names.
+def _at_named_rate(made: Workload, spec: SynthSpec) -> Workload:
+    """The requests of a specification at the very rate that it names.
 
     What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as specified. Of sessions
     and of a ramp no single rate is named; their requests are as drawn.
     """
-    made = reshaped(synth.synthesise(spec), limit=limit)
     rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
     return at_rate(made, rate) if rate else made
 

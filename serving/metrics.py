@@ -7,7 +7,6 @@ here; nothing else may define a metric. Tools disagree on TPOT, ITL and "through
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -240,9 +239,8 @@ def axis_of(name: str) -> str:
     return METRICS[name].axis if name in METRICS else name
 
 
-def glossary(metrics: Iterable[Metric] = _METRICS) -> str:
+def glossary() -> str:
     """The glossary as Markdown: definitions, statistics, and the names elsewhere."""
-    metrics = list(metrics)
     lines = [
         "# Metrics",
         "",
@@ -258,7 +256,7 @@ def glossary(metrics: Iterable[Metric] = _METRICS) -> str:
         "| name | unit | of | better | definition |",
         "|---|---|---|---|---|",
     ]
-    for m in metrics:
+    for m in _METRICS:
         better = m.better or ""
         lines.append(f"| `{m.name}` | {m.unit} | {m.scope} | {better} | {m.label}: {m.definition} |")
     lines += [
@@ -291,7 +289,7 @@ def glossary(metrics: Iterable[Metric] = _METRICS) -> str:
         "| name | " + " | ".join(TOOLS.values()) + " |",
         "|---|" + "---|" * len(TOOLS),
     ]
-    for m in metrics:
+    for m in _METRICS:
         if any(m.names_in(tool) for tool in TOOLS):
             cells = (", ".join(f"`{n}`" for n in m.names_in(tool)) for tool in TOOLS)
             lines.append(f"| `{m.name}` | " + " | ".join(cells) + " |")

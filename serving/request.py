@@ -50,37 +50,11 @@ class Request:
     """
 
     __slots__ = (
-        "_computed",
-        "_in_flight",
-        "_known",
-        "_placeholders",
-        "accepted_tokens",
-        "admitted",
-        "arrived",
-        "blocks",
-        "cached",
-        "decodes",
-        "draft_tokens",
-        "drafts",
-        "exit_clock",
-        "first_hit",
-        "hashed",
-        "held",
-        "id",
-        "joined",
-        "keys",
-        "loading",
-        "max_len",
-        "preemptions",
-        "priority",
-        "prompt_len",
-        "proposed",
-        "reason",
-        "recomputed",
-        "sampled_in",
-        "stale",
-        "status",
-    )
+        "_computed", "_in_flight", "_known", "_placeholders", "accepted_tokens", "admitted", "arrived", "blocks",
+        "cached", "decodes", "draft_tokens", "drafts", "exit_clock", "first_hit", "hashed", "held", "id", "joined",
+        "keys", "loading", "max_len", "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed",
+        "sampled_in", "stale", "status",
+    )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
         self.arrived = arrived

@@ -75,19 +75,9 @@ class StepPlan:
     """
 
     __slots__ = (
-        *AGGREGATES,
-        "accepted_tokens",
-        "admitted",
-        "clock",
-        "decode_squares",
-        "decodes",
-        "departed",
-        "draft_pairs",
-        "lag",
-        "listed",
-        "preempted",
-        "seq",
-    )
+        *AGGREGATES, "accepted_tokens", "admitted", "clock", "decode_squares", "decodes", "departed", "draft_pairs",
+        "lag", "listed", "preempted", "seq",
+    )  # fmt: skip
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
         self.seq = seq

@@ -51,12 +51,13 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
     if "fleet" in pool.deployment:
         remedy = "a pool cannot have a fleet of its own; leave it out"
         raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
-    return parse(Deployment, _merged(alone.model_dump(), pool.deployment), where=where)
+    return parse(Deployment, merged(alone.model_dump(), pool.deployment), where=where)
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` in their place; mappings within are merged likewise."""
+    found = dict(base)
     for name, value in changes.items():
         nested = isinstance(value, dict) and isinstance(base.get(name), dict)
-        merged[name] = _merged(base[name], value) if nested else value
-    return merged
+        found[name] = merged(base[name], value) if nested else value
+    return found

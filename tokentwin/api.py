@@ -54,13 +54,13 @@ def simulate(
     """
     from planning.deployments import served
     from planning.scenario import Scenario
-    from planning.simulation import simulate
+    from planning.simulation import recorded
     from serving.deployments.config import parse
 
     stated = served() if deployment is None else deployment
     with _offered(workload, "trace") as offered:
         requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
-        return simulate(requested, _directory(out, "run"), band=band, details=details, overwrite=overwrite)
+        return recorded(requested.priced(), _directory(out, "run"), band=band, details=details, overwrite=overwrite)
 
 
 def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
@@ -98,14 +98,13 @@ def compare(
     """
     from planning.compare import comparer
     from planning.compare.request import CompareRecordingsRequest, CompareRequest
-    from planning.timing import Timing
+    from planning.request import Timing
     from serving.deployments.config import parse
     from serving.errors import UserError
 
     if traffic is None:
-        return comparer.compare_recordings(
-            parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare"), names=(str(a), str(b))
-        )
+        two = parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare")
+        return comparer.compare_recordings(two).called(str(a), str(b))
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         raise UserError(
             "a/b",
@@ -115,8 +114,8 @@ def compare(
     timing = {name: request.pop(name) for name in Timing.model_fields if name in request}
     with _offered(traffic) as offered:
         sides = {"a": _side(a), "b": _side(b), "traffic": offered, "timing": timing}
-        names = tuple(" ".join(f"{name}={value}" for name, value in side.items()) or "as it is" for side in (a, b))
-        return comparer.compare(parse(CompareRequest, {**sides, **request}, where="compare"), names=names)
+        names = (" ".join(f"{name}={value}" for name, value in side.items()) or "as it is" for side in (a, b))
+        return comparer.compare(parse(CompareRequest, {**sides, **request}, where="compare")).called(*names)
 
 
 def sweep(
@@ -136,13 +135,14 @@ def sweep(
 
     Raises UserError if no run can be made of the settings. A run that fails is a row with its `error`.
     """
+    from planning.sweep.executors import find_executor
     from planning.sweep.results import SweepResults
     from planning.sweep.settings import SweepSettings, load_sweep
-    from planning.sweep.sweep import sweep
+    from planning.sweep.sweep import Sweep
     from serving.deployments.config import parse
 
     read = parse(SweepSettings, settings, where="sweep") if isinstance(settings, Mapping) else load_sweep(settings)
-    sweep(read, Path(out), executor=executor, jobs=jobs, resume=resume)
+    Sweep.of(read).run(Path(out), find_executor(executor, jobs, read.run_limit_s), resume=resume)
     return SweepResults.load(Path(out))
 
 

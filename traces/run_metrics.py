@@ -75,7 +75,7 @@ class RunMetrics:
         self._distributions: dict[str, Distribution] = {}
 
     @classmethod
-    def of(cls, recording: Recording, slo: Mapping[str, float] | None = None, gpus: int | None = None) -> RunMetrics:
+    def of(cls, recording: Recording, slo: Mapping[str, float] | None = None) -> RunMetrics:
         """The metrics of a recording; list columns are read only if a metric needs them."""
         requests = recording.table("requests", _REQUEST_COLUMNS)
         steps = recording.table("steps", [*COLUMNS, *recording.filled("steps", RARE_COLUMNS)])
@@ -83,7 +83,7 @@ class RunMetrics:
         def token_times() -> pa.ChunkedArray:
             return recording.table("requests", ["token_times_ns"]).column(0)
 
-        return cls(requests, steps, recording.run, slo, gpus, token_times)
+        return cls(requests, steps, recording.run, slo, token_times=token_times)
 
     # Requests
 

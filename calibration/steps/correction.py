@@ -100,12 +100,10 @@ def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
     }
 
 
-def fit_correction(
-    parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str, start: Correction | None = None
-) -> Correction:
+def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str) -> Correction:
     """The correction that best explains `measured_ns` `[steps]` by `parts` of the same steps.
 
-    `start` gives the prior, a correction learnt elsewhere. Raises UserError if there are fewer than twenty steps.
+    Raises UserError if there are fewer than twenty steps.
     """
     from scipy.optimize import least_squares  # takes longer to import than a short run to simulate
 
@@ -113,7 +111,7 @@ def fit_correction(
         remedy = "measured steps are too few; a correction needs at least 20, so record a longer run"
         raise UserError("steps", len(measured_ns), remedy)
     names, columns = _columns(parts, sizes)
-    prior = _prior(names, start)
+    prior = np.array([_ADDED_PRIOR_NS.get(name, _PRIOR.get(name, 1.0)) for name in names])
     spread = np.array([_TIGHT.get(name, _LOOSE) for name in names])
     regime = regimes(sizes)
     weight = _balanced(regime)
@@ -127,7 +125,7 @@ def fit_correction(
 
     solution = least_squares(misfit, np.zeros(len(names)), bounds=(-12.0, 4.0))
     values = dict(zip(names, (prior * np.exp(solution.x)).tolist(), strict=True))
-    default = start or Correction()
+    default = Correction()
     error = np.log(np.maximum(columns @ np.array(list(values.values())), _SMALLEST_NS)) - log_measured
     return Correction(
         factors={name: values.get(name, default.factors[name]) for name in FACTORS},
@@ -161,13 +159,6 @@ def _hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
     """Weights `[len(at), knots]` of linear interpolation, constant beyond the ends."""
     unit = np.eye(len(knots))
     return np.column_stack([np.interp(at, knots, unit[i]) for i in range(len(knots))])
-
-
-def _prior(names: Sequence[str], start: Correction | None) -> Floats:
-    if start is not None:
-        known = {**start.factors, **start.added_ns}
-        return np.array([max(known[name], _SMALLEST_NS) for name in names])
-    return np.array([_ADDED_PRIOR_NS.get(name, _PRIOR.get(name, 1.0)) for name in names])
 
 
 def _balanced(regime: NDArray[np.int64]) -> Floats:

@@ -17,14 +17,13 @@ from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes
 from calibration.steps.correction import domain_amounts
 from calibration.steps.features import recorded_sizes
-from calibration.steps.interval import StepInterval, widened
+from calibration.steps.interval import REACH, StepInterval, widened
 from calibration.steps.operation_cost import OperationCost
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 
 Floats = NDArray[np.float64]
 NEGLIGIBLE = 0.01  # of the step: a part whose standard error is less cannot change how far to trust it
-REACH = 1.645  # standard deviations of a normal's 90 % interval
 _AT_ONCE = 100_000  # steps
 
 

@@ -18,6 +18,7 @@ from calibration.operations import StepSizes
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
+from traces.numeric_columns import numbers
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +40,7 @@ CPU_FEATURES = {
     "prefill_tokens": "prompt tokens in the step",
 }
 _ON_EITHER_SIDE = 2
+_IDLE_NS = 5_000_000  # between a step and the planning of the next: nothing was waiting
 REGIMES = ("prefill", "decode", "mixed")
 
 
@@ -83,12 +85,12 @@ def _columns(features: tuple[Any, ...]) -> Floats:
     return np.column_stack(np.broadcast_arrays(*features)).astype(np.float64)
 
 
-def _around(values: Floats) -> Floats:
-    """The mean of each and of up to two on either side."""
+def sums_around(values: Floats, reach: int) -> tuple[Floats, NDArray[np.int64]]:
+    """The sum of each value and of up to `reach` on either side, and how many they are."""
     until = np.concatenate(([0.0], np.cumsum(values)))
     place = np.arange(len(values))
-    first, last = np.maximum(place - _ON_EITHER_SIDE, 0), np.minimum(place + _ON_EITHER_SIDE + 1, len(values))
-    return (until[last] - until[first]) / (last - first)
+    first, last = np.maximum(place - reach, 0), np.minimum(place + reach + 1, len(values))
+    return until[last] - until[first], last - first
 
 
 class MeasuredSteps:
@@ -104,44 +106,32 @@ class MeasuredSteps:
     recording        which of the recordings a step is of `[steps]`
     """
 
-    def __init__(self, tables: list[pa.Table], idle_ns: int = 5_000_000) -> None:
-        parts = [_Measured(table, idle_ns) for table in tables if table.num_rows]
-        if not parts:
+    def __init__(self, tables: list[pa.Table]) -> None:
+        tables = [table for table in tables if table.num_rows]
+        if not tables:
             raise UserError("steps", 0, "the recordings hold no step; check whether all requests were rejected")
-        self.step: Floats = np.concatenate([p.step for p in parts])
-        self.cpu: Floats = np.concatenate([p.cpu for p in parts])
-        self.step_ns: Floats = np.concatenate([p.step_ns for p in parts])
-        self.cpu_ns: Floats = np.concatenate([p.cpu_ns for p in parts])
-        self.own_ns: Floats = np.concatenate([p.own_ns for p in parts])
-        self.speed: Floats = np.concatenate([p.speed for p in parts])
-        self.sample_ns: Floats = np.concatenate([p.sample_ns for p in parts])
-        self.regime: NDArray[np.int64] = np.concatenate([p.regime for p in parts])
-        self.recording: NDArray[np.int64] = np.repeat(np.arange(len(parts)), [len(p.step_ns) for p in parts])
+
+        def column(name: str) -> Floats:
+            of_each = [
+                numbers(table, name) if name in table.column_names else np.full(table.num_rows, np.nan)
+                for table in tables  # one may be older than the column
+            ]
+            return np.concatenate(of_each)
+
+        self.recording = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+        first = np.diff(self.recording, prepend=-1) > 0
+        sizes = recorded_sizes(pa.concat_tables([table.select(list(AGGREGATES)) for table in tables]))
+        self.step, self.cpu, self.regime = feature_rows(sizes), _columns(cpu_features(sizes)), regimes(sizes)
+        start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
+        self.step_ns, self.sample_ns = end - start, column("sample_ns")
+        self.own_ns = np.where(np.isnan(own), self.step_ns, own)
+        logs = np.log(np.where(np.isnan(speed), 1.0, speed))
+        of_each = (sums_around(one, _ON_EITHER_SIDE) for one in np.split(logs, np.flatnonzero(first)[1:]))
+        self.speed = np.exp(np.concatenate([sums / counts for sums, counts in of_each]))
+        before = np.concatenate(([np.nan], end[:-1]))
+        idle = first | (column("plan_ns") - before > _IDLE_NS)
+        between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
+        self.cpu_ns = np.where(np.isnan(host), between, host)
 
     def __len__(self) -> int:
         return len(self.step_ns)
-
-
-class _Measured:
-    """One recording's steps."""
-
-    def __init__(self, table: pa.Table, idle_ns: int) -> None:
-        def column(name: str) -> Floats:
-            if name not in table.column_names:  # of a recording that is older than the column
-                return np.full(table.num_rows, np.nan)
-            return table.column(name).to_numpy().astype(np.float64)
-
-        sizes = recorded_sizes(table)
-        self.step, self.cpu = feature_rows(sizes), _columns(cpu_features(sizes))
-        self.regime = regimes(sizes)
-        start, end, plan = column("start_ns"), column("end_ns"), column("plan_ns")
-        self.step_ns = end - start
-        own, speed = column("thread_ns"), column("speed")
-        self.own_ns = np.where(np.isnan(own), self.step_ns, own)
-        self.speed = np.exp(_around(np.log(np.where(np.isnan(speed), 1.0, speed))))
-        self.sample_ns = column("sample_ns")
-        before = np.concatenate(([np.nan], end[:-1]))
-        idle = np.concatenate(([True], plan[1:] - end[:-1] > idle_ns))
-        host = column("host_ns")
-        between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
-        self.cpu_ns = np.where(np.isnan(host), between, host)

@@ -24,6 +24,7 @@ from calibration.steps.features import CPU_FEATURES, REGIMES, SAMPLING, STEP_FEA
 from calibration.steps.step_cost import Calibration, Residuals
 from calibration.steps.weather import Weather
 from serving.errors import UserError
+from traces.distribution import percentiles
 
 _STRETCH = 20  # steps in a row that are held out together: neighbours are alike
 _HELD_OUT = 5  # one stretch of so many
@@ -115,13 +116,13 @@ def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) ->
         if not mine.any():
             continue
         error = 100 * (predicted[mine] - measured[mine]) / measured[mine]
-        absolute = np.abs(error)
+        median, p95 = percentiles(np.abs(error), (50, 95))
         found[name] = Residuals(
             steps=int(mine.sum()),
-            median_error_pct=_percentile(absolute, 50),
-            p95_error_pct=_percentile(absolute, 95),
+            median_error_pct=median,
+            p95_error_pct=p95,
             bias_pct=float(100 * (predicted[mine].sum() - measured[mine].sum()) / measured[mine].sum()),
-            quantiles_pct=tuple(_percentile(error, q) for q in (5, 25, 50, 75, 95)),
+            quantiles_pct=tuple(percentiles(error, (5, 25, 50, 75, 95))),
         )
     return found
 
@@ -196,8 +197,3 @@ def _domain(steps: MeasuredSteps, used: NDArray[np.bool_]) -> dict[str, dict[str
             low, high = mine.min(axis=0), mine.max(axis=0)
             domain[name] = {f: (float(low[i]), float(high[i])) for i, f in enumerate(STEP_FEATURES)}
     return domain
-
-
-def _percentile(values: Floats, rank: float) -> float:
-    """Nearest-rank percentile: always a value that occurred."""
-    return float(np.sort(values)[max(int(np.ceil(rank / 100 * len(values))) - 1, 0)])

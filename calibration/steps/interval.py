@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 Factors = tuple[float, float]
 
+REACH = 1.645  # standard deviations of a normal's 90 % interval
+
 
 def factors_of(reach: float) -> Factors:
     """The factors that lie `reach` from 1 in their logarithms."""

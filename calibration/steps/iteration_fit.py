@@ -6,7 +6,7 @@ log, scored on the middle one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from calibration.kernels.times import KernelTimes
 from calibration.steps.correction import Correction, fit_correction
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.features import REGIMES, regimes
+from calibration.steps.interval import REACH
 from calibration.steps.iteration_log import IterationLog
 from calibration.steps.operation_cost import HostTimes
 from calibration.steps.parts import step_parts
@@ -22,7 +23,6 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 
 _STRETCHES = 5
-_REACH = 1.645  # standard deviations of a normal's 90 % interval
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ def calibrate_from_log(
     """The calibration of the engine that wrote `log`. Raises UserError if the log is too short."""
     priced = PricedLog(log, model, deployment, kernels)
     residuals = {
-        name: {"steps": float(e.steps), "median_pct": e.median_pct, "p95_pct": e.p95_pct, "bias_pct": e.bias_pct}
-        for name, e in score_middle_third(priced).items()
+        name: {**asdict(errors), "steps": float(errors.steps)} for name, errors in score_middle_third(priced).items()
     }
     everything = np.ones(len(log), dtype=np.bool_)
     return ExternalCalibration(
@@ -119,5 +118,5 @@ def _interval(priced: PricedLog) -> tuple[float, float]:
         mine = stretch == index
         predicted = priced.predict(priced.fit(~mine, ""), mine)
         logs.append(np.log(priced.log.measured_ns[mine].sum() / predicted.sum()))
-    reach = float(_REACH * np.sqrt(np.mean(np.square(logs)) * (1 + 1 / _STRETCHES)))
+    reach = float(REACH * np.sqrt(np.mean(np.square(logs)) * (1 + 1 / _STRETCHES)))
     return float(np.exp(-reach)), float(np.exp(reach))

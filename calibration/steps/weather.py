@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.steps.features import Floats, MeasuredSteps
+from calibration.steps.features import Floats, MeasuredSteps, sums_around
+from calibration.steps.interval import REACH
 
 _STRETCH = 10  # steps whose misses are drawn together
-_REACH = 1.645  # standard deviations from the middle of 90 % to their end
 _NEIGHBOURS = 5  # steps on each side that tell how much time others take
 
 
@@ -64,7 +64,7 @@ class Weather:
         stretches = -(-len(slowdown) // _STRETCH)
         first = rng.integers(0, max(len(misses) - _STRETCH, 0) + 1, stretches)
         places = (first[:, None] + np.arange(_STRETCH)).ravel()[: len(slowdown)] % len(misses)
-        spread = np.log(self.interval[1] / self.interval[0]) / (2 * _REACH)
+        spread = np.log(self.interval[1] / self.interval[0]) / (2 * REACH)
         return np.round(slowdown * np.exp(spread * rng.standard_normal() + misses[places]), 6)
 
     def told(self, steps: MeasuredSteps) -> str:
@@ -79,9 +79,4 @@ class Weather:
 
 def _of_neighbours(times: Floats) -> Floats:
     """The sum over the steps around each, without it; of a single step, itself."""
-    if len(times) == 1:
-        return times
-    until = np.concatenate(([0.0], np.cumsum(times)))
-    place = np.arange(len(times))
-    first, last = np.maximum(place - _NEIGHBOURS, 0), np.minimum(place + _NEIGHBOURS + 1, len(times))
-    return until[last] - until[first] - times
+    return times if len(times) == 1 else sums_around(times, _NEIGHBOURS)[0] - times

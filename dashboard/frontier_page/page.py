@@ -18,11 +18,19 @@ from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.examples import plan_request
 from dashboard.frontier_page import charts as frontier_charts
-from dashboard.frontier_page.fleets import fleet_rows
 from dashboard.job_view import follow, start
 from dashboard.mistake import mistake
 from dashboard.plan_page.tasks import FLEET, PLAN
-from dashboard.plan_page.words import EXAMPLE, FORMATS, LOOKED_AT, carriers, plan_name, provenance, provenance_of
+from dashboard.plan_page.words import (
+    EXAMPLE,
+    FORMATS,
+    LOOKED_AT,
+    carriers,
+    fleet_rows,
+    plan_name,
+    provenance,
+    provenance_of,
+)
 from dashboard.shown import literal
 from dashboard.table import table
 from dashboard.url import choose, go_to, in_url, keep, named

@@ -1,1 +1,0 @@
-"""The Glossary page: the page, its inputs, its figures and its words."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dashboard.html_reports.document import figure, heading, origin, paragraph, table, warning
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
+from dashboard.run_page.words import NO_STEPS, lift_rows, provenance, symptom_rows
 from dashboard.shown import sentence
 from planning.diagnose.document import DiagnosisDocument
 

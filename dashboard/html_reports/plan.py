@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from calibration.provenance import ASSUMED, Provenance
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.frontier_page import charts as frontier_charts
-from dashboard.frontier_page.fleets import fleet_rows
 from dashboard.html_reports.document import (
     badge,
     beside,
@@ -23,9 +22,9 @@ from dashboard.html_reports.document import (
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.plan_page.command import plan_command
-from dashboard.plan_page.published_error import error_line
+from dashboard.plan_page.words import fleet_rows
 from dashboard.shown import prose, sentence
-from dashboard.trust_page.external_results import load_external
+from dashboard.trust_page.external_results import error_line, load_external
 from planning.plan.document import PlanDocument, Recommendation
 from serving.metrics import metric
 

@@ -19,8 +19,8 @@ from dashboard.run_page import charts as run_charts
 from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
-from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.step_time_charts import part_times
+from dashboard.run_page.words import distribution_rows, scalar_rows
 from dashboard.series import column
 from dashboard.shown import capitalised, sentence
 from dashboard.step_page.charts import roofline
@@ -44,13 +44,14 @@ def run_report(source: RecordedRun) -> tuple[str, list[str]]:
     metrics, run = RunMetrics.of(recording), recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     outcome = RequestEndings.of(metrics)
+    over_time = HeldSteps.recorded(recording), FleetOverTime.of(run, metrics)
     facts = (clock, run["workload"], outcome.text, f"{(run['duration_ns'] or 0) / 1e9:,.1f} s")
     blocks = [
         paragraph(" · ".join(filter(None, facts)), soft=True),
         warning(f"{outcome.shortfall}: {outcome.latencies_of}") if outcome.shortfall else "",
         *(paragraph(line, soft=True) for line in _verdict(metrics)),
         heading("Over time"),
-        figure(_timeline(recording, metrics), of_run(run)),
+        figure(run_charts.timeline(*over_time, run_colour(run)), of_run(run)),
         heading("Where step time goes"),
         *_step_time(source),
         *_diagnosis(source),
@@ -74,11 +75,6 @@ def _verdict(metrics: RunMetrics) -> list[str]:
         f"{capitalised(found.verdict.lower())}: the backlog changes by {found.slope:+.3g} requests/s "
         f"(95 %: {found.low:+.3g} to {found.high:+.3g}) while {found.arrival_rate:.3g} requests/s arrive"
     ]
-
-
-def _timeline(recording: Recording, metrics: RunMetrics) -> go.Figure:
-    fleet = FleetOverTime.of(recording.run, metrics)
-    return run_charts.timeline(HeldSteps.recorded(recording), fleet, run_colour(recording.run))
 
 
 def _step_time(source: RecordedRun) -> Iterator[str]:

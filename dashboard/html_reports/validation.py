@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from calibration.validation.report import ValidationReport, load_residuals, resolve
+from calibration.validation.report import ValidationReport, resolve
 from dashboard.html_reports.document import badge, code, details, figure, heading, paragraph, table, warning
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
@@ -13,7 +13,7 @@ from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import External, newest_external, provenance, source_row
-from dashboard.trust_page.latencies import COMPARED, compared_latencies
+from dashboard.trust_page.latencies import COMPARED, compared_latencies, step_errors
 from dashboard.trust_page.rungs import LADDER, rungs
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
@@ -24,7 +24,6 @@ from dashboard.trust_page.words import (
     disturbance,
     figure_rows,
     of_report,
-    of_steps,
 )
 from planning.exports.validation import Validation
 from serving.errors import UserError
@@ -83,16 +82,10 @@ def _errors(report: ValidationReport) -> Iterator[str]:
 
 
 def _steps(directory: Path, report: ValidationReport) -> Iterator[str]:
-    residuals = load_residuals(directory)
-    if residuals is None:
-        return
-    columns = (residuals[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
-    yield heading("Step time, predicted against measured")
-    regimes = report.rungs.step.regimes if report.rungs.step else {}
-    medians = (r.median_error_pct for r in regimes.values())
-    rated = of_steps(residuals.num_rows, medians, "and the calibration saw none of them")
-    yield figure(trust_charts.residuals(*columns), rated)
-    yield paragraph(bias(report), soft=True) if bias(report) else ""
+    if found := step_errors(directory, report):
+        yield heading("Step time, predicted against measured")
+        yield figure(*found)
+        yield paragraph(bias(report), soft=True) if bias(report) else ""
 
 
 def _domain(source: Validation) -> Iterator[str]:

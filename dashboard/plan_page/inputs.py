@@ -65,7 +65,7 @@ _TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
 _REST_HELP = "The model, tensor parallel size and policy that the deployment states are not asked for here."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
-_SPLITS = ["none", "1:1", "1:2", "1:3", "2:1", "3:1"]
+_SPLITS = {"none": "undivided"} | {split: split for split in ("1:1", "1:2", "1:3", "2:1", "3:1")}
 _SPLIT = "The plan tries each one. With 1:2 a replica has one engine for prefill and two for decode."
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
@@ -142,8 +142,8 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
         policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each one.")
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
-    splits = choose_many("Prefill to decode engines", _SPLITS, "splits", _SPLITS[:1], _split_shown, _SPLIT)
-    if splits != _SPLITS[:1]:
+    splits = choose_many("Prefill to decode engines", list(_SPLITS), "splits", ["none"], _SPLITS.__getitem__, _SPLIT)
+    if splits != ["none"]:
         fleet["splits"] = splits
     usual = PlanRequest.model_fields
     router = choose("Router", usual_first(usual["router"].default, ROUTERS), "router")
@@ -152,10 +152,6 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
         if value != usual[name].default:
             fleet[name] = value
     return fleet, measured.get(timed)
-
-
-def _split_shown(split: str) -> str:
-    return "undivided" if split == "none" else split
 
 
 def _model(runs: Path) -> str | Incomplete:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from dashboard.mistake import mistake
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.plan_page.inputs import plan_inputs
-from dashboard.plan_page.published_error import published_error
 from dashboard.plan_page.tasks import COARSE, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.table import table
+from dashboard.trust_page.external_results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
@@ -114,7 +115,7 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
         if frontier_page is not None:
             plan = {"plan": st.session_state[LOOKED_AT]}
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
-    published_error(runs, answer.gpu_of(best))
+    _published_error(runs, answer.gpu_of(best))
     _warn_of_short_traffic(answer)
     _headline(best)
     left, right = st.columns(2, gap="medium")
@@ -144,6 +145,13 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
         st.code(best.vllm_serve, language="bash", wrap_lines=True)
     _rest(answer)
     downloads(answer, "plan")
+
+
+def _published_error(runs: Path, gpu: str) -> None:
+    """How far predictions are off; nothing where results are damaged, of which the Trust page tells."""
+    with suppress(UserError):
+        if told := error_line(newest_external(runs), gpu):
+            st.caption(f"{literal(told)} [See Trust](trust)")
 
 
 def _warn_of_short_traffic(answer: PlanDocument) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.shown import prose
 from planning.plan.document import FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
-from planning.plan.frontier import Fleet, Point
+from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 
@@ -146,3 +146,29 @@ def _traffic(traffic: Any, answer: PlanDocument) -> str:
     rate = spec.get("arrivals", {}).get("rate") or answer.requests_per_s
     said = f" at {rate:,.3g} requests/s" if rate else ""
     return f"{spec.get('name', 'a trace' if isinstance(traffic, str) else 'a mix')}{said}"
+
+
+def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, Any]]:
+    """A row for every fleet that was simulated; `recommended` is the place of one."""
+    points = answer.points
+    frontier = {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
+    return [
+        {
+            "fleet": prose(carriers(points[at], answer.spares)),
+            "standing": provenance(points[at]).mark,
+            **costs(points[at]),
+            "attainment (%)": 100 * points[at].attainment,
+            "SLOs": "met" if points[at].met else "broken",
+            "on a frontier": at in frontier,
+        }
+        for at in ranked(points, recommended)
+    ]
+
+
+def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:
+    """The recommended one, then those that meet the SLOs, then the others, each from the cheapest on."""
+
+    def rank(at: int) -> tuple[bool, bool, float, int]:
+        return at != recommended, not points[at].met, points[at].usd_per_hour, points[at].gpus
+
+    return sorted(range(len(points)), key=rank)

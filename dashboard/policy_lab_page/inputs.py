@@ -16,7 +16,7 @@ from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
-from planning.timing import Timing
+from planning.request import Timing
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
@@ -53,28 +53,16 @@ def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
         seeds = 1
         if not isinstance(traffic, Incomplete) and "window_s" not in traffic:
             seeds = number("Seeds", "seeds", 1, 50, SEEDS, help=_SEEDS)
-        timing = _timing(runs)
-        bounds = _bounds()
-        threshold = _threshold()
-    sides = []
+        inputs: dict[str, Any] = {"seeds": seeds, "timing": _timing(runs), **_judged()}
     for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
         with place:
-            sides.append(_side(runs, name))
+            inputs[name] = _side(runs, name)
     if isinstance(traffic, Incomplete):
         return traffic
-    for side in sides:
-        if isinstance(side, Incomplete):
-            return side
-    inputs = {
-        "a": sides[0],
-        "b": sides[1],
-        **traffic,
-        "seeds": seeds,
-        "timing": timing,
-        "bounds": bounds,
-        "threshold": threshold,
-    }
-    request = parse(CompareRequest, inputs, where="lab")
+    for side in "ab":
+        if isinstance(inputs[side], Incomplete):
+            return inputs[side]
+    request = parse(CompareRequest, {**inputs, **traffic}, where="lab")
     check_few_enough(request, read=False)
     return request
 
@@ -92,17 +80,9 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
             paths.append(found[choose(name.upper(), usual_first(likely, found), f"rec_{name}", lasting=False)])
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
-        bounds = _bounds()
-        threshold = _threshold()
-    inputs = {
-        "a": paths[0].resolve(),
-        "b": paths[1].resolve(),
-        "stamps": [_written(path) for path in paths],
-        "timing": timing,
-        "bounds": bounds,
-        "threshold": threshold,
-    }
-    return parse(CompareRecordingsRequest, inputs, where="lab")
+        inputs = {"stamps": [_written(path) for path in paths], "timing": timing, **_judged()}
+    a, b = (path.resolve() for path in paths)
+    return parse(CompareRecordingsRequest, {"a": a, "b": b, **inputs}, where="lab")
 
 
 def _is_bundled(path: Path) -> bool:
@@ -176,7 +156,8 @@ def _cards() -> list[str]:
     return usual_first(GPU, gpus())
 
 
-def _bounds() -> dict[str, float]:
+def _judged() -> dict[str, Any]:
+    """By which bounds requests attain what, and from which change they gain or lose, by the fields of the request."""
     ttft, tpot = st.columns(2)
     said = {}
     for place, (name, usual) in zip((ttft, tpot), BOUNDS.items(), strict=True):
@@ -187,13 +168,9 @@ def _bounds() -> dict[str, float]:
             )
         if bound:
             said[name] = bound
-    return said
-
-
-def _threshold() -> float:
-    """A share, entered in percent."""
     usual = 100 * CompareRequest.model_fields["threshold"].default
-    return amount("Counts as a win from (%)", "win", 0, 100, usual, 1, help=_WIN) / 100
+    threshold = amount("Counts as a win from (%)", "win", 0, 100, usual, 1, help=_WIN) / 100
+    return {"bounds": said, "threshold": threshold}
 
 
 def _side(runs: Path, side: str) -> Side | Incomplete:

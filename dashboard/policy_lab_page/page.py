@@ -31,7 +31,7 @@ from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
 from planning.compare.runs import recordings
 from planning.jobs.job import Job
-from planning.timing import Timing
+from planning.request import Timing
 from serving.errors import UserError
 from serving.metrics import metric
 
@@ -185,14 +185,15 @@ def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
         if made == ran and all(recording.run["clock"] == "wall" for side in sides for recording in side):
             beside = timing.calibration and Path(timing.calibration).relative_to(runs.resolve()).as_posix()
             with st.container(horizontal=True, vertical_alignment="center"):
+                shown = {
+                    "compare": "recordings",
+                    "rec_a": name,
+                    "rec_b": f"{name[:-1]}b",
+                    "beside": beside or timing.gpu,
+                }
                 st.markdown(f"The real engine recorded these two in {verbatim(name.rpartition('/')[0])}.")
-                st.button("Did the ranking hold there?", on_click=_go_to, args=(name, beside or timing.gpu))
+                st.button("Did the ranking hold there?", on_click=go_to, kwargs=shown)
             return
-
-
-def _go_to(name: str, beside: str) -> None:
-    """Have the next run of the page show the recordings `name` and its other half."""
-    go_to(compare="recordings", rec_a=name, rec_b=f"{name[:-1]}b", beside=beside)
 
 
 def _rest(answer: ComparisonDocument) -> None:

@@ -1,1 +1,0 @@
-"""The Run page: the page, its inputs, its figures and its words."""

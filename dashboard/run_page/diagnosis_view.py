@@ -19,7 +19,7 @@ from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.diagnosis_words import NO_STEPS, lift_rows, provenance, symptom_rows
+from dashboard.run_page.words import NO_STEPS, lift_rows, provenance, symptom_rows
 from dashboard.shown import literal, sentence
 from dashboard.table import table
 from dashboard.url import choose
@@ -35,6 +35,7 @@ from traces.recording import Recording
 
 _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _WORST = "worst"
+_JUDGED = {_WORST: "what is worst", **{name: metric(name).label for name in LATENCIES}}
 _ONLY = "The page shows the symptoms only."
 _BUYS = "The run is simulated again, each time without one constraint. A bar shows how much of the p99 that removes."
 _ASK = "To find what would help, the run is simulated again, each time without one constraint."
@@ -47,7 +48,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     first = _symptoms(recording) if requests <= _MANY else None
     left, right = st.columns([2, 1], vertical_alignment="bottom")
     with right:
-        judged = choose("Explain the p99 of", (_WORST, *LATENCIES), "judged", show=_label)
+        judged = choose("Explain the p99 of", list(_JUDGED), "judged", show=_JUDGED.__getitem__)
     source = _source(recording, calibrations)
     job = None
     if isinstance(source, Source):
@@ -64,10 +65,6 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
         offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
         _counterfactuals(found)
-
-
-def _label(name: str) -> str:
-    return "what is worst" if name == _WORST else metric(name).label
 
 
 def _verdict(found: DiagnosisDocument | None) -> None:

@@ -14,7 +14,7 @@ from calibration.validation.decision_replay import recorded_deployment
 from dashboard.badge import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
-from dashboard.run_page.metric_rows import bands_of
+from dashboard.run_page.words import bands_of
 from dashboard.shown import literal, sentence, shown
 from planning.exports.recorded_run import RecordedRun
 from planning.request_endings import RequestEndings

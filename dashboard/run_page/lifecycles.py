@@ -43,7 +43,9 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
         for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
             with place.container(border=True, height="stretch"):
                 above = st.container()
-                _card(cells)
+                with st.container(horizontal=True, gap="small"):
+                    for text, value, name in cells:
+                        st.metric(text, shown(value), help=metric(name).help, width=_CELL_PX)
                 for note in notes.get(title, ()):
                     st.caption(note)
                 figure(figures[title], title, title, provenance, place=above, small=True, menu=BARE)
@@ -96,12 +98,6 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
         found = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         memory.append(f"Prompt tokens that came from KV tiers: {', '.join(found) or 'none'}.")
     return {"Token": token, "Memory": memory}
-
-
-def _card(cells: list[Cell]) -> None:
-    with st.container(horizontal=True, gap="small"):
-        for text, value, name in cells:
-            st.metric(text, shown(value), help=metric(name).help, width=_CELL_PX)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)

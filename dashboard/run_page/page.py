@@ -21,10 +21,10 @@ from dashboard.mistake import mistake
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
-from dashboard.run_page.metric_rows import distribution_rows, scalar_rows
 from dashboard.run_page.request_table import request_table
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
+from dashboard.run_page.words import distribution_rows, scalar_rows
 from dashboard.table import table
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
 from dashboard.shown import shown
-from dashboard.table import table
-from dashboard.url import choose, go_to, keep, named
+from dashboard.table import choosing, table
+from dashboard.url import choose, keep, named
 from planning.request_endings import status_word
 from serving.metrics import metric
 from traces.recording import Recording
@@ -72,9 +71,8 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     }
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
     helps = {_heading(name): metric(name).help for name in _SHOWN}
-    key = f"requests-{recording.path}-{by}"
-    selected = partial(_selected, key, columns["request"])
-    table(columns, formats, helps, height=270, key=key, on_select=selected, selection_mode="single-row")
+    selectable = choosing("request", columns["request"], f"requests-{recording.path}-{by}")
+    table(columns, formats, helps, height=270, **selectable)
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))
     _waterfall(recording, metrics, int(rows[at]))
@@ -91,12 +89,6 @@ def slowest(values: NDArray[Any], rows: NDArray[np.int64], most: int) -> NDArray
 
 def _heading(name: str) -> str:
     return metric(name).axis.replace(" time", "")
-
-
-def _selected(key: str, ids: np.ndarray[Any, Any]) -> None:
-    rows = st.session_state[key].selection.rows
-    if rows:
-        go_to(request=str(ids[rows[0]]))
 
 
 def _linked(ids: np.ndarray[Any, Any]) -> int:

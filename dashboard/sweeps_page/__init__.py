@@ -1,1 +1,0 @@
-"""The Sweeps page: the page, its inputs, its figures and its words."""

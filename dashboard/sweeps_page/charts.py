@@ -42,11 +42,12 @@ def metric_over(
     known = runs[runs[y].notna() & runs[x].notna()]
     if not len(known):
         return empty(_FAILED, 420)
+    policies = by is not None and by.rpartition(".")[2] == "policy"  # each has one colour on every page
     for at, value in enumerate(values):
         mine = known if by is None else known[known[by] == value]
         if len(mine):
             label = titles[y] if by is None else shown(value)
-            _series(figure, mine, x, y, label, policy_colour(label) if _of_policies(by) else SERIES[at % len(SERIES)])
+            _series(figure, mine, x, y, label, policy_colour(label) if policies else SERIES[at % len(SERIES)])
     spread = known[x]
     numeric = pd.api.types.is_numeric_dtype(spread) and not pd.api.types.is_bool_dtype(spread)
     wide = numeric and spread.min() > 0 and spread.max() > _DECADE_AND_HALF * spread.min()
@@ -68,9 +69,13 @@ def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
 
 
 def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:
+    def points(x: Any, y: Any, marks: pd.Series, mode: str, hover: str, **more: Any) -> None:
+        marker, told = {"color": colour, "size": 7, "symbol": symbols(marks)}, f"{label}: {hover}<extra></extra>"
+        line(figure, list(x), list(y), label, colour, told, mode=mode, marker=marker, legendgroup=label, **more)
+
     if runs[x].nunique() > _LINE:
         kept = runs.iloc[thin(len(runs), _POINTS)]
-        _points(figure, kept[x], kept[y], kept["standing"], "markers", label, colour, "%{y:,.4~g}")
+        points(kept[x], kept[y], kept["standing"], "markers", "%{y:,.4~g}")
         return
     at = runs.groupby(x, observed=True, sort=True)
     lowest, highest = (end if end in runs else y for end in (f"{y}_low", f"{y}_high"))
@@ -82,31 +87,8 @@ def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, c
     if numeric and bool((high > low).any()):
         band(figure, median.index, low, high, "", colour, showlegend=False, legendgroup=label)
     mode = "lines+markers" if numeric else "markers"
-    _points(figure, median.index, median, worst, mode, label, colour, hover, ends)
-    if not numeric:
-        error = {"array": high - median, "arrayminus": median - low, "color": colour, "thickness": 1.2}
-        figure.data[-1].update(error_y=error)
-
-
-def _points(
-    figure: go.Figure,
-    x: Any,
-    y: Any,
-    provenance: pd.Series,
-    mode: str,
-    label: str,
-    colour: str,
-    hover: str,
-    more: Any = None,
-) -> None:
-    marker, hover = {"color": colour, "size": 7, "symbol": symbols(provenance)}, f"{label}: {hover}<extra></extra>"
-    of = {"mode": mode, "marker": marker, "legendgroup": label, "customdata": more}
-    line(figure, list(x), list(y), label, colour, hover, **of)
-
-
-def _of_policies(parameter: str | None) -> bool:
-    """Whether its values are scheduling policies, each of which has one colour on every page."""
-    return parameter is not None and parameter.rpartition(".")[2] == "policy"
+    error = {"array": high - median, "arrayminus": median - low, "color": colour, "thickness": 1.2}
+    points(median.index, median, worst, mode, hover, customdata=ends, error_y=None if numeric else error)
 
 
 def parameter_title(name: str) -> str:

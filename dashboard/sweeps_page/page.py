@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from dashboard.sweeps_page.view import (
     provenance,
     some,
 )
-from dashboard.table import table
-from dashboard.url import choose, choose_many, fresh_key, go_to, in_url, interval, keep, named, switch
+from dashboard.table import choosing, table
+from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, switch
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.dataset import ABOUT
 from planning.sweep.results import SweepResults
@@ -147,24 +146,17 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
         downloads(source, name)
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
-    ids, key = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist())), f"runs-{name}"
+    ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
     columns = {
         column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
         for column in metrics
     }
-    selected = partial(_selected, key, ids)
-    table(rows.to_pandas(), columns=columns, height=280, key=key, on_select=selected, selection_mode="single-row")
+    table(rows.to_pandas(), columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)
         st.caption(f"run {picked}")
         st.json(json.loads(chosen["config"][ids.index(picked)].as_py()), expanded=2)
-
-
-def _selected(key: str, ids: list[str]) -> None:
-    rows = st.session_state[key].selection.rows
-    if rows:
-        go_to(of_run=ids[rows[0]])
 
 
 def _sql(directory: Path, found: SweepResults, y: str) -> None:

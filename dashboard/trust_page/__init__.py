@@ -1,1 +1,0 @@
-"""The Trust page: the page, its inputs, its figures and its words."""

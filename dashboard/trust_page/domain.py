@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes
 from calibration.provenance import Provenance
-from calibration.steps.coverage import REACH, Beyond, step_coverage
+from calibration.steps.coverage import Beyond, step_coverage
 from calibration.steps.explanation import explain
 from calibration.steps.features import STEP_FEATURES, MeasuredSteps, recorded_sizes
+from calibration.steps.interval import REACH
 from calibration.steps.measured_domain import beyond, factor_beyond, first_reason
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost

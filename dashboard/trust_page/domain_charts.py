@@ -31,7 +31,8 @@ def domain_maps(domain: Domain, run: Mapping[str, Any]) -> go.Figure:
         _marks(figure, panel, name, colour, at)
         figure.update_xaxes(title_text=panel.x_title, row=1, col=at, **_log(panel.x))
         figure.update_yaxes(title_text=panel.y_title, row=1, col=at, **_log(panel.y))
-    figure.update_yaxes(tickvals=[NO_ROWS, *_powers(domain.prompts.y)], ticktext=_no_rows(domain.prompts.y), col=2)
+    axis = _log(domain.prompts.y)
+    figure.update_yaxes(tickvals=[NO_ROWS, *axis["tickvals"]], ticktext=["none", *axis["ticktext"]], col=2)
     legend_once(figure)
     figure.update_layout(coloraxis=_measured_axis(domain) if domain.counted else _known_axis())
     finish(figure, 420)
@@ -123,7 +124,3 @@ def _powers(edges: NDArray[Any]) -> list[int]:
     """Powers of two to label: few enough to be read."""
     every = [2**exponent for exponent in range(int(np.log2(edges[-1])) + 1)]
     return every if len(every) <= 7 else every[::2]
-
-
-def _no_rows(edges: NDArray[Any]) -> list[str]:
-    return ["none", *(f"{power:,}" for power in _powers(edges))]

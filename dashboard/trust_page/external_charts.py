@@ -83,7 +83,7 @@ def _dots(
     name = "anchored" if column == "anchored" else "in the 90 % band" if covered else "outside the band"
     size, opacity = (6, 0.85) if len(mine) < 60 else (4.5, 0.5)
     told = [
-        (row.run, row.figure, f"{row.measured:,.4g}", _predicted(row, column), f"{error:+.1f}")
+        (row.run, row.figure, f"{row.measured:,.4g}", f"{getattr(row, column):,.4g}", f"{error:+.1f}")
         for row, error in zip(mine, errors, strict=True)
     ]
     dots(
@@ -115,8 +115,3 @@ def _targets(figure: go.Figure, at: int, place: int, case: Source, names: Sequen
 def _spread(count: int, covered: bool) -> np.ndarray[Any, Any]:
     """Places across the row, the same every time: multiples of the golden ratio, which never cluster."""
     return 2.0 * ((np.arange(count) + (0.5 if covered else 0.0)) * 0.6180339887498949 % 1.0) - 1.0
-
-
-def _predicted(row: Figure, column: Column) -> str:
-    value = row.blind if column == "blind" else row.anchored
-    return "unknown" if value is None else f"{value:,.4g}"

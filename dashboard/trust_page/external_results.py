@@ -140,3 +140,25 @@ def load_external(directory: Path) -> External:
     except ValueError as error:
         raise UserError("external", name, f"is not JSON ({error}); run tokentwin validate external again") from None
     return parse(External, data, where=name)
+
+
+def error_line(external: External, gpu: str) -> str:
+    """Simulated against real, in a sentence: median errors of blind predictions, and how many the 90 % band holds.
+
+    Of the published runs on `gpu`, or of all where there are none on it. Empty when none has such a figure.
+    """
+    nearest = external.on(gpu)
+    where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
+    kept = nearest or external
+    medians = {name: median_error_pct(kept, name) for name in ("ttft_ms", "tpot_ms")}
+    told = [
+        f"{error:.1f}\N{NO-BREAK SPACE}% for {LATENCIES[name]}" for name, error in medians.items() if error is not None
+    ]
+    if not told:
+        return ""
+    runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
+    return (
+        f"The simulator was compared with {runs:,} published runs {where} that it had not seen. Its median error is "
+        f"{' and '.join(told)}. Its 90 % band holds "
+        f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
+    )

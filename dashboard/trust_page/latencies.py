@@ -1,4 +1,4 @@
-"""The latencies of the recordings that a validation report compares, and how far to trust a figure of them."""
+"""What a validation report compares, and how far to trust a figure of it: latencies of recordings, times of steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from calibration.provenance import UNKNOWN, VALIDATED, Provenance
-from calibration.validation.report import ValidationReport, resolve
-from dashboard.trust_page.words import of_report
+from calibration.validation.report import ValidationReport, load_residuals, resolve
+from dashboard.trust_page.charts import residuals
+from dashboard.trust_page.words import of_report, of_steps
 from serving.errors import UserError
 from traces.run_metrics import RunMetrics
 
@@ -25,6 +27,17 @@ class ComparedLatencies(NamedTuple):
     simulated: Latencies | None
     problems: list[str]
     provenance: Provenance
+
+
+def step_errors(directory: Path, report: ValidationReport) -> tuple[go.Figure, Provenance] | None:
+    """Of the held-out steps of the report in `directory`, None if it has none. Raises UserError for damaged ones."""
+    table = load_residuals(directory)
+    if table is None:
+        return None
+    columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
+    regimes = report.rungs.step.regimes.values() if report.rungs.step else ()
+    medians = (regime.median_error_pct for regime in regimes)
+    return residuals(*columns), of_steps(table.num_rows, medians, "and the calibration saw none of them")
 
 
 def compared_latencies(

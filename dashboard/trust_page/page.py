@@ -9,7 +9,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from calibration.validation.report import REPORT, ValidationReport, load_report, load_residuals, resolve
+from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from dashboard.badge import badge, figure, titled
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
@@ -22,7 +22,7 @@ from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
-from dashboard.trust_page.latencies import COMPARED, compared_latencies
+from dashboard.trust_page.latencies import COMPARED, compared_latencies, step_errors
 from dashboard.trust_page.rungs import LADDER, rungs
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
@@ -33,7 +33,6 @@ from dashboard.trust_page.words import (
     disturbance,
     figure_rows,
     of_report,
-    of_steps,
 )
 from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
@@ -173,20 +172,16 @@ def _errors(report: ValidationReport) -> None:
 
 def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:
     try:
-        table = load_residuals(directory)
+        found = step_errors(directory, report)
     except UserError as error:
         mistake(error, runs)
         return
-    if table is None:
+    if found is None:
         st.subheader(_STEPS, anchor=False)
         st.caption("The report holds no step residuals.")
         return
-    columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
-    regimes = report.rungs.step.regimes if report.rungs.step else {}
-    rated = of_steps(
-        table.num_rows, (r.median_error_pct for r in regimes.values()), "and the calibration saw none of them"
-    )
-    figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
+    plot, rated = found
+    figure(plot, "residuals", _STEPS, rated, _HELP_STEPS)
     if told := bias(report):
         st.caption(told)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from calibration.provenance import EXTRAPOLATED, UNKNOWN, VALIDATED, Provenance
-from calibration.validation.report import RunRow, ValidationReport
+from calibration.validation.report import ValidationReport
 from dashboard.trust_page.domain import NEGLIGIBLE
 from serving.metrics import axis_of
 
@@ -43,14 +43,14 @@ def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
             "floor (%)": row.floor_pct,
             "90 % band": None if row.low is None or row.high is None else f"{row.low:,.4g} to {row.high:,.4g}",
             "within the floor": row.within_floor,
-            **(_in_weather(same) if (same := row.in_weather) else {}),
         }
+        | (
+            {"in the same weather": same.simulated, "its error (%)": same.error_pct, "its floor (%)": same.floor_pct}
+            if (same := row.in_weather)
+            else {}
+        )
         for row in report.rows
     ]
-
-
-def _in_weather(same: RunRow) -> dict[str, Any]:
-    return {"in the same weather": same.simulated, "its error (%)": same.error_pct, "its floor (%)": same.floor_pct}
 
 
 def blind_title(report: ValidationReport) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.disturbance import Disturbance
@@ -29,7 +28,7 @@ from planning.measure.real_engine import fitting, load_engine, record_whole
 from planning.plan.candidates import long_enough
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
-from planning.timing import Timing
+from planning.request import Timing
 from planning.version import __version__
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -37,38 +36,22 @@ from serving.workload import Workload
 from traces.recording import Recording
 
 
-def compare(
-    request: CompareRequest,
-    *,
-    inputs: Mapping[str, Any] | None = None,
-    names: Sequence[str] = (),
-    tell: Tell = quiet,
-) -> ComparisonDocument:
-    """Both sides simulated on the same requests. Raises UserError for what cannot be simulated.
-
-    inputs  what the document states as its inputs; by default the request
-    names   what it calls the sides
-    """
-    return _document(request, inputs, names, _simulated(request, _scenarios(request), tell))
+def compare(request: CompareRequest, tell: Tell = quiet) -> ComparisonDocument:
+    """Both sides simulated on the same requests. Raises UserError for what cannot be simulated."""
+    return _document(request, _simulated(request, _scenarios(request), tell))
 
 
-def compare_recordings(
-    request: CompareRecordingsRequest,
-    *,
-    inputs: Mapping[str, Any] | None = None,
-    names: Sequence[str] = (),
-    tell: Tell = quiet,
-) -> ComparisonDocument:
-    """Recordings of both sides; with a timing also the same simulated. `inputs` and `names` are as for `compare`."""
+def compare_recordings(request: CompareRecordingsRequest, tell: Tell = quiet) -> ComparisonDocument:
+    """Recordings of both sides; with a timing also the same simulated. Raises UserError for what cannot be paired."""
     sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
     tell("reading the recordings", 0.1)
     if request.timing is None:
-        return _document(request, inputs, names, *_recorded(request, sides))
+        return _document(request, *_recorded(request, sides))
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
     simulated = _simulated(request, scenarios, quiet)
     firsts = [made[0] for made in scenarios]
-    return _held_against(request, inputs, names, sides, firsts, simulated)
+    return _held_against(request, sides, firsts, simulated)
 
 
 def compare_on_engine(
@@ -77,16 +60,14 @@ def compare_on_engine(
     *,
     repeats: int = 1,
     overwrite: bool = False,
-    inputs: Mapping[str, Any] | None = None,
-    names: Sequence[str] = (),
     minutes: float | None = None,
     say: Callable[[str], None] = lambda line: None,
     tell: Tell = quiet,
 ) -> ComparisonDocument:
     """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
 
-    With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run;
-    `inputs` and `names` are as for `compare`. Raises UserError for a fleet.
+    With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run.
+    Raises UserError for a fleet.
     """
     scenarios = _scenarios(request)
     for scenario, *_ in scenarios:
@@ -106,13 +87,11 @@ def compare_on_engine(
             with closing(load_engine(scenario.deployment, say)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
     sides = [recordings(name.upper(), out / name) for name in "ab"]
-    return _held_against(request, inputs, names, sides, firsts, simulated)
+    return _held_against(request, sides, firsts, simulated)
 
 
 def _held_against(
     request: CompareRequest | CompareRecordingsRequest,
-    inputs: Mapping[str, Any] | None,
-    names: Sequence[str],
     sides: Sequence[Sequence[Recording]],
     scenarios: Sequence[PricedScenario],
     simulated: Compared,
@@ -120,13 +99,11 @@ def _held_against(
     """The recorded `sides` with what was `simulated` beside them, blind and in the weather of each, if it is known."""
     same = in_weather(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None
-    return _document(request, inputs, names, *_recorded(request, sides, scenarios), simulated, in_it)
+    return _document(request, *_recorded(request, sides, scenarios), simulated, in_it)
 
 
 def _document(
     request: CompareRequest | CompareRecordingsRequest,
-    inputs: Mapping[str, Any] | None,
-    names: Sequence[str],
     found: Compared,
     disturbance: Disturbance | None = None,
     simulated: Compared | None = None,
@@ -136,16 +113,15 @@ def _document(
 
     Of real runs it says how calm the machine was. They may also have been simulated in the `same_weather`.
     """
-    named = {key: getattr(found, key).model_copy(update={"name": name}) for key, name in zip("ab", names, strict=False)}
     return ComparisonDocument(
-        **dict(found) | named,
+        **dict(found),
         disturbed=disturbance is not None and disturbance.disturbed,
         disturbance=disturbance.evidence if disturbance is not None else "",
         simulated=simulated,
         same_weather=same_weather,
         ranking=None if simulated is None else tuple(ranking(simulated.rows, found.rows)),
         version=__version__,
-        inputs=request.as_json() if inputs is None else dict(inputs),
+        inputs=request.as_json(),
     )
 
 

@@ -6,7 +6,7 @@ It is what `tokentwin compare` prints and saves, what a job of the Policy lab ke
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pydantic import ConfigDict
@@ -191,6 +191,12 @@ class ComparisonDocument(Compared, Document):
                 of = self.simulated if name == "simulated" and self.simulated else self
                 return _with_units(table_of(Row, of.rows))
 
+    def called(self, a: str, b: str) -> Self:
+        """The same with names for its sides."""
+        return self.model_copy(
+            update={key: getattr(self, key).model_copy(update={"name": name}) for key, name in (("a", a), ("b", b))}
+        )
+
     def errors(self) -> list[SimulatedError]:
         """How far each number that was simulated is off the real one; none where nothing was simulated."""
         same = self.same_weather.rows if self.same_weather else ()
@@ -198,7 +204,19 @@ class ComparisonDocument(Compared, Document):
 
     def report(self) -> Iterator[RenderableType]:
         """As `tokentwin compare` prints it."""
-        return _comparison_report(self)
+        if self.a.name or self.b.name:
+            yield Text(f"A: {self.a.name}\nB: {self.b.name}")
+        if self.simulated is not None:
+            yield from compared_report(self.simulated)
+            yield Text("\non the real engine")
+        yield from compared_report(self)
+        if self.disturbed:
+            yield Text.assemble(("DISTURBED", "bold yellow"), f": {self.disturbance}; take real times with care")
+        elif self.disturbance:
+            yield Text(f"weather: {self.disturbance}")
+        if self.simulated is not None:
+            yield from _errors(self.errors())
+            yield from ranking_report(self.ranking or ())
 
 
 def simulated_errors(
@@ -251,23 +269,6 @@ def _with_units(table: pa.Table) -> pa.Table:
 
 
 _WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
-
-
-def _comparison_report(document: ComparisonDocument) -> Iterator[RenderableType]:
-    """Of real runs that were simulated, too: what was simulated, what was real, and whether they agree."""
-    if document.a.name or document.b.name:
-        yield Text(f"A: {document.a.name}\nB: {document.b.name}")
-    if document.simulated is not None:
-        yield from compared_report(document.simulated)
-        yield Text("\non the real engine")
-    yield from compared_report(document)
-    if document.disturbed:
-        yield Text.assemble(("DISTURBED", "bold yellow"), f": {document.disturbance}; take real times with care")
-    elif document.disturbance:
-        yield Text(f"weather: {document.disturbance}")
-    if document.simulated is not None:
-        yield from _errors(document.errors())
-        yield from ranking_report(document.ranking or ())
 
 
 def compared_report(found: Compared) -> Iterator[RenderableType]:

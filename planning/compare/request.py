@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from planning.deployments import completed
-from planning.request import Request, StatedDeployment
+from planning.request import Request, StatedDeployment, Timing
 from planning.settings import with_settings
-from planning.timing import Timing
 from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from serving.errors import UserError

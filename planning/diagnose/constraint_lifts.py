@@ -16,7 +16,6 @@ import numpy as np
 from planning.diagnose.lifted_costs import repriced, twice_the_bandwidth, with_free_prefill, without_cpu_time
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
 from serving.deployments.fleet import FailuresConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.priced_pool import PricedPool
@@ -208,16 +207,12 @@ def dispersion(requests: list[WorkloadRequest]) -> float:
 def _rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
     """With other settings of the scheduler, on every engine."""
 
-    def changed(deployment: Deployment) -> Deployment:
-        scheduler = deployment.scheduler.model_copy(update=changes)
-        return deployment.model_copy(update={"scheduler": scheduler})
-
     def repriced_pool(pool: PricedPool) -> PricedPool:
-        deployment = changed(pool.deployment)
+        deployment = pool.deployment.rescheduled(**changes)
         return replace(pool, deployment=deployment, cost=repriced(pool.cost, deployment))
 
     pools = tuple(map(repriced_pool, scenario.all_pools))
-    return replace(scenario, deployment=changed(scenario.deployment), pools=pools)
+    return replace(scenario, deployment=scenario.deployment.rescheduled(**changes), pools=pools)
 
 
 def _recosted(scenario: PricedScenario, wrapped: Callable[[CostModel], CostModel]) -> PricedScenario:

@@ -116,25 +116,20 @@ class DiagnosisDocument(Document):
 
     def report(self) -> Iterator[RenderableType]:
         """As `tokentwin diagnose` prints it."""
-        return _diagnosis_report(self)
-
-
-def _diagnosis_report(found: DiagnosisDocument) -> Iterator[RenderableType]:
-    """The whole of it."""
-    if found.symptoms:
-        table = Table("symptom", "lifecycle", show_lines=True)
-        for heading in ("evidence", "how to test it"):
-            table.add_column(heading, overflow="fold")
-        for symptom in found.symptoms:
-            table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
-        yield table
-    if not found.steps:
-        yield Text("the recording holds no steps, so compute and memory were not examined", style="dim")
-    if found.counterfactuals:
-        yield from _counterfactuals(found)
-    else:
-        yield Text("evidence only: give -c or --gpu to simulate the run with each constraint lifted", style="dim")
-    yield Text(found.verdict, style="bold")
+        if self.symptoms:
+            table = Table("symptom", "lifecycle", show_lines=True)
+            for heading in ("evidence", "how to test it"):
+                table.add_column(heading, overflow="fold")
+            for symptom in self.symptoms:
+                table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
+            yield table
+        if not self.steps:
+            yield Text("the recording holds no steps, so compute and memory were not examined", style="dim")
+        if self.counterfactuals:
+            yield from _counterfactuals(self)
+        else:
+            yield Text("evidence only: give -c or --gpu to simulate the run with each constraint lifted", style="dim")
+        yield Text(self.verdict, style="bold")
 
 
 def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:

@@ -42,16 +42,14 @@ class FreePrefill:
 class FreePrefillOfStages(FreePrefill):
     """The same on every pipeline stage."""
 
-    def __init__(self, cost: PipelinedCost) -> None:
-        super().__init__(cost)
-        self._staged = cost
+    _cost: PipelinedCost
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
-        stages_ns = self._staged.stages_ns(_without_prompts(plan))
+        stages_ns = self._cost.stages_ns(_without_prompts(plan))
         return stages_ns if plan.decode_rows else [0] * len(stages_ns)
 
     def transfer_ns(self, plan: StepPlan) -> int:
-        return self._staged.transfer_ns(_without_prompts(plan)) if plan.decode_rows else 0
+        return self._cost.transfer_ns(_without_prompts(plan)) if plan.decode_rows else 0
 
 
 class NoCpuTime:
@@ -75,15 +73,13 @@ class NoCpuTime:
 class NoCpuTimeOfStages(NoCpuTime):
     """The same before a pipeline, whose stages stay as they are."""
 
-    def __init__(self, cost: PipelinedCost) -> None:
-        super().__init__(cost)
-        self._staged = cost
+    _cost: PipelinedCost
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
-        return self._staged.stages_ns(plan)
+        return self._cost.stages_ns(plan)
 
     def transfer_ns(self, plan: StepPlan) -> int:
-        return self._staged.transfer_ns(plan)
+        return self._cost.transfer_ns(plan)
 
 
 def with_free_prefill(cost: CostModel) -> CostModel:

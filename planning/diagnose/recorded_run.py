@@ -25,26 +25,16 @@ DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
 DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its report looks for one
 
 
-def diagnose(
-    request: DiagnoseRequest, *, inputs: Mapping[str, Any] | None = None, tell: Tell = quiet
-) -> DiagnosisDocument:
-    """Why a recorded run is as slow as it is. `inputs` is what the document states; by default the request.
+def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
+    """Why a recorded run is as slow as it is: its symptoms and, with what times its steps, what each lift would buy.
 
     Raises UserError for what cannot be read or simulated.
-    """
-    evidence, found = diagnosed(request, tell)
-    return diagnosis_document(evidence, found, request.as_json() if inputs is None else inputs)
-
-
-def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, Diagnosis]:
-    """What the recording shows and, with a calibration or a GPU, what lifting each constraint would buy.
-
-    Raises UserError for what cannot be simulated.
     """
     recording = Recording.load(request.run)
     evidence = Evidence(recording, check_slo(request.bounds))
     if request.calibration is None and request.gpu is None:
-        return evidence, search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
+        found = search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
+        return diagnosis_document(evidence, found, request.as_json())
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
         raise UserError("run", request.run, remedy)
@@ -55,12 +45,13 @@ def diagnosed(request: DiagnoseRequest, tell: Tell = quiet) -> tuple[Evidence, D
     )
     found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell)
     warning = another_run(recording, found, scenario.calibration)
-    return evidence, replace(found, standing=scenario.provenance(), warning=warning)
+    found = replace(found, standing=scenario.provenance(), warning=warning)
+    return diagnosis_document(evidence, found, request.as_json())
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """The task, of a `DiagnoseRequest`; see `DiagnosisDocument`."""
-    return diagnose(parse(DiagnoseRequest, settings, where="diagnosis"), tell=tell).as_json()
+    return diagnose(parse(DiagnoseRequest, settings, where="diagnosis"), tell).as_json()
 
 
 def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str, Any]) -> DiagnosisDocument:

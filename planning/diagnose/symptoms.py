@@ -78,8 +78,7 @@ class Evidence:
         blocks = self.run["num_blocks"]
         if self.deployment.gpu_memory_utilization is None or not blocks:
             return self.deployment
-        scheduler = self.deployment.scheduler.model_copy(update={"num_blocks": blocks + 1})
-        return self.deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+        return self.deployment.rescheduled(num_blocks=blocks + 1).model_copy(update={"gpu_memory_utilization": None})
 
     @cached_property
     def requests(self) -> list[WorkloadRequest]:

@@ -127,7 +127,7 @@ class Job:
 
     @property
     def _ended(self) -> Status | None:
-        return self._read("result.json", _done) or self._read("outcome.json", _outcome)
+        return self._read("result.json", lambda _: Status("done", share=1.0)) or self._read("outcome.json", _outcome)
 
     @property
     def _lock(self) -> Path:
@@ -177,10 +177,6 @@ def _end_group(leader: int) -> None:
     """End a process and everything in its group, at once. Nothing if it is gone."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def _done(result: Any) -> Status:
-    return Status("done", share=1.0)
 
 
 def _outcome(outcome: Any) -> Status:

@@ -23,16 +23,16 @@ from serving.errors import UserError, reason
 Task = Callable[[dict[str, Any], Path, Tell], Any]
 
 
-class _ProgressFile:
-    """Where a task says how far it is: the stage it is at, and the share of all its work that is done."""
+def _telling(directory: Path) -> Tell:
+    """How a task says how far it is: the stage it is at, and the share of all its work that is done."""
+    began = time.time()
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "progress.json"
-        self._began = time.time()
-        self("starting", 0.0)
+    def tell(stage: str, share: float) -> None:
+        document = {"stage": stage, "share": min(max(share, 0.0), 1.0), "began": began}
+        write_json(directory / "progress.json", document)
 
-    def __call__(self, stage: str, share: float) -> None:
-        write_json(self._path, {"stage": stage, "share": min(max(share, 0.0), 1.0), "began": self._began})
+    tell("starting", 0.0)
+    return tell
 
 
 def main(directory: Path) -> int:
@@ -43,7 +43,9 @@ def main(directory: Path) -> int:
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
     try:
-        result = _task(request["task"])(request["settings"], directory, _ProgressFile(directory))
+        module, _, function = request["task"].partition(":")
+        task: Task = getattr(import_module(module), function)
+        result = task(request["settings"], directory, _telling(directory))
         write_json(directory / "result.json", result)
     except UserError as error:
         return _failed(directory, str(error))
@@ -52,7 +54,8 @@ def main(directory: Path) -> int:
         return _failed(directory, f"runs: {str(directory)!r}: cannot be read or written: {reason(error)}")
     except Exception as error:
         traceback.print_exc()
-        return _failed(directory, f"a bug: {type(error).__name__}: {_line(error)}; {directory / 'log.txt'} has more")
+        line = " ".join(str(error).split())[:300]
+        return _failed(directory, f"a bug: {type(error).__name__}: {line}; {directory / 'log.txt'} has more")
     else:
         return 0
     finally:
@@ -72,19 +75,9 @@ def _slot(root: Path) -> IO[str]:
         time.sleep(0.2)
 
 
-def _task(name: str) -> Task:
-    module, _, function = name.partition(":")
-    task: Task = getattr(import_module(module), function)
-    return task
-
-
 def _failed(directory: Path, error: str) -> int:
     write_json(directory / "outcome.json", {"state": "failed", "error": error})
     return 1
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 if __name__ == "__main__":

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow.parquet as pq
+
+from calibration.steps.design import designed_workloads
 from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.features import MeasuredSteps
+from calibration.steps.fit import fit, predict, step_residuals_table
 from calibration.steps.iteration_fit import calibrate_from_log
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.predict import kernels
@@ -18,14 +24,17 @@ from calibration.validation.external.case import load_case
 from calibration.validation.external.learning import learnt_from
 from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
-from planning.measure.calibration_runs import fit_recordings, measure
-from planning.measure.real_engine import load_engine, record_whole
+from planning.measure.real_engine import load_engine, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
+from planning.version import __version__
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.recording import Recording
+
+if TYPE_CHECKING:
+    from realengine.engine import Engine
 
 
 class Learnt(NamedTuple):
@@ -101,3 +110,29 @@ def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
     learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
     learnt.save(request.out)
     return Learnt(learnt, outcome)
+
+
+def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workload, Path], object]) -> Iterator[Path]:
+    """`record` the designed traces into `out`, one at each `next`, so that other runs can go between them."""
+    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
+        path = out / "runs" / workload.name
+        record(workload, path)
+        yield path
+
+
+def fit_recordings(paths: list[Path], out: Path) -> Calibration:
+    """Fit a calibration to recordings of one deployment and save it in `out`."""
+    runs = [Recording.load(path) for path in paths]
+    steps = MeasuredSteps([run.steps for run in runs])
+    notes = [json.loads(run.run["notes"]) for run in runs]
+    calibration = fit(
+        steps,
+        deployment=runs[0].run["deployment"],
+        hardware=json.loads(runs[0].run["hardware"]),
+        version=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        noise={"canary_ns": [note[key] for note in notes for key in ("canary_before_ns", "canary_after_ns")]},
+    )
+    calibration.save(out)
+    pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")
+    return calibration

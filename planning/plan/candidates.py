@@ -114,8 +114,7 @@ def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
     """`deployment` with room for the longest request, in steps of 1,024 tokens, as far as the model's positions go."""
     longest = max((request.prompt_len + request.output_len for request in workload.requests), default=1)
     fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
-    scheduler = deployment.scheduler.model_copy(update={"max_model_len": fitting})
-    return deployment.model_copy(update={"scheduler": scheduler})
+    return deployment.rescheduled(max_model_len=fitting)
 
 
 def candidate_engines(
@@ -171,5 +170,4 @@ def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
     if deployment.gpu_memory_utilization is None:
         return engine
     capacity.check(deployment)
-    scheduler = deployment.scheduler.model_copy(update={"num_blocks": capacity.num_blocks})
-    return replace(engine, deployment=deployment.model_copy(update={"scheduler": scheduler}))
+    return replace(engine, deployment=deployment.rescheduled(num_blocks=capacity.num_blocks))

@@ -197,7 +197,17 @@ class PlanDocument(Document):
 
     def report(self) -> Iterator[RenderableType]:
         """As `tokentwin plan` prints it."""
-        return _plan_report(self)
+        yield Text(self.answer, style="bold")
+        yield from map(Text, _details(self))
+        if self.runners_up:
+            yield Text("\nRunners-up", style="italic")
+            yield _table([(point, "") for point in self.runners_up[:_RUNNERS_UP]], self.spares)
+        if self.frontier:
+            title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
+            yield Text(f"\n{title}", style="italic")
+            yield _table(_frontiers(self), self.spares)
+        if self.recommendation is not None and self.recommendation.vllm_serve:
+            yield Text(f"\n{self.recommendation.vllm_serve}")
 
 
 class _Fleet(Point):
@@ -212,21 +222,6 @@ class _Fleet(Point):
 _RUNNERS_UP = 3
 _SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine
 _COLUMNS = ("GPUs", "$/h", "tok/s\na user", "tok/s\na GPU", "$/Mtok\noutput", "attain-\nment")
-
-
-def _plan_report(plan: PlanDocument) -> Iterator[RenderableType]:
-    """The whole of it."""
-    yield Text(plan.answer, style="bold")
-    yield from map(Text, _details(plan))
-    if plan.runners_up:
-        yield Text("\nRunners-up", style="italic")
-        yield _table([(point, "") for point in plan.runners_up[:_RUNNERS_UP]], plan.spares)
-    if plan.frontier:
-        title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
-        yield Text(f"\n{title}", style="italic")
-        yield _table(_frontiers(plan), plan.spares)
-    if plan.recommendation is not None and plan.recommendation.vllm_serve:
-        yield Text(f"\n{plan.recommendation.vllm_serve}")
 
 
 def _details(plan: PlanDocument) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -31,7 +31,6 @@ def plan(
     jobs: int | None = None,
     surroundings: bool = True,
     first: Callable[[dict[str, Any]], None] | None = None,
-    inputs: Mapping[str, Any] | None = None,
     tell: Tell = quiet,
 ) -> PlanDocument:
     """The cheapest fleet that meets the objectives of `request`. Raises UserError for what cannot be planned.
@@ -39,7 +38,6 @@ def plan(
     jobs          simulations at once; by default one for each CPU
     surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
     first         is given first answers, within seconds and by parts of fleets (`first_answers`)
-    inputs        what the document states as its inputs; by default the request
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -66,7 +64,7 @@ def plan(
             workers if surroundings else None,
             found,
             engines,
-            request.as_json() if inputs is None else inputs,
+            request.as_json(),
             lambda stage, share: pace(stage, done + _CURVES * share, _CURVES * (1 - share)),
         )
 

@@ -171,5 +171,4 @@ def _never_forgetting(engine: Engine, workload: Workload) -> Engine:
     scheduler = engine.deployment.scheduler
     tokens = sum(request.prompt_len + request.output_len + scheduler.block_size for request in workload.requests)
     blocks = min(max(tokens // scheduler.block_size + 2, scheduler.num_blocks), 10_000_000)
-    roomy = scheduler.model_copy(update={"num_blocks": blocks})
-    return replace(engine, deployment=engine.deployment.model_copy(update={"scheduler": roomy}))
+    return replace(engine, deployment=engine.deployment.rescheduled(num_blocks=blocks))

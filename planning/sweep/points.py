@@ -17,6 +17,7 @@ from planning.sweep.settings import Overrides, SweepSettings, is_seed
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.own_cost import names_own_cost, source_file
+from sim.priced_pool import merged
 
 SEED = "seed"
 
@@ -124,15 +125,10 @@ def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
     directory = config.get("calibration")
     if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
         return config
-    measured = json.loads(Calibration.load(directory).deployment)
-    return {**config, "deployment": _merged(measured, config.get("deployment") or {})}
-
-
-def _merged(base: dict[str, Any], changes: Any) -> Any:
-    if not isinstance(changes, dict):
-        return changes
-    nested = {name: _merged(base[name], value) for name, value in changes.items() if isinstance(base.get(name), dict)}
-    return {**base, **changes, **nested}
+    stated = config.get("deployment") or {}
+    if not isinstance(stated, dict):
+        return config
+    return {**config, "deployment": merged(json.loads(Calibration.load(directory).deployment), stated)}
 
 
 def _overridden(base: dict[str, Any], overrides: Overrides) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from planning.progress import Tell, quiet
 from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
 from planning.sweep.dataset import SweepDataset
-from planning.sweep.executors import Executor, find_executor
+from planning.sweep.executors import Executor
 from planning.sweep.one_run import Measure, RunResult
 from planning.sweep.points import Point, canonical, input_digests, points
 from planning.sweep.settings import SweepSettings
@@ -31,29 +31,6 @@ class Swept:
     kept: int
     failed: int
     first_error: str
-
-
-def sweep(
-    settings: SweepSettings,
-    out: Path,
-    *,
-    executor: str = "process",
-    jobs: int | None = None,
-    resume: bool = False,
-    retry_failed: bool = False,
-    tell: Tell = quiet,
-) -> Swept:
-    """Simulate every run of `settings`, `jobs` at once, into the dataset `out`; see `Sweep.run`.
-
-    executor    `process`, or `ray`
-    resume      go on with the sweep in `out`: only runs that it lacks are made, and with `retry_failed` the failed ones
-
-    Raises UserError for settings of which no run can be made, and for an `out` that holds something else.
-    """
-    runs = Sweep.of(settings)
-    return runs.run(
-        out, find_executor(executor, jobs, settings.run_limit_s), resume=resume, retry_failed=retry_failed, tell=tell
-    )
 
 
 @dataclass(frozen=True)
@@ -75,9 +52,10 @@ class Sweep:
     def run(
         self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = quiet
     ) -> Swept:
-        """Make the runs that `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed.
+        """Make the runs that the dataset `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed.
 
-        Raises UserError where none of the runs can be made, and leaves nothing then.
+        There must be no dataset yet without `resume`; `retry_failed` makes failed runs again. Raises UserError for an
+        `out` that holds something else, and where none of the runs can be made, and leaves nothing then.
         """
         settings = self.settings
         measure = Measure(full=settings.full_metrics, requests=settings.per_request, bands=settings.bands)

@@ -189,6 +189,10 @@ class Deployment(Settings):
         """Devices over which a mixture's experts are spread, whole."""
         return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
 
+    def rescheduled(self, **changes: Any) -> Deployment:
+        """With other settings of the scheduler, which are not checked again."""
+        return self.model_copy(update={"scheduler": self.scheduler.model_copy(update=changes)})
+
     def timing(self) -> Deployment:
         """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
         kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling", "speculative"})

@@ -36,7 +36,7 @@ from planning.compare.request import CompareRequest, Side
 from planning.compare.runs import side_scenarios
 from planning.jobs.files import write_json
 from planning.jobs.job import Job
-from planning.timing import Timing
+from planning.request import Timing
 from planning.traffic import mixed
 from serving.deployments.config import Deployment
 from serving.errors import UserError

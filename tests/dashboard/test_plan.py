@@ -25,13 +25,13 @@ from streamlit.testing.v1 import AppTest
 from dashboard.bundled import bundled_answer
 from dashboard.examples import plan_request
 from dashboard.frontier_page import charts as frontier_charts
-from dashboard.frontier_page.fleets import ranked as ranked_fleets
 from dashboard.palette import REAL, policy_colour
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import tasks as plan_tasks
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
 from dashboard.plan_page.words import alternatives, fleet_name, plan_name, why_not_fewer
+from dashboard.plan_page.words import ranked as ranked_fleets
 from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.shown import prose
 from dashboard.uploads import keep_model, keep_trace, model_path
@@ -375,7 +375,7 @@ def test_a_job_that_failed_or_died_says_why_and_can_be_started_again(tmp_path: P
     assert one_line(app) == "gpu: 'X': is none"
     assert asked(app, started) == job.settings
     (job.directory / "outcome.json").unlink()
-    leave(job, process=(os.getpid(), 1))
+    (job.directory / "process.lock").touch()
     assert one_line(plan(tmp_path, rate="7")) == DIED
 
 

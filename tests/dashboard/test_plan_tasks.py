@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dashboard.plan_page.tasks import COARSE, fleet, plan
-from dashboard.run_page.metric_rows import bands_of
+from dashboard.run_page.words import bands_of
 from dashboard.shapes import LEAST_REQUESTS, MOST_REQUESTS, shapes
-from planning.diagnose.recorded_run import diagnosed
+from planning.diagnose.recorded_run import diagnose
 from planning.diagnose.request import DiagnoseRequest
 from planning.jobs.files import read_json
 from planning.plan import planner
@@ -106,8 +106,8 @@ def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, 
     assert bands_of(recording.run)["ttft_ms"]["p99"][1] >= metrics.distribution("ttft_ms").p99
     assert dict(recording.run["usd_per_gpu_hour"])["pool"] == pytest.approx(point["usd_per_hour"] / point["gpus"])
     assert metrics.scalars()["usd_per_mtok_out"] > 0
-    _, again = diagnosed(DiagnoseRequest(run=str(tmp_path / "run"), gpu="H100"))
-    assert again.simulated == again.recorded and again.warning is None, "the router of the plan is the run's"
+    again = diagnose(DiagnoseRequest(run=str(tmp_path / "run"), gpu="H100"))
+    assert again.simulated_p99 == again.recorded_p99 and again.warning is None, "the router of the plan is the run's"
     assert found["mark"] in ("validated", "interpolated", "extrapolated") and found["duration_s"] > 0
 
 

@@ -25,7 +25,7 @@ from planning.sweep.executors import Executor, find_executor, in_processes
 from planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
 from planning.sweep.points import Point, points
 from planning.sweep.settings import load_sweep
-from planning.sweep.sweep import Sweep, Swept, sweep
+from planning.sweep.sweep import Sweep, Swept
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.command import tokentwin
@@ -203,7 +203,8 @@ def test_a_sweep_of_which_no_run_can_be_made_is_one_line_and_leaves_nothing(fold
 
 def test_a_run_that_takes_too_long_is_ended(folder: Path, tmp_path: Path) -> None:
     settings = load_sweep(sweep_file(tmp_path / "s.yaml", base(folder), grid={RATE: [10, 20]}, run_limit_s=0.001))
-    assert sweep(settings, tmp_path / "out", jobs=1) == Swept(made=2, kept=0, failed=2, first_error=OVERDUE)
+    executor = find_executor("process", 1, settings.run_limit_s)
+    assert Sweep.of(settings).run(tmp_path / "out", executor) == Swept(made=2, kept=0, failed=2, first_error=OVERDUE)
 
 
 def test_a_dataset_is_written_by_one_sweep_at_a_time(folder: Path, tmp_path: Path) -> None:

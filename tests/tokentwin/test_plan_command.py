@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from planning.plan.candidates import candidate_engines, long_enough
 from planning.plan.vllm_command import vllm_command, vllm_command_of
-from planning.traffic import planned_traffic, specified_traffic
+from planning.traffic import Offered, planned_traffic
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
@@ -167,8 +167,9 @@ def test_a_specification_is_planned_for_at_the_rate_that_it_names(size: dict[str
     length = {"kind": "fixed", "tokens": 10}
     data = {"arrivals": {"kind": "gamma", "rate": 8, "cv": 4}, "prompt": length, "output": length, **size}
     assert arrival_rate(synthesise(parse_spec(data))) != pytest.approx(8, rel=0.02)
-    assert arrival_rate(specified_traffic(parse_spec(data))) == pytest.approx(8, rel=1e-6)
-    assert arrival_rate(specified_traffic(parse_spec(data), limit=50)) == pytest.approx(8, rel=1e-6)
+    assert arrival_rate(Offered(traffic=parse_spec(data)).workload(at_named_rate=True)) == pytest.approx(8, rel=1e-6)
+    few = Offered(traffic=parse_spec(data), limit=50)
+    assert arrival_rate(few.workload(at_named_rate=True)) == pytest.approx(8, rel=1e-6)
 
 
 def test_traffic_without_one_rate_is_as_drawn() -> None:
@@ -177,7 +178,7 @@ def test_traffic_without_one_rate_is_as_drawn() -> None:
     ramp = {"kind": "ramp", "start_rate": 1, "end_rate": 5, "over_s": 60}
     for arrivals, more in (({"kind": "poisson", "rate": 5}, {"sessions": sessions}), (ramp, {})):
         spec = parse_spec({"requests": 100, "arrivals": arrivals, "prompt": length, "output": length, **more})
-        assert list(specified_traffic(spec).requests) == list(synthesise(spec).requests)
+        assert list(Offered(traffic=spec).workload(at_named_rate=True).requests) == list(synthesise(spec).requests)
 
 
 def test_one_request_is_no_traffic() -> None:

@@ -11,9 +11,8 @@ import click
 
 from planning.deployments import read_deployment
 from planning.traffic import Offered
-from tokentwin.deployment_options import deployment_options
 from tokentwin.finite import Finite
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import deployment_options, options_of, requested
 
 option = options_of(Offered)
 

@@ -9,8 +9,7 @@ import click
 
 from planning.deployments import read_deployment
 from planning.measure.request import CalibrateRequest
-from tokentwin.deployment_options import deployment_options
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import deployment_options, options_of, requested
 
 if TYPE_CHECKING:
     from calibration.steps.external_calibration import ExternalCalibration

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
-from planning.timing import Timing
+from planning.request import Timing
 from tokentwin.finite import Finite
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import options_of, requested
 
 if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument
@@ -89,12 +89,10 @@ def compare(
     from planning.exports.file import check_free
     from planning.progress import telling
     from serving.errors import UserError
-    from tokentwin.commands.saved_answer import stated_inputs
     from traces.slo import parse_slo
 
     if save is not None:
         check_free(save, force)
-    inputs = stated_inputs()
     given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):
         raise UserError("A B", list(sides), "give both A and B, or neither of them with --a and --b")
@@ -111,7 +109,7 @@ def compare(
                 "recordings can only be compared with recordings; leave the options of a simulation out",
             )
         of_two = requested(CompareRecordingsRequest, {"a": sides[0], "b": sides[1], **judged})
-        _finish(comparer.compare_recordings(of_two, inputs=inputs, names=sides), style, save, force)
+        _finish(comparer.compare_recordings(of_two).called(*sides), style, save, force)
         return
     if given["traffic"] is None:
         raise UserError("trace", None, "is missing; give the trace that both sides serve")
@@ -142,14 +140,12 @@ def compare(
                 repeats=repeats,
                 minutes=minutes,
                 overwrite=force,
-                inputs=inputs,
-                names=names,
                 say=lambda line: click.echo(line, err=True),
                 tell=tell,
             )
         else:
-            document = comparer.compare(request, inputs=inputs, names=names, tell=tell)
-    _finish(document, style, save, force)
+            document = comparer.compare(request, tell)
+    _finish(document.called(*names), style, save, force)
 
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:

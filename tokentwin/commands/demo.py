@@ -39,7 +39,7 @@ def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
     began = perf_counter()
 
     from calibration.validation.covalidation import covalidate
-    from planning.measure.calibration_runs import fit_recordings, measure
+    from planning.measure.calibrator import fit_recordings, measure
     from planning.measure.demo_size import LOAD, demo_size
     from planning.measure.real_engine import load_engine, pace_of, record_whole
     from serving.deployments.config import Deployment, parse

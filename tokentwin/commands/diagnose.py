@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planning.diagnose.request import DiagnoseRequest
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import options_of, requested
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
@@ -36,11 +36,10 @@ def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool
     """
     from planning.diagnose import recorded_run
     from planning.exports.file import check_free
-    from tokentwin.commands.saved_answer import finish, stated_inputs
+    from tokentwin.commands.saved_answer import finish
     from traces.slo import parse_slo
 
     if save is not None:
         check_free(save, force)
     given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
-    document = recorded_run.diagnose(requested(DiagnoseRequest, given), inputs=stated_inputs())
-    finish(document, style, save, force)
+    finish(recorded_run.diagnose(requested(DiagnoseRequest, given)), style, save, force)

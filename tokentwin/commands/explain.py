@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
-from tokentwin.deployment_options import deployment_options
+from tokentwin.options import deployment_options
 
 if TYPE_CHECKING:
     from rich.table import Table

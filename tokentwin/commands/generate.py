@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from planning.deployments import read_deployment
-from tokentwin.deployment_options import deployment_options
 from tokentwin.finite import Finite
+from tokentwin.options import deployment_options
 
 
 @click.command()

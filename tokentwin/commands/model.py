@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -49,6 +49,7 @@ def list_models() -> None:
 @click.option("--gpu", default="H100", show_default=True, help="GPU of `tokentwin gpus`, or a YAML file with one.")
 @click.option(
     "--tp",
+    "tensor_parallel_size",
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),
@@ -56,6 +57,7 @@ def list_models() -> None:
 )
 @click.option(
     "--pp",
+    "pipeline_parallel_size",
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),
@@ -70,23 +72,20 @@ def list_models() -> None:
 )
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="KV cache in auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option("--utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True))
+@click.option(
+    "--utilization", "gpu_memory_utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True)
+)
 @click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(min=1))
 @click.option("--max-num-batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
 @click.option("--graph-gib", default=0.0, show_default=True, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
 def inspect(
     name: str,
     gpu: str,
-    tp: int,
-    pp: int,
-    dtype: str,
-    quantization: str,
-    kv_cache_dtype: str,
     block_size: int,
-    utilization: float,
     max_num_seqs: int,
     max_num_batched_tokens: int,
     graph_gib: float,
+    **settings: Any,
 ) -> None:
     """Show the weights, the KV cache and the KV blocks of NAME on a GPU.
 
@@ -99,22 +98,15 @@ def inspect(
     from serving.errors import UserError
 
     spec, device = find_model(name), find_gpu(gpu)
-    settings = {
-        "dtype": dtype,
-        "quantization": quantization,
-        "kv_cache_dtype": kv_cache_dtype,
-        "tensor_parallel_size": tp,
-        "pipeline_parallel_size": pp,
-        "gpu_memory_utilization": utilization,
-        "scheduler": {
-            "block_size": block_size,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-        },
+    settings["scheduler"] = {
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
     }
-    capacity = kv_capacity(spec, device, parse(Deployment, settings, "options"), int(graph_gib * 1024**3))
+    deployment = parse(Deployment, settings, "options")
+    capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(spec))
-    click.echo(f"{tp * pp} x {device.name}, GiB on each:")
+    click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
     for what, gib in capacity.explain():
         click.echo(f"  {what:28}{gib:10,.2f}")
     low, high = capacity.interval

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from planning.plan.request import PlanRequest
-from tokentwin.request_options import listed, options_of, requested
+from tokentwin.options import listed, options_of, requested
 
 INFEASIBLE = 4  # exit status
 
@@ -60,7 +60,7 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     from planning.progress import telling
     from planning.settings import named_values
     from serving.deployments.config import load_deployment
-    from tokentwin.commands.saved_answer import finish, stated_inputs
+    from tokentwin.commands.saved_answer import finish
 
     if save is not None:
         check_free(save, force)
@@ -73,7 +73,7 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     request = requested(PlanRequest, given)
     with telling() as tell:
         whole = style == "json" or save is not None
-        document = planner.plan(request, jobs=jobs, surroundings=whole, inputs=stated_inputs(), tell=tell)
+        document = planner.plan(request, jobs=jobs, surroundings=whole, tell=tell)
     finish(document, style, save, force)
     if not document.feasible:
         sys.exit(INFEASIBLE)

@@ -13,7 +13,7 @@ from serving.document import Document, print_document
 _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 
 
-def stated_inputs() -> dict[str, str]:
+def _command_line() -> str:
     """The command under way with its arguments, and those options that are not as by default and change the answer."""
     context = click.get_current_context()
     words = ["tokentwin", context.info_name or ""]
@@ -27,11 +27,16 @@ def stated_inputs() -> dict[str, str]:
                 words.append(max(parameter.opts, key=len))
             if value is not True:
                 words.append(f"{value:g}" if isinstance(value, float) else str(value))
-    return {"command": shlex.join(words)}
+    return shlex.join(words)
 
 
 def finish(answer: Document, style: str, save: Path | None = None, force: bool = False) -> None:
-    """Save the whole of it, where that was asked for, and print it: `style` is `table` or `json`."""
+    """Save the whole of it, where that was asked for, and print it: `style` is `table` or `json`.
+
+    Of inputs it states the command line.
+    """
+    if "inputs" in type(answer).model_fields:
+        answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
     if save is not None:
         write_whole(save, lambda file: file.write(answer.dumps().encode()), force)
     if style == "json":

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
+from planning.request import Timing
 from planning.scenario import Scenario, TraceWorkload
-from planning.timing import Timing
-from tokentwin.deployment_options import deployment_options
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import deployment_options, options_of, requested
 
 option = options_of(TraceWorkload, Scenario, Timing)
 

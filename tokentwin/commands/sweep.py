@@ -25,17 +25,17 @@ def sweep(
     and the exit status is 1.
     """
     from planning.progress import telling
-    from planning.sweep import sweep as sweeps
+    from planning.sweep.executors import find_executor
     from planning.sweep.settings import load_sweep
+    from planning.sweep.sweep import Sweep
 
-    settings = load_sweep(file)
+    found = Sweep.of(load_sweep(file))
     if dry_run:
-        click.echo(f"{len(sweeps.Sweep.of(settings).points)} runs")
+        click.echo(f"{len(found.points)} runs")
         return
     with telling() as tell:
-        done = sweeps.sweep(
-            settings, out, executor=executor, jobs=jobs, resume=resume, retry_failed=retry_failed, tell=tell
-        )
+        made_by = find_executor(executor, jobs, found.settings.run_limit_s)
+        done = found.run(out, made_by, resume=resume, retry_failed=retry_failed, tell=tell)
     click.echo(f"{done.made} runs made, {done.kept} kept, {done.failed} failed; {out / 'runs'}")
     if done.failed:
         click.echo(f"{done.failed} failed, the first: {done.first_error}", err=True)

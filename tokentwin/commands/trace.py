@@ -143,11 +143,7 @@ def _parsed(name: str, text: str) -> Any:
 def _print(summary: WorkloadSummary, format_: str) -> None:
     if format_ == "json":
         click.echo(json.dumps(summary.as_dict(), indent=2))
-    else:
-        _print_tables(summary)
-
-
-def _print_tables(summary: WorkloadSummary) -> None:
+        return
     from rich.console import Console
     from rich.table import Table
 

@@ -10,7 +10,7 @@ import click
 from planning.measure.request import ValidateRequest
 from tokentwin.commands.validate_external import external
 from tokentwin.finite import Finite
-from tokentwin.request_options import options_of, requested
+from tokentwin.options import options_of, requested
 
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3

@@ -11,14 +11,13 @@ from math import log, sqrt
 from typing import Any
 
 from calibration.steps.external_calibration import ExternalCalibration
-from calibration.steps.interval import factors_of
+from calibration.steps.interval import REACH, factors_of
 from calibration.steps.operation_cost import HostTimes
 from calibration.steps.predict import blind
 from calibration.validation.external.scoring import CaseResult
 from serving.errors import UserError
 
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
-_REACH = 1.645
 _LEAST = 0.02  # one run never teaches better than this
 
 
@@ -50,5 +49,5 @@ def _intervals(result: CaseResult) -> dict[str, Any]:
     logs = [log(1 + error / 100) for error in errors if error is not None and error > -100]
     if not logs:
         return {}
-    reach = _REACH * max(sqrt(sum(x * x for x in logs) / len(logs)), _LEAST)
+    reach = REACH * max(sqrt(sum(x * x for x in logs) / len(logs)), _LEAST)
     return {"interval": factors_of(reach), "prompt_interval": None}

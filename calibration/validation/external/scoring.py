@@ -77,10 +77,10 @@ class CaseResult:
     correction: Correction | None
     provenance: tuple[Coverage, str]
 
-    def median_error_pct(self, figure: str, runs: Sequence[str], column: str = "blind") -> float | None:
-        """The median absolute error of a figure over some runs."""
+    def median_error_pct(self, figure: str, runs: Sequence[str]) -> float | None:
+        """The median absolute error of a figure over some runs, as predicted blind."""
         names = set(runs)
-        found = [row.error_pct(column) for row in self.rows if row.figure == figure and row.run in names]
+        found = [row.error_pct() for row in self.rows if row.figure == figure and row.run in names]
         errors = [abs(error) for error in found if error is not None]
         return median(errors) if errors else None
 

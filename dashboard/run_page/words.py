@@ -1,7 +1,8 @@
-"""What a diagnosis says beside its figure, on the page and in a report: rows of its tables, and how far to trust it."""
+"""What a run and its diagnosis say beside their figures, on the page and in a report, and how far to trust it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from calibration.provenance import Provenance, noted
@@ -9,6 +10,8 @@ from calibration.steps.coverage import shown_share
 from dashboard.shown import shown
 from planning.diagnose.document import DiagnosisDocument
 from serving.metrics import metric
+from traces.recording_notes import notes_of
+from traces.run_metrics import RunMetrics
 
 NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
 
@@ -58,3 +61,43 @@ def _ms(value: float | None, sheds: bool) -> str:
 
 def _change(share: float | None) -> str:
     return "–" if share is None else f"{round(-100 * share):+d} %"
+
+
+Bands = Mapping[str, Mapping[str, tuple[float, float]]]
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def bands_of(run: Mapping[str, Any]) -> Bands:
+    """The 90 % bands by metric and statistic; none where the recording holds none."""
+    bands = notes_of(run).get("bands")
+    return bands if isinstance(bands, dict) else {}
+
+
+def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
+    """One for each metric that requests or steps have a value of."""
+    rows = []
+    for name, found in metrics.distributions().items():
+        if found.count:
+            about, numbers = metric(name), found.as_dict()
+            cells = {statistic: shown(about.read(numbers[statistic])) for statistic in _STATISTICS}
+            rows.append({"metric": about.read_as, **cells, "values": found.count})
+    return rows
+
+
+def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, str]]:
+    """One for each metric of the whole run; what the recording cannot tell is left out."""
+    bands, rows = bands_of(run), []
+    for name, value in metrics.scalars().items():
+        if value is None:
+            continue
+        about = metric(name.removesuffix("_peak"))
+        band = bands.get(name, {}).get("value")
+        rows.append(
+            {
+                "metric": about.read_as + (" at its peak" if name.endswith("_peak") else ""),
+                "value": shown(about.read(value)),
+                "90 % band": "–".join(shown(about.read(end)) for end in band) if band else "",
+                "definition": about.definition,
+            }
+        )
+    return rows

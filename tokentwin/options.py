@@ -1,4 +1,7 @@
-"""Options that fill the fields of a request: its help and its default are said once, by the field."""
+"""Options of several commands: those that fill the fields of a request, and those of a deployment.
+
+Help and default of an option are said once, by the field that it fills.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from serving.deployments.config import parse
+from planning.deployments import FLAGS, SCHEDULER_FLAGS
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,3 +54,16 @@ def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
 def listed(texts: tuple[str, ...]) -> list[str]:
     """Names given one by one or separated by commas, each once."""
     return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
+
+
+def deployment_options(command: Command) -> Command:
+    """Add --deployment and the flags that override single fields of it."""
+    setting = options_of(SchedulerConfig, Deployment, default_of="a deployment's default")
+    command = setting("--async-scheduling/--no-async-scheduling", default=None)(command)
+    for name in reversed(SCHEDULER_FLAGS):
+        command = setting(f"--{name.replace('_', '-')}", type=int)(command)
+    for name, kind in reversed(FLAGS.items()):
+        command = setting(f"--{name.replace('_', '-')}", type=kind)(command)
+    return click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="Deployment, in YAML.")(
+        command
+    )
