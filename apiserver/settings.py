@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from apiserver.block_hash import DEFAULT_SEED, Algorithm
 from planning.request import Request, TimedBy
 from traces.lengths import Lengths
+
+_ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
+
+
+class KvEventSettings(Request):
+    """How KV events are published; names are those of vLLM's `--kv-events-config`, where it has them."""
+
+    endpoint: str = Field(pattern=_ENDPOINT, description="where to publish; a replica's port is this and its number")
+    connect: bool = Field(False, description="connect to the endpoint, one for all replicas, instead of binding it")
+    replay_endpoint: str | None = Field(None, pattern=_ENDPOINT, description="where missed batches are asked for")
+    buffer_steps: int = Field(10_000, ge=1, le=1_000_000, description="batches that are kept to be asked for")
+    topic: str = Field("", description="topic; {replica}, {port} and {model} in it are replaced")
+    form: Literal["map", "positional"] = Field("map", description="events with named fields, or as arrays")
+    integer_hashes: bool = Field(True, description="the last 64 bits of hashes as integers instead of all their bytes")
+    hash: Algorithm = Field("sha256", description="hash of blocks, as vLLM's prefix_caching_hash_algo")
+    hash_seed: str = Field(DEFAULT_SEED, description="seed of the hash, as PYTHONHASHSEED of vLLM")
+
+    @field_validator("topic")
+    @classmethod
+    def _can_be_filled_in(cls, topic: str) -> str:
+        try:
+            topic.format(replica=0, port=0, model="")
+        except (KeyError, IndexError, ValueError):
+            raise ValueError("may hold {replica}, {port} and {model}, and no other braces") from None
+        return topic
+
+
+def _endpoint_alone(given: Any) -> Any:
+    return {"endpoint": given} if isinstance(given, str) else given
 
 
 class ServeSettings(Request):
@@ -31,6 +61,9 @@ class ServeSettings(Request):
     output_tokens: Lengths | None = Field(
         None,
         description="length of a twin's answers: a number, or a distribution of a trace's specification, in JSON",
+    )
+    kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
+        None, description="publish KV events as vLLM does: an endpoint, as tcp://127.0.0.1:5557, or settings in JSON"
     )
 
     @model_validator(mode="after")
