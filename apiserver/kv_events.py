@@ -1,7 +1,7 @@
 """What becomes of a replica's KV blocks, in vLLM's words, for routers that know who holds which prefix.
 
-Events as vLLM 0.33 makes them (`vllm/distributed/kv_events.py`, `vllm/v1/core/block_pool.py`): one `BlockStored` for the
-blocks of a request that a step filled, one `BlockRemoved` for each block that is taken for something else.
+Events as vLLM 0.33 makes them (`vllm/distributed/kv_events.py`, `vllm/v1/core/block_pool.py`): one `BlockStored` for
+the blocks of a request that a step filled, one `BlockRemoved` for each block that is taken for something else.
 """
 
 from __future__ import annotations

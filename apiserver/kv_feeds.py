@@ -11,6 +11,7 @@ from apiserver.kv_events import KvEvents
 from apiserver.kv_publisher import KvPublisher
 from apiserver.settings import KvEventSettings
 from serving.errors import UserError
+from serving.kv.block_pool import BlockPool
 from sim.fleet import Life
 
 
@@ -36,9 +37,12 @@ class KvFeeds:
     def ready(self, life: Life) -> None:
         """A replica takes requests. One in the place of another says first that the cache is empty.
 
-        Raises UserError if its endpoints cannot be had.
+        Raises UserError if its endpoints cannot be had, or it has no prefix cache.
         """
         pool, place = life.replica.scheduler.pool, life.place
+        if not isinstance(pool, BlockPool):
+            remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
+            raise UserError("kv-events", self._settings.endpoint, remedy)
         events = self._make(life)
         pool.observe(events)
         if (publisher := self._publishers.get(place)) is None:

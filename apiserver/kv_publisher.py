@@ -25,7 +25,12 @@ class KvPublisher:
     """
 
     def __init__(
-        self, settings: KvEventSettings, place: int, topic: str, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller
+        self,
+        settings: KvEventSettings,
+        place: int,
+        topic: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
     ) -> None:
         self._topic = topic.encode()
         self._next = 0

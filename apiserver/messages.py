@@ -22,6 +22,7 @@ class About(Message):
 
     texts   folder of the tokenizer; empty where the model brings none
     twin    whether nothing is computed, so that every token is a text of its own
+    places  where ports are of one replica each: the replica behind each, -1 while there is none
     """
 
     model: str
@@ -30,10 +31,14 @@ class About(Message):
     texts: str
     vocab_size: int
     twin: bool
+    places: list[int] = []
 
 
 class Add(Message):
-    """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it."""
+    """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
+
+    `place` is the place in the fleet of the replica whose port it came to; None where a router chooses.
+    """
 
     id: int
     prompt: list[int]
@@ -49,6 +54,7 @@ class Add(Message):
     priority: int = 0
     tenant: str = ""
     session: str = ""
+    place: int | None = None
 
 
 class Abort(Message):
@@ -84,7 +90,8 @@ class Metrics(Message):
 class Output(msgspec.Struct, array_like=True):
     """Tokens of one request, and how it ended.
 
-    finish  empty while it goes on; `length`, `stop`, `abort`; or `refused`, `crashed`, with the `reason`
+    finish  empty while it goes on; `length`, `stop`, `abort`; `cut`, when its connection breaks; or `refused`,
+            `crashed`, with the `reason` and, if it does not follow from that, HTTP's `status`
     """
 
     id: int
@@ -92,6 +99,7 @@ class Output(msgspec.Struct, array_like=True):
     logprobs: list[float] | None = None
     finish: str = ""
     reason: str = ""
+    status: int = 0
 
 
 class Outputs(Message):

@@ -43,7 +43,7 @@ def engine_main(
     exchange.register(poller)
     try:
         if settings.twin:
-            backend, ledger, metrics = make_twin(settings, deployment, out, overwrite, exchange)
+            backend, ledger, metrics = make_twin(settings, deployment, out, overwrite, exchange, poller)
         else:
             wake = partial(pokes.send, b"")
             backend, ledger, metrics = make_real(settings, deployment, out, overwrite, exchange, wake, _LOG.info)
@@ -63,8 +63,8 @@ def engine_main(
         exchange.close()
 
 
-def api_main(settings: ServeSettings, address: str, name: str, listening: socket.socket) -> None:
-    """A process that speaks HTTP on `listening`."""
+def api_main(settings: ServeSettings, address: str, name: str, listening: list[socket.socket]) -> None:
+    """A process that speaks HTTP on each of `listening`."""
     log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ImportError):
@@ -74,7 +74,7 @@ def api_main(settings: ServeSettings, address: str, name: str, listening: socket
     asyncio.run(_serve_http(settings, address, name, listening))
 
 
-async def _serve_http(settings: ServeSettings, address: str, name: str, listening: socket.socket) -> None:
+async def _serve_http(settings: ServeSettings, address: str, name: str, listening: list[socket.socket]) -> None:
     from aiohttp import web
 
     from apiserver.api import Api, texts_of
@@ -84,12 +84,16 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     engine = EngineClient(address, name)
     tasks = engine.start()
-    app = Api(engine, texts_of, settings.request_timeout).application(settings.body_limit)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    await web.SockSite(runner, listening, backlog=1024).start()
+    api = Api(engine, texts_of, settings.request_timeout)
+    runners = []
+    for place, port in enumerate(listening):
+        app = api.application(settings.body_limit, place if settings.ports_per_replica else None)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.SockSite(runner, port, backlog=1024).start()
+        runners.append(runner)
     await stopped.wait()
-    await runner.cleanup()
+    await asyncio.gather(*[runner.cleanup() for runner in runners])
     for task in tasks:
         task.cancel()
 

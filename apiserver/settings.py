@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from apiserver.block_hash import DEFAULT_SEED, Algorithm
+from apiserver.failures import ServedFailures
 from planning.request import Request, TimedBy
 from traces.lengths import Lengths
 
@@ -65,13 +66,24 @@ class ServeSettings(Request):
     kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
         None, description="publish KV events as vLLM does: an endpoint, as tcp://127.0.0.1:5557, or settings in JSON"
     )
+    ports_per_replica: bool = Field(
+        False, description="give each replica a port of its own: the port, the next, and so on; a gateway routes"
+    )
+    failures: ServedFailures | None = Field(
+        None, description="what goes wrong on the twin, planned or drawn: a file, or JSON; in the fleet's stead"
+    )
 
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
         if self.twin and self.gpu is None and self.calibration is None:
             raise ValueError("give gpu or calibration, which time the twin's steps")
         if not self.twin:
-            for name in ("gpu", "calibration", "output_tokens"):
-                if getattr(self, name) is not None:
+            for name in ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica"):
+                if getattr(self, name):
                     raise ValueError(f"{name} is of a twin; add --twin, or leave it out")
+        if self.ports_per_replica and self.router:
+            raise ValueError("router chooses among replicas, which ports_per_replica leaves to a gateway; give one")
+        requests = () if self.failures is None else (*self.failures.refusals, *self.failures.cuts)
+        if not self.ports_per_replica and any(accident.replica is not None for accident in requests):
+            raise ValueError("failures: replica needs ports_per_replica; add it, or leave replica out")
         return self

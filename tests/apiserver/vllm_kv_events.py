@@ -69,6 +69,7 @@ def record(way: dict[str, Any]) -> list[str]:
         HF_HUB_OFFLINE="1",
         VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=str(int(way["integer_hashes"])),
     )
+    os.environ.pop("PYTHONHASHSEED", None)
     if way["hash_seed"] != DEFAULT_SEED:
         os.environ["PYTHONHASHSEED"] = way["hash_seed"]
     import msgspec
