@@ -16,13 +16,14 @@ from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece
 from apiserver.engine_client import Answer, EngineClient
 from apiserver.filler import PlainTexts, Texts
 from apiserver.messages import About, Add, Output
+from apiserver.one_replica import of_one_replica
 from apiserver.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from apiserver.refusal import Refusal, invalid
 from planning.version import __version__
 from realengine.detokenizer import Detokenizer
 
 _LOG = logging.getLogger("tokentwin")
-_REFUSED = {"crashed": 503}
+_PLACE: web.AppKey[int | None] = web.AppKey("place")
 _COMPLETION_TOKENS = 16  # of a completion that states no length: OpenAI's default, and vLLM's
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -39,9 +40,10 @@ class Api:
         self._deadline_s = deadline_s
         self._created = int(time())
 
-    def application(self, body_limit: int) -> web.Application:
-        """The routes."""
+    def application(self, body_limit: int, place: int | None = None) -> web.Application:
+        """The routes, of a port where every replica is at hand, or only the one at `place`."""
         app = web.Application(middlewares=[refusals], client_max_size=body_limit)
+        app[_PLACE] = place
         app.add_routes(
             [
                 web.post("/v1/completions", self.completions),
@@ -59,19 +61,24 @@ class Api:
     # What operators look at
 
     async def health(self, request: web.Request) -> web.Response:
-        """This process answers."""
+        """This process answers, and the replica of its port, if it has one, is there."""
+        if request.app[_PLACE] is not None:
+            self._engine.replica(request.app[_PLACE])
         return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:
         """Requests are taken."""
-        if self._engine.about is None or self._engine.drains:
+        self._engine.replica(request.app[_PLACE])
+        if self._engine.drains:
             raise Refusal(503, "the server takes no requests now", retry_after_s=1)
         return web.Response()
 
     async def metrics(self, request: web.Request) -> web.Response:
         """In Prometheus' text format."""
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=await self._engine.metrics(), headers=headers)
+        replica = self._engine.replica(request.app[_PLACE])
+        text = await self._engine.metrics()
+        return web.Response(body=text if replica is None else of_one_replica(text, replica), headers=headers)
 
     async def version(self, request: web.Request) -> web.Response:
         """Ours."""
@@ -129,6 +136,7 @@ class Api:
         self, request: web.Request, body: CompletionRequest | ChatRequest, asked: Add, style: Style, kind: str
     ) -> web.StreamResponse:
         about, _ = self._served()
+        asked.place = request.app[_PLACE]
         with self._engine.open(asked) as answer:
             id = request.headers.get("X-Request-Id") or f"{kind}-{monotonic_ns():x}{answer.id:x}"
             documents = Documents(style, id, about.model, int(time()))
@@ -207,10 +215,14 @@ async def _pieces(answer: Answer, detokenizer: Detokenizer, usage: Usage) -> Asy
             text += detokenizer.finish()
         usage.completion_tokens += len(output.tokens)
         logprobs = None if output.logprobs is None else output.logprobs[: len(output.tokens)]
-        yield Piece(text, output.tokens, logprobs, output.finish or None)
+        yield Piece(text, output.tokens, logprobs, output.finish if output.finish not in ("", "cut") else None)
+        if output.finish == "cut":
+            raise _Cut
 
 
 def _refusal(output: Output) -> Refusal:
+    if output.status:
+        return Refusal(output.status, output.reason, retry_after_s=1)
     if output.finish == "crashed":
         return Refusal(503, output.reason, retry_after_s=1)
     if "tokens" in output.reason or "blocks" in output.reason:
@@ -273,6 +285,10 @@ class _Told(Exception):
     """The client knows already."""
 
 
+class _Cut(Exception):
+    """The connection is to break, as if the server had died."""
+
+
 def _timed_out() -> Refusal:
     return Refusal(504, "the request took longer than this server allows")
 
@@ -293,6 +309,10 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     except Refusal as error:
         refusal = error
+    except _Cut:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
     except _Told:
         return web.Response()
     except TimeoutError:

@@ -9,22 +9,25 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import zmq
 
 from apiserver.exchange import Exchange
+from apiserver.failures import Accidents, ServedFailures
 from apiserver.filler import PlainTexts, filler_tokens
+from apiserver.kv_events import KvEvents
+from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import ForwardingLedger, Ledger, LiveRecording
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import About, Row
-from apiserver.settings import ServeSettings
+from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
 from serving.workload import Workload
+from sim.fleet import Life
 from traces.recording import RecordingWriter
 
 if TYPE_CHECKING:
-    import zmq
-
     from apiserver.real import RealEngine
     from apiserver.real_fleet import RealFleet
 
@@ -32,16 +35,18 @@ _END = 0  # the token that would end a twin's answers: none of its fillers
 
 
 def make_twin(
-    settings: ServeSettings, deployment: Deployment, out: str | None, overwrite: bool, exchange: Exchange
+    settings: ServeSettings,
+    deployment: Deployment,
+    out: str | None,
+    overwrite: bool,
+    exchange: Exchange,
+    poller: zmq.Poller,
 ) -> tuple[Twin, Ledger, LiveMetrics]:
     """The twin of a fleet. Raises UserError for what cannot be simulated."""
-    from planning.priced_scenario import price_scenario, with_fleet
+    from planning.priced_scenario import price_scenario
     from realengine.tokenizer import Tokenizer
-    from serving.deployments.fleet import RouterConfig
     from sim.live_cluster import LiveCluster
 
-    router = RouterConfig(name=settings.router) if settings.router else None
-    deployment = with_fleet(deployment, settings.replicas, router)
     scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, deployment)
     first = scenario.all_pools[0].deployment
     vocab_size, folder = 32_000, _tokenizer_folder(first.model)
@@ -54,6 +59,7 @@ def make_twin(
         vocab_size,
         True,
         first.scheduler.block_size,
+        places=[-1] * scenario.engines if settings.ports_per_replica else [],
     )
     run = {
         **_identity(settings, out),
@@ -77,10 +83,31 @@ def make_twin(
         filler_tokens(texts, vocab_size),
         first.scheduler.block_size,
         settings.speed,
+        accidents=Accidents(settings.failures or ServedFailures()),
     )
+    if settings.kv_events is not None:
+        follow_kv(twin, settings, settings.kv_events, [pool.deployment for pool in scenario.all_pools], poller)
     metrics = LiveMetrics(about.model)
     twin.ledger = ledger = Ledger(twin, metrics, _recording(out, run, overwrite))
     return twin, ledger, metrics
+
+
+def follow_kv(
+    twin: Twin, settings: ServeSettings, kv: KvEventSettings, deployments: Sequence[Deployment], poller: zmq.Poller
+) -> None:
+    """Publish what becomes of the KV blocks of every replica of `twin`, of pools of these deployments.
+
+    Raises UserError where there is no prefix cache, and for endpoints that cannot be had.
+    """
+
+    def events(life: Life) -> KvEvents:
+        return KvEvents(kv, deployments[life.pool].scheduler.block_size, twin.tokens)
+
+    def topic(place: int) -> str:
+        return kv.topic.format(replica=place, port=settings.port, model=twin.about.model)
+
+    twin.kv_feeds = feeds = KvFeeds(kv, events, topic, zmq.Context.instance(), poller)
+    twin.cluster.follow(feeds.ready, feeds.gone)
 
 
 def make_real(

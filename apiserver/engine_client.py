@@ -53,17 +53,27 @@ class EngineClient:
 
     def open(self, asked: Add) -> Answer:
         """Hand a request over; its id is set here. Raises Refusal while no engine takes requests."""
-        if self.about is None or self.drains:
+        self.replica(asked.place)
+        if self.drains:
             raise Refusal(503, "the server takes no requests now; try again soon", retry_after_s=1)
         asked.id = self._id()
         answer = self._answers[asked.id] = Answer(self, asked.id)
         self._send(asked)
         return answer
 
+    def replica(self, place: int | None) -> int | None:
+        """The replica at `place`; None of None. Raises Refusal while it is not there, or the engine process."""
+        if self.about is None:
+            raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
+        if place is None:
+            return None
+        if (replica := self.about.places[place]) < 0:
+            raise Refusal(503, "the replica of this port has crashed", retry_after_s=1)
+        return replica
+
     async def metrics(self) -> bytes:
         """In Prometheus' text format. Raises Refusal while there is no engine process."""
-        if self.about is None:
-            raise Refusal(503, "the engine process is not there", retry_after_s=1)
+        self.replica(None)
         id = self._id()
         scraped = self._scrapes[id] = asyncio.get_running_loop().create_future()
         self._send(Scrape(id))
@@ -92,7 +102,7 @@ class EngineClient:
                 case Metrics() if message.id in self._scrapes:
                     self._scrapes[message.id].set_result(message.text)
                 case About():
-                    self.about, self.drains = message, False
+                    self.about, self.drains = message, self.drains and self.about is not None
                 case Drain():
                     self.drains = True
 
@@ -139,7 +149,7 @@ class Answer:
             for more in new[1:]:
                 output.tokens += more.tokens
                 output.logprobs = None if output.logprobs is None else output.logprobs + (more.logprobs or [])
-                output.finish, output.reason = more.finish, more.reason
+                output.finish, output.reason, output.status = more.finish, more.reason, more.status
             self.ended = bool(output.finish)
             yield output
 

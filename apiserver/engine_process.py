@@ -76,7 +76,11 @@ class EngineProcess:
                 exchange.send(peer, self._backend.about)
             case Add():
                 id = exchange.open(peer, message.id)
-                if self._stops or self._ledger.under_way >= self._most:
+                if (refusal := self._backend.refusal(id, message)) is not None:
+                    status, why = refusal
+                    exchange.end(id, "refused", why, status)
+                    exchange.flush(0)
+                elif self._stops or self._ledger.under_way >= self._most:
                     why = "the server is about to end" if self._stops else f"{self._most} requests are under way"
                     exchange.end(id, "refused", why)
                     exchange.flush(0)

@@ -66,17 +66,17 @@ class Exchange:
             if logprobs is not None:
                 output.logprobs = (output.logprobs or []) + logprobs
 
-    def end(self, id: int, finish: str, reason: str = "") -> None:
+    def end(self, id: int, finish: str, reason: str = "", status: int = 0) -> None:
         """How request `id` ended, to be sent by `flush`."""
         if (output := self._output(id)) is not None:
-            output.finish, output.reason = finish, reason
+            output.finish, output.reason, output.status = finish, reason, status
 
     def flush(self, due_ns: int) -> None:
         """Send what was given since, which should leave at `due_ns`."""
         outgoing, self._outgoing = self._outgoing, {}
         for peer, outputs in outgoing.items():
             self.send(peer, Outputs(due_ns, list(outputs.values())))
-            for id in [id for id, output in outputs.items() if output.finish == "refused"]:
+            for id in [id for id, output in outputs.items() if output.finish in ("refused", "cut")]:
                 self.forget(id)
 
     def send(self, peer: bytes, message: From) -> None:

@@ -25,6 +25,7 @@ class About(Message):
     texts   folder of the tokenizer; empty where the model brings none
     twin    whether nothing is computed, so that every token is a text of its own
     run     the columns of `runs` that tell of an engine, for a process that records several; else empty
+    places  where ports are of one replica each: the replica behind each, -1 while there is none
     """
 
     model: str
@@ -35,6 +36,7 @@ class About(Message):
     twin: bool
     block_size: int
     run: dict[str, Any] = {}
+    places: list[int] = []
 
     @property
     def kv_tokens(self) -> int:
@@ -43,7 +45,10 @@ class About(Message):
 
 
 class Add(Message):
-    """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it."""
+    """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
+
+    `place` is the place in the fleet of the replica whose port it came to; None where a router chooses.
+    """
 
     id: int
     prompt: list[int]
@@ -59,6 +64,7 @@ class Add(Message):
     priority: int = 0
     tenant: str = ""
     session: str = ""
+    place: int | None = None
 
 
 class Abort(Message):
@@ -94,7 +100,8 @@ class Metrics(Message):
 class Output(msgspec.Struct, array_like=True):
     """Tokens of one request, and how it ended.
 
-    finish  empty while it goes on; `length`, `stop`, `abort`; or `refused`, `crashed`, with the `reason`
+    finish  empty while it goes on; `length`, `stop`, `abort`; `cut`, when its connection breaks; or `refused`,
+            `crashed`, with the `reason` and, if it does not follow from that, HTTP's `status`
     """
 
     id: int
@@ -102,6 +109,7 @@ class Output(msgspec.Struct, array_like=True):
     logprobs: list[float] | None = None
     finish: str = ""
     reason: str = ""
+    status: int = 0
 
 
 class Outputs(Message):

@@ -62,7 +62,7 @@ def engine_main(engine: Engine, told: Connection) -> None:
     made: tuple[Any, Any, Any]
     try:
         if settings.twin:
-            made = backends.make_twin(settings, deployment, *record, exchange)
+            made = backends.make_twin(settings, deployment, *record, exchange, poller)
         elif engine.engines:
             made = backends.make_fleet(settings, engine.engines, *record, exchange, context, poller, engine.origin_ns)
         elif engine.number is not None:
@@ -86,8 +86,8 @@ def engine_main(engine: Engine, told: Connection) -> None:
         exchange.close()
 
 
-def api_main(settings: ServeSettings, address: str, name: str, listening: socket.socket) -> None:
-    """A process that speaks HTTP on `listening`."""
+def api_main(settings: ServeSettings, address: str, name: str, listening: list[socket.socket]) -> None:
+    """A process that speaks HTTP on each of `listening`."""
     log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ImportError):
@@ -97,7 +97,7 @@ def api_main(settings: ServeSettings, address: str, name: str, listening: socket
     asyncio.run(_serve_http(settings, address, name, listening))
 
 
-async def _serve_http(settings: ServeSettings, address: str, name: str, listening: socket.socket) -> None:
+async def _serve_http(settings: ServeSettings, address: str, name: str, listening: list[socket.socket]) -> None:
     from aiohttp import web
 
     from apiserver.api import Api, texts_of
@@ -107,12 +107,16 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     engine = EngineClient(address, name)
     tasks = engine.start()
-    app = Api(engine, texts_of, settings.request_timeout).application(settings.body_limit)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    await web.SockSite(runner, listening, backlog=1024).start()
+    api = Api(engine, texts_of, settings.request_timeout)
+    runners = []
+    for place, port in enumerate(listening):
+        app = api.application(settings.body_limit, place if settings.ports_per_replica else None)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.SockSite(runner, port, backlog=1024).start()
+        runners.append(runner)
     await stopped.wait()
-    await runner.cleanup()
+    await asyncio.gather(*[runner.cleanup() for runner in runners])
     for task in tasks:
         task.cancel()
 

@@ -62,6 +62,9 @@ class RealEngine:
     def add(self, id: int, asked: Add) -> None:
         self._call(lambda: self._clients.add(id, asked))
 
+    def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
+        return None
+
     def abort(self, id: int, why: str) -> None:
         self._call(lambda: self._clients.abort(id, why))
 

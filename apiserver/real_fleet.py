@@ -118,15 +118,14 @@ class RealFleet:
         )
         self.ledger.arrived(request)
         answer = _Answer(asked, segments, arrival_ns)
-        if not self._ready:
-            self._left(id, answer, None, "rejected", "no engine is ready")
-            self._exchange.end(id, "crashed", "no engine is ready")
-            return
         engine = cast(RemoteEngine, self._router.choose(request, self._ready))
         self._engine_of[id] = engine
         engine.takes(id, answer)
         asked.id = id
         engine.send(asked)
+
+    def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
+        return None if self._ready else (503, "no engine is ready")
 
     def abort(self, id: int, why: str) -> None:
         if (engine := self._engine_of.get(id)) is not None:
@@ -200,10 +199,10 @@ class RealFleet:
             answer = engine.loses(id)
             del self._engine_of[id]
             self._exchange.end(id, "crashed", f"engine {engine.index} has ended")
-            self._left(id, answer, engine.index, Status.ABORTED.value, "its engine has ended")
+            self._left(id, answer, engine.index)
         self._exchange.flush(monotonic_ns())
 
-    def _left(self, id: int, answer: _Answer, replica: int | None, status: str, reason: str) -> None:
+    def _left(self, id: int, answer: _Answer, replica: int) -> None:
         asked = answer.asked
         self.ledger.add_request(
             request_id=id,
@@ -213,8 +212,8 @@ class RealFleet:
             session=asked.session,
             turn=0,
             priority=asked.priority,
-            status=status,
-            reason=reason,
+            status=Status.ABORTED.value,
+            reason="its engine has ended",
             prompt_tokens=len(asked.prompt),
             output_tokens=len(answer.tokens),
             arrival_ns=answer.arrival_ns,

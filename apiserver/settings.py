@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from apiserver.block_hash import DEFAULT_SEED, Algorithm
+from apiserver.failures import ServedFailures
 from planning.request import Request, TimedBy
 from traces.lengths import Lengths
+
+_ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
+
+
+class KvEventSettings(Request):
+    """How KV events are published; names are those of vLLM's `--kv-events-config`, where it has them."""
+
+    endpoint: str = Field(pattern=_ENDPOINT, description="where to publish; a replica's port is this and its number")
+    connect: bool = Field(False, description="connect to the endpoint, one for all replicas, instead of binding it")
+    replay_endpoint: str | None = Field(None, pattern=_ENDPOINT, description="where missed batches are asked for")
+    buffer_steps: int = Field(10_000, ge=1, le=1_000_000, description="batches that are kept to be asked for")
+    topic: str = Field("", description="topic; {replica}, {port} and {model} in it are replaced")
+    form: Literal["map", "positional"] = Field("map", description="events with named fields, or as arrays")
+    integer_hashes: bool = Field(True, description="the last 64 bits of hashes as integers instead of all their bytes")
+    hash: Algorithm = Field("sha256", description="hash of blocks, as vLLM's prefix_caching_hash_algo")
+    hash_seed: str = Field(DEFAULT_SEED, description="seed of the hash, as PYTHONHASHSEED of vLLM")
+
+    @field_validator("topic")
+    @classmethod
+    def _can_be_filled_in(cls, topic: str) -> str:
+        try:
+            topic.format(replica=0, port=0, model="")
+        except (KeyError, IndexError, ValueError):
+            raise ValueError("may hold {replica}, {port} and {model}, and no other braces") from None
+        return topic
+
+
+def _endpoint_alone(given: Any) -> Any:
+    return {"endpoint": given} if isinstance(given, str) else given
 
 
 class ServeSettings(Request):
@@ -32,13 +63,27 @@ class ServeSettings(Request):
         None,
         description="length of a twin's answers: a number, or a distribution of a trace's specification, in JSON",
     )
+    kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
+        None, description="publish KV events as vLLM does: an endpoint, as tcp://127.0.0.1:5557, or settings in JSON"
+    )
+    ports_per_replica: bool = Field(
+        False, description="give each replica a port of its own: the port, the next, and so on; a gateway routes"
+    )
+    failures: ServedFailures | None = Field(
+        None, description="what goes wrong on the twin, planned or drawn: a file, or JSON; in the fleet's stead"
+    )
 
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
         if self.twin and self.gpu is None and self.calibration is None:
             raise ValueError("give gpu or calibration, which time the twin's steps")
         if not self.twin:
-            for name in ("gpu", "calibration", "output_tokens"):
-                if getattr(self, name) is not None:
+            for name in ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica"):
+                if getattr(self, name):
                     raise ValueError(f"{name} is of a twin; add --twin, or leave it out")
+        if self.ports_per_replica and self.router:
+            raise ValueError("router chooses among replicas, which ports_per_replica leaves to a gateway; give one")
+        requests = () if self.failures is None else (*self.failures.refusals, *self.failures.cuts)
+        if not self.ports_per_replica and any(accident.replica is not None for accident in requests):
+            raise ValueError("failures: replica needs ports_per_replica; add it, or leave replica out")
         return self

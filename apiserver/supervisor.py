@@ -15,6 +15,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from apiserver.processes import Engine, api_main, engine_main
+from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
@@ -32,26 +33,38 @@ def serve(
     deployment: Deployment,
     out: str | None = None,
     overwrite: bool = False,
-    ready: Callable[[str, str], None] = lambda model, url: None,
+    ready: Callable[[str, list[str]], None] = lambda model, urls: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, and then until every request under way has ended; a second one ends it at once.
 
-    `ready` is called with the model's name and the server's URL. Raises UserError for what cannot be served, and for an
-    address that cannot be listened on.
+    `ready` is called with the model's name and the URLs of the server, or of each replica. Raises UserError for what
+    cannot be served, and for an address that cannot be listened on.
     """
-    listening = _listen(settings.host, settings.port)
-    host, port = listening.getsockname()[:2]
-    with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
-        engines = _engines(settings, deployment, out, overwrite, Path(folder))
-        supervisor = _Supervisor(settings, engines, listening)
-        try:
-            model = supervisor.start()
-            shown = f"[{host}]" if ":" in host else host
-            ready(model, f"http://{shown}:{port}")
-            supervisor.watch()
-        finally:
-            supervisor.end()
-            listening.close()
+    if settings.twin:
+        deployment = served_fleet(settings, deployment)
+    fleet, listening = deployment.fleet, []
+    ports = len(fleet.pools) if settings.ports_per_replica and fleet is not None else 1
+    try:
+        for at in range(ports):
+            listening.append(_listen(settings.host, settings.port + at if settings.port else 0))
+        addresses = [port.getsockname()[:2] for port in listening]
+        settings = settings.model_copy(update={"port": addresses[0][1]})
+        with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
+            engines = _engines(settings, deployment, out, overwrite, Path(folder))
+            supervisor = _Supervisor(settings, engines, listening)
+            try:
+                model = supervisor.start()
+                ready(model, [_url(*address) for address in addresses])
+                supervisor.watch()
+            finally:
+                supervisor.end()
+    finally:
+        for port in listening:
+            port.close()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -83,7 +96,7 @@ def _engines(
 
 
 class _Supervisor:
-    def __init__(self, settings: ServeSettings, engines: dict[str, Engine], listening: socket.socket) -> None:
+    def __init__(self, settings: ServeSettings, engines: dict[str, Engine], listening: list[socket.socket]) -> None:
         self._settings = settings
         self._engines = engines
         self._listening = listening

@@ -9,11 +9,15 @@ from time import monotonic_ns
 from typing import Any
 
 from apiserver.exchange import Exchange
+from apiserver.failures import Accidents, ServedFailures
+from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import Ledger
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import PromptSegments
+from apiserver.served_fleet import class_of
 from serving.request import Request
 from serving.workload import Segment, WorkloadRequest
+from sim.fleet import Life
 from sim.live_cluster import LiveCluster
 
 _SECOND_NS = 1_000_000_000
@@ -50,6 +54,7 @@ class Twin:
         block_size: int,
         speed: float = 1.0,
         now: Callable[[], int] = monotonic_ns,
+        accidents: Accidents = Accidents(ServedFailures()),
     ) -> None:
         self.about = about
         self.ledger: Ledger
@@ -58,13 +63,16 @@ class Twin:
         self._filler = filler
         self._segments = PromptSegments(block_size)
         self._speed = speed
+        self._accidents = accidents
         self._now = now
         self._open: dict[int, _Answer] = {}
         self._inputs: list[Callable[[int], Callable[[], None]]] = []  # of each, what is to be done at a time of the run
         self._due_ns = 0  # what the exchange has not sent should leave then
-        self._cluster = cluster(self, self._sampled)
+        self.cluster = cluster(self, self._sampled)
+        self.kv_feeds: KvFeeds | None = None
         self._origin_ns = now()
         self._last_ns = 0
+        self.cluster.follow(self._ready, self._gone)
 
     def run_ns(self, monotonic_ns: int) -> int:
         return round((monotonic_ns - self._origin_ns) * self._speed)
@@ -73,34 +81,58 @@ class Twin:
         return round(self._origin_ns + run_ns / self._speed)
 
     def add(self, id: int, asked: Add) -> None:
+        cut = self._accidents.cut(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
+
         def arrive(at_ns: int) -> Callable[[], None]:
             segments = self._segments.of(id, asked.prompt)
             length = self._lengths.of(id, asked)
-            request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, session=asked.session)
-            self._open[id] = _Answer(asked, segments, length, blake2b(f"{asked.seed}:{id}".encode()).digest()[0])
+            to = "" if asked.place is None else class_of(asked.place)
+            request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, to, asked.session)
+            seed = blake2b(f"{asked.seed}:{id}".encode()).digest()[0]
+            self._open[id] = _Answer(asked, segments, length, seed, None if cut is None else cut.after_tokens)
             self.ledger.arrived(request)
-            return partial(self._cluster.offer, request)
+            return partial(self.cluster.offer, request)
 
         self._inputs.append(arrive)
 
+    def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
+        accident = self._accidents.refusal(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
+        return None if accident is None else (accident.status, "the twin's failures have this request refused")
+
     def abort(self, id: int, why: str) -> None:
         status, reason = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
-        self._inputs.append(lambda _: partial(self._cluster.give_up, id, status, reason))
+        self._inputs.append(lambda _: partial(self.cluster.give_up, id, status, reason))
 
     def turn(self) -> float | None:
+        if self.kv_feeds is not None:
+            self.kv_feeds.replay()
         now_ns = max(self.run_ns(self._now()), self._last_ns + 1)
         inputs, self._inputs = self._inputs, []
         self._last_ns = now_ns
-        self._cluster.advance(now_ns, *[put(now_ns) for put in inputs])
+        self.cluster.advance(now_ns, *[put(now_ns) for put in inputs])
         self._exchange.flush(self._due_ns)
-        next_ns = self._cluster.next_ns
+        if self._inputs:
+            return 0.0
+        next_ns = self.cluster.next_ns
         if next_ns == float("inf"):
             return None
         return max((self._monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
 
     def close(self) -> None:
-        self._cluster.finish()
+        self.cluster.finish()
         self._exchange.flush(self._now())
+        if self.kv_feeds is not None:
+            self.kv_feeds.close()
+
+    def tokens(self, request: Request, begin: int, end: int) -> list[int]:
+        """Tokens of a request that has not ended, prompt and answer, from one position to another."""
+        answer = self._open[request.id]
+        prompt = answer.asked.prompt
+        begun, ended = max(begin - len(prompt), 0), max(end - len(prompt), 0)
+        return [*prompt[begin:end], *(self._token(answer, at) for at in range(begun, ended))]
+
+    def _token(self, answer: _Answer, at: int) -> int:
+        return self._filler[(answer.seed + at * 7) % len(self._filler)]
 
     # What the cluster tells
 
@@ -109,13 +141,42 @@ class Twin:
         if due_ns != self._due_ns:
             self._exchange.flush(self._due_ns)
             self._due_ns = due_ns
+        if self.kv_feeds is not None:
+            self.kv_feeds.step_ended(replica)
         for request in requests:
             answer = self._open.get(request.id)
             if answer is not None and request.outputs > len(answer.tokens):
                 known = len(answer.tokens)
-                new = [self._filler[(answer.seed + at * 7) % len(self._filler)] for at in range(known, request.outputs)]
+                new = [self._token(answer, at) for at in range(known, request.outputs)]
                 answer.tokens += new
                 self._exchange.give(request.id, new, [0.0] * len(new) if answer.asked.logprobs else None)
+                if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
+                    self._cut(request.id, answer, "the twin's failures had its connection break")
+
+    def _cut(self, id: int, answer: _Answer, why: str) -> None:
+        """The connection to the client of request `id` breaks."""
+        answer.cut_after = None
+        self._exchange.end(id, "cut", why)
+        self.abort(id, why)
+
+    def _ready(self, life: Life) -> None:
+        """A replica takes requests."""
+        self._place(life, life.replica.index)
+
+    def _gone(self, life: Life) -> None:
+        """A replica takes no more; if a port is its own, the connections there break."""
+        if self.about.places:
+            for id, answer in self._open.items():
+                if answer.asked.place == life.place:
+                    self._cut(id, answer, "the replica has crashed")
+            self._exchange.flush(self._due_ns)
+            self._place(life, -1)
+
+    def _place(self, life: Life, replica: int) -> None:
+        if self.about.places:
+            self.about.places[life.place] = replica
+            for peer in self._exchange.peers:
+                self._exchange.send(peer, self.about)
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Rows of `requests`, from the cluster: each is somebody's end."""
@@ -141,9 +202,12 @@ class Twin:
 class _Answer:
     """An answer under way."""
 
-    def __init__(self, asked: Add, segments: tuple[Segment, ...], length: int, seed: int) -> None:
+    def __init__(
+        self, asked: Add, segments: tuple[Segment, ...], length: int, seed: int, cut_after: int | None
+    ) -> None:
         self.asked = asked
         self.segments = segments
         self.length = length
         self.seed = seed
+        self.cut_after = cut_after  # so many tokens its connection breaks; None: it does not
         self.tokens: list[int] = []

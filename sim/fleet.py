@@ -31,13 +31,15 @@ from sim.run_log import RunLog
 class Life:
     """When a replica was started, became ready (None: not yet) and ended (None: not yet), and by what.
 
-    slot        its place in the pool, which the successor of a crashed replica takes over
+    place       its place in the fleet, which the successor of a crashed replica takes over; and
+    slot        the same in its pool
     generation  how many replicas had that place before
     """
 
-    def __init__(self, replica: Replica, pool: int, slot: int, generation: int, started_ns: int) -> None:
+    def __init__(self, replica: Replica, pool: int, place: int, slot: int, generation: int, started_ns: int) -> None:
         self.replica = replica
         self.pool = pool
+        self.place = place
         self.slot = slot
         self.generation = generation
         self.started_ns = started_ns
@@ -59,6 +61,7 @@ class Fleet:
     watch         sees that calls to users' own policies and routers return
     scaled_pools  those to which an autoscaler may add
     on_ready      each called with a replica that takes requests from now on
+    on_gone       each called with a replica that has crashed, or has drained
     on_end        called with each request that finishes, or that can never fit
     on_lost       called with the requests of a replica that has crashed
     """
@@ -81,6 +84,7 @@ class Fleet:
         self._on_end = on_end
         self._on_lost = on_lost
         self.on_ready: list[Callable[[Life], None]] = []
+        self.on_gone: list[Callable[[Life], None]] = []
         self._clock = clock
         self._log = log
         self._shares_prefixes = shares_prefixes
@@ -200,12 +204,12 @@ class Fleet:
         self._living[pool][index] = life
         return life
 
-    def _place(self, pool: int, after: Life | None) -> tuple[int, int]:
-        """Slot and generation: those of a successor, or the first slot that nobody had."""
+    def _place(self, pool: int, after: Life | None) -> tuple[int, int, int]:
+        """Place, slot and generation: those of a successor, or the first that nobody had."""
         if after is not None:
-            return after.slot, after.generation + 1
+            return after.place, after.slot, after.generation + 1
         self._slots[pool] += 1
-        return self._slots[pool] - 1, 0
+        return sum(self._slots) - 1, self._slots[pool] - 1, 0
 
     def _ready(self, life: Life) -> None:
         if life.ended_by:
@@ -224,6 +228,8 @@ class Fleet:
     def _end(self, life: Life, ended_by: str) -> None:
         life.ended_ns, life.ended_by = self._clock.now_ns, ended_by
         del self._living[life.pool][life.replica.index]
+        for call in self.on_gone:
+            call(life)
 
     # Of a replica that drains
 

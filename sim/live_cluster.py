@@ -9,6 +9,7 @@ from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm
 from sim.cluster import Cluster, Simulated
+from sim.fleet import Life
 
 
 class LiveCluster(Cluster):
@@ -43,6 +44,15 @@ class LiveCluster(Cluster):
     def give_up(self, id: int, status: str, reason: str) -> None:
         """The client of request `id` goes away now, which `status` and `reason` say in the recording."""
         self._gateway.give_up(id, status, reason)
+
+    def follow(self, ready: Callable[[Life], None], gone: Callable[[Life], None]) -> None:
+        """Call `ready` with each replica that takes requests, those that do already first, and `gone` when it ends."""
+        for pool in range(len(self._fleet.pools)):
+            for life in self._fleet.living(pool):
+                if life.serves:
+                    ready(life)
+        self._fleet.on_ready.append(ready)
+        self._fleet.on_gone.append(gone)
 
     def finish(self) -> Simulated:
         """What has not ended is given up; the last rows go to the sink."""

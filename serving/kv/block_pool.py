@@ -14,6 +14,7 @@ from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.kv.blocks import Hit, blocks_for
 from serving.kv.content import Content
+from serving.kv.observed_cache import CacheObserver, ObservedCache
 from serving.kv.prefix_cache import PrefixCache
 from serving.request import Request
 from serving.step_plan import by_admission
@@ -35,6 +36,11 @@ class BlockPool:
     @property
     def free(self) -> int:
         return len(self._queue)
+
+    def observe(self, observer: CacheObserver) -> None:
+        """Tell `observer` what can be found from now on; nothing can be found yet."""
+        if self._cache:
+            self._cache = ObservedCache(self._cache, observer)
 
     def lookup(self, request: Request) -> Hit:
         found = self._find(request)
@@ -72,18 +78,16 @@ class BlockPool:
         request.hashed = min(request.hashed, full)
 
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        for request in _in_order(decodes.crossing().values()):
-            self.extend(request, request.computed + 1)
-        for request in _in_order(decodes.crossing(after=1 - lag).values()):
-            self.register(request, request.computed + 1 - lag)
-        decodes.lag = lag
+        self.take_for(decodes, 1, lag)
 
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
         for after in range(steps):
-            for request in _in_order(decodes.crossing(after).values()):
-                self.extend(request, request.computed + after + 1)
-            for request in _in_order(decodes.crossing(after + 1 - lag).values()):
-                self.register(request, request.computed + after + 1 - lag)
+            starts, fills = decodes.crossing(after), decodes.crossing(after + 1 - lag)
+            for request in _in_order((starts | fills).values()):
+                if request.id in starts:
+                    self.extend(request, request.computed + after + 1)
+                if request.id in fills:
+                    self.register(request, request.computed + after + 1 - lag)
         decodes.lag = lag
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from apiserver.settings import ServeSettings
-from tokentwin.deployment_options import deployment_options
-from tokentwin.request_options import options_of, requested
+from serving.yaml_file import read_yaml
+from tokentwin.options import deployment_options, options_of, requested
 
 option = options_of(ServeSettings)
 
@@ -22,6 +22,9 @@ option = options_of(ServeSettings)
 @option("--router")
 @option("--speed", type=float)
 @option("--output-tokens")
+@option("--kv-events")
+@option("--ports-per-replica", is_flag=True)
+@option("--failures")
 @option("--seed", type=int)
 @option("--host")
 @option("--port", type=int)
@@ -46,8 +49,11 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     from apiserver.supervisor import serve as serve_until_stopped
     from planning.deployments import read_deployment, refuse_engine_flags, served
 
-    if flags["output_tokens"] is not None:
-        flags["output_tokens"] = _lengths(flags["output_tokens"])
+    for name in ("output_tokens", "kv_events", "failures"):
+        if flags[name] is not None:
+            flags[name] = _json(flags[name])
+    if isinstance(flags["failures"], str):
+        flags["failures"] = read_yaml(flags["failures"], "failures")
     asked = {name: flags[name] for name in ServeSettings.model_fields if name in flags}
     settings = requested(ServeSettings, {**asked, "twin": twin})
     if twin:
@@ -59,12 +65,14 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
         deployment,
         out,
         force,
-        lambda model, url: click.echo(f"{what} {model} answers at {url}/v1; Ctrl-C ends it"),
+        lambda model, urls: click.echo(
+            f"{what} {model} answers at {' '.join(f'{url}/v1' for url in urls)}; Ctrl-C ends it"
+        ),
     )
 
 
-def _lengths(text: str) -> Any:
-    """A number as such, a distribution as JSON; anything else as it is, to be refused."""
+def _json(text: str) -> Any:
+    """What is JSON as what it says; anything else as it is."""
     try:
         return json.loads(text)
     except ValueError:

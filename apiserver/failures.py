@@ -1,0 +1,72 @@
+"""Accidents of a served twin: those of its replicas, and answers that are refused or break off, planned or drawn."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.deployments.fleet import FailuresConfig
+
+
+class _Accident(BaseModel):
+    """Befalls a share of the requests that come in a while. Times are the twin's own, from its start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    at_s: float = Field(0.0, ge=0, le=1e9, description="time from which on it happens, in seconds")
+    for_s: float | None = Field(None, gt=0, le=1e9, description="duration in seconds; null: to the end")
+    share: float = Field(1.0, gt=0, le=1, description="share of the requests that it befalls")
+    replica: int | None = Field(None, ge=0, description="with ports per replica: only at this one's; null: at all")
+
+
+class RefusedRequests(_Accident):
+    """Requests are refused."""
+
+    status: Literal[429, 503] = Field(503, description="HTTP's status")
+
+
+class CutAnswers(_Accident):
+    """The connection of an answer breaks."""
+
+    after_tokens: int = Field(1, ge=1, le=10**9, description="tokens that come before")
+
+
+class ServedFailures(FailuresConfig):
+    """All accidents: those of replicas as in a deployment's `fleet.failures`, and those of requests."""
+
+    refusals: tuple[RefusedRequests, ...] = Field((), description="requests that are refused")
+    cuts: tuple[CutAnswers, ...] = Field((), description="answers that break off")
+
+    @property
+    def of_replicas(self) -> dict[str, Any]:
+        """Those that a fleet has without a server."""
+        return self.model_dump(exclude={"refusals", "cuts"})
+
+
+_Kind = TypeVar("_Kind", RefusedRequests, CutAnswers)
+
+
+class Accidents:
+    """Which request meets which accident: the same in every run in which requests come in the same order."""
+
+    def __init__(self, failures: ServedFailures) -> None:
+        self._failures = failures
+
+    def refusal(self, id: int, place: int | None, now_s: float) -> RefusedRequests | None:
+        """What refuses request `id` to the replica at `place` now, if anything does."""
+        return self._first(self._failures.refusals, id, place, now_s)
+
+    def cut(self, id: int, place: int | None, now_s: float) -> CutAnswers | None:
+        """What breaks the answer to request `id`, which comes now, if anything does."""
+        return self._first(self._failures.cuts, id, place, now_s)
+
+    def _first(self, accidents: tuple[_Kind, ...], id: int, place: int | None, now_s: float) -> _Kind | None:
+        for number, accident in enumerate(accidents):
+            on = accident.at_s <= now_s and (accident.for_s is None or now_s < accident.at_s + accident.for_s)
+            if on and accident.replica in (None, place):
+                drawn_for = f"{self._failures.seed}:{type(accident).__name__}:{number}:{id}"
+                if Random(drawn_for).random() < accident.share:
+                    return accident
+        return None

@@ -1,0 +1,76 @@
+"""The KV events of a fleet: each replica that takes requests publishes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import time
+
+import zmq
+
+from apiserver.kv_events import KvEvents
+from apiserver.kv_publisher import KvPublisher
+from apiserver.settings import KvEventSettings
+from serving.errors import UserError
+from serving.kv.block_pool import BlockPool
+from sim.fleet import Life
+
+
+class KvFeeds:
+    """Follows replicas from when they are ready until they have gone; `make` makes what follows one."""
+
+    def __init__(
+        self,
+        settings: KvEventSettings,
+        make: Callable[[Life], KvEvents],
+        topic: Callable[[int], str],
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+    ) -> None:
+        self._settings = settings
+        self._make = make
+        self._topic = topic
+        self._context = context
+        self._poller = poller
+        self._events: dict[int, tuple[KvEvents, KvPublisher]] = {}  # by index of the replica
+        self._publishers: dict[int, KvPublisher] = {}  # by place in the fleet
+
+    def ready(self, life: Life) -> None:
+        """A replica takes requests. One in the place of another says first that the cache is empty.
+
+        Raises UserError if its endpoints cannot be had, or it has no prefix cache.
+        """
+        pool, place = life.replica.scheduler.pool, life.place
+        if not isinstance(pool, BlockPool):
+            remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
+            raise UserError("kv-events", self._settings.endpoint, remedy)
+        events = self._make(life)
+        pool.observe(events)
+        if (publisher := self._publishers.get(place)) is None:
+            publisher = KvPublisher(self._settings, place, self._topic(place), self._context, self._poller)
+            self._publishers[place] = publisher
+        else:
+            publisher.restart()
+            events.cleared()
+        self._events[life.replica.index] = events, publisher
+        self.step_ended(life.replica.index)
+
+    def gone(self, life: Life) -> None:
+        """A replica has crashed or drained."""
+        self._events.pop(life.replica.index, None)
+
+    def step_ended(self, replica: int) -> None:
+        """Publish what its steps have changed since the last."""
+        if (followed := self._events.get(replica)) is not None:
+            events, publisher = followed
+            if (batch := events.take(time())) is not None:
+                publisher.publish(batch)
+
+    def replay(self) -> None:
+        """Answer who has asked for batches."""
+        for publisher in self._publishers.values():
+            publisher.replay()
+
+    def close(self) -> None:
+        """Nothing more is published."""
+        for publisher in self._publishers.values():
+            publisher.close()

@@ -1,0 +1,95 @@
+"""Sends KV events to whoever subscribes, and once more to whoever has missed some, by vLLM's protocol on ZeroMQ.
+
+A message is a topic, a sequence number (8 bytes, the first is 0) and a batch. To ask for batches again, send the number
+of the first; they come in order, and an end with the number -1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+import zmq
+
+from apiserver.settings import KvEventSettings
+from serving.errors import UserError
+
+_END = (-1).to_bytes(8, "big", signed=True)
+_MOST_WAITING = 100_000  # messages to a slow subscriber, as with vLLM; it misses the rest
+
+
+class KvPublisher:
+    """The sockets of the replica at `place` in the fleet. Raises UserError if they cannot be had.
+
+    An answer to a replay request is sent when `poller` has seen the request and `replay` is called.
+    """
+
+    def __init__(
+        self,
+        settings: KvEventSettings,
+        place: int,
+        topic: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+    ) -> None:
+        self._topic = topic.encode()
+        self._next = 0
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
+        self._poller = poller
+        self._replays: zmq.Socket[bytes] | None = None
+        self._published = context.socket(zmq.PUB)
+        self._published.set_hwm(_MOST_WAITING)
+        try:
+            if settings.connect:
+                self._published.connect(settings.endpoint)
+            else:
+                _bind(self._published, "endpoint", settings.endpoint, place)
+            if settings.replay_endpoint is not None:
+                self._replays = context.socket(zmq.ROUTER)
+                self._replays.setsockopt(zmq.SNDHWM, 2 * (settings.buffer_steps + 1))
+                _bind(self._replays, "replay_endpoint", settings.replay_endpoint, place)
+                poller.register(self._replays, zmq.POLLIN)
+        except (UserError, zmq.ZMQError):
+            self.close()
+            raise
+
+    def publish(self, batch: bytes) -> None:
+        """One batch, which gets the next number."""
+        number, self._next = self._next.to_bytes(8, "big"), self._next + 1
+        self._published.send_multipart([self._topic, number, batch])
+        if self._replays is not None:
+            self._kept.append((number, batch))
+
+    def restart(self) -> None:
+        """The replica is a new one: numbers begin at 0, and what was published before is forgotten."""
+        self._next = 0
+        self._kept.clear()
+
+    def replay(self) -> None:
+        """Answer who has asked for batches."""
+        with suppress(zmq.Again):
+            while self._replays is not None:
+                peer, *request = self._replays.recv_multipart(zmq.NOBLOCK)
+                if len(request) != 2 or len(request[1]) != 8:
+                    continue
+                for number, batch in self._kept:
+                    if number >= request[1]:
+                        self._replays.send_multipart([peer, b"", self._topic, number, batch])
+                self._replays.send_multipart([peer, b"", b"", _END, b""])
+
+    def close(self) -> None:
+        """Nothing more is published here."""
+        if self._replays is not None:
+            if self._replays in self._poller:
+                self._poller.unregister(self._replays)
+            self._replays.close(linger=0)
+        self._published.close(linger=500)
+
+
+def _bind(socket: zmq.Socket[bytes], name: str, endpoint: str, place: int) -> None:
+    address, _, port = endpoint.rpartition(":")
+    try:
+        socket.bind(f"{address}:{int(port) + place}")
+    except zmq.ZMQError as error:
+        remedy = f"cannot be bound for replica {place}: {error}; give another, or connect"
+        raise UserError(f"kv_events.{name}", endpoint, remedy) from None

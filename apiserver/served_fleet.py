@@ -1,0 +1,58 @@
+"""The fleet that a twin serves: the deployment's, with what the options of `tokentwin serve` say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apiserver.settings import ServeSettings
+from planning.priced_scenario import with_fleet
+from serving.deployments.config import Deployment, parse
+from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from serving.errors import UserError
+
+
+def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:
+    """`deployment` with the fleet that is served. Raises UserError for what does not go together."""
+    router = RouterConfig(name=settings.router) if settings.router else None
+    deployment = with_fleet(deployment, settings.replicas, router)
+    fleet = deployment.fleet
+    assert fleet is not None
+    failures = fleet.failures.model_dump() if settings.failures is None else settings.failures.of_replicas
+    data = {**fleet.model_dump(), "failures": failures}
+    fleet = parse(FleetConfig, data, where="failures")
+    if settings.ports_per_replica:
+        fleet = _one_by_one(fleet)
+    return deployment.model_copy(update={"fleet": fleet})
+
+
+def class_of(place: int) -> str:
+    """The SLO class of requests to the port of the replica at `place`."""
+    return f"port-{place}"
+
+
+def _one_by_one(fleet: FleetConfig) -> FleetConfig:
+    """`fleet` with a pool for each replica, to which goes what comes to its port. So a replay goes there, too."""
+    places: dict[str, list[str]] = {}  # of each pool, the names of those that it becomes
+    pools: list[PoolConfig] = []
+    for pool in fleet.pools:
+        if pool.role != "serve" or pool.slo_classes:
+            remedy = "has a role or SLO classes; with ports-per-replica the gateway before the twin decides that"
+            raise UserError(f"fleet.pools.{pool.name}", pool.role, remedy)
+        names = places[pool.name] = [f"{pool.name}-{at}" for at in range(pool.replicas)]
+        for name in names:
+            own = {"name": name, "replicas": 1, "slo_classes": (class_of(len(pools)),)}
+            pools.append(pool.model_copy(update=own))
+    if fleet.autoscaler is not None:
+        remedy = "cannot be combined with ports-per-replica, whose replicas stay as many"
+        raise UserError("fleet.autoscaler", fleet.autoscaler[0].metric, remedy)
+    failures = fleet.failures.model_dump()
+    for kind in ("crashes", "slowdowns"):
+        failures[kind] = [found for each in failures[kind] if (found := _placed(each, places))]
+    return parse(FleetConfig, {**fleet.model_dump(), "pools": pools, "failures": failures}, where="fleet")
+
+
+def _placed(accident: dict[str, Any], places: dict[str, list[str]]) -> dict[str, Any] | None:
+    """An accident of a replica of a pool, as one of the pool that it became; None if there is no such replica."""
+    names = places[accident["pool"] or next(iter(places))]
+    at = accident["replica"]
+    return {**accident, "pool": names[at], "replica": 0} if at < len(names) else None

@@ -1,0 +1,47 @@
+"""`tokentwin serve`, run as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def served(*options: str) -> Iterator[list[str]]:
+    """The URLs at which a server answers, which ends with the block."""
+    command = [sys.executable, "-m", "tokentwin.cli", "serve", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        urls = re.findall(r"(http://\S+)/v1", line)
+        assert urls, process.stderr.read()
+        yield urls
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on."""
+    while True:
+        taken = [socket.socket() for _ in range(count)]
+        try:
+            taken[0].bind(("127.0.0.1", 0))
+            first: int = taken[0].getsockname()[1]
+            for at, one in enumerate(taken[1:], 1):
+                one.bind(("127.0.0.1", first + at))
+            return first
+        except OSError:
+            continue
+        finally:
+            for one in taken:
+                one.close()

@@ -1,0 +1,181 @@
+"""The twin as a gateway sees it: a port and KV events for each replica, and replicas that fail as real ones do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+import zmq
+
+from apiserver.block_hash import DEFAULT_SEED, BlockHash
+from apiserver.failures import Accidents, ServedFailures
+from apiserver.one_replica import of_one_replica
+from tests.apiserver.served_command import free_ports, served
+
+REFUSED, CUT, DEAD, SOUND = range(4)
+FAILURES = {
+    "seed": 3,
+    "refusals": [{"replica": REFUSED, "status": 429, "share": 0.5}],
+    "cuts": [{"replica": CUT, "after_tokens": 3}],
+    "crashes": [{"at_s": 6, "replica": DEAD, "recovery_s": 3}],
+    "slowdowns": [{"at_s": 0, "for_s": 1e6, "factor": 2, "replica": SOUND}],
+}
+TWIN = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")
+
+
+class Gateway:
+    """Four replicas: one refuses, one cuts answers, one crashes and comes back, one is slow but sound."""
+
+    def __init__(self, urls: list[str], events: int) -> None:
+        self.ports = [urlsplit(url).port or 0 for url in urls]
+        self.events = events
+        self.asked = 0  # requests that have come to the twin
+
+    def ask(self, replica: int, prompt: list[int], tokens: int, **more: Any) -> tuple[int, bytes]:
+        """Status and body of a completion."""
+        self.asked += 1
+        body = {"prompt": prompt, "max_tokens": tokens, **more}
+        return self.call(replica, "POST", "/v1/completions", json.dumps(body))
+
+    def call(self, replica: int, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[replica], timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def replayed(self, replica: int, number: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Sequence numbers and events of what a replica has published since that number."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+            asking.connect(f"tcp://127.0.0.1:{self.events + 10 + replica}")
+            asking.send_multipart([b"", number.to_bytes(8, "big")])
+            found = []
+            while True:
+                assert asking.poll(30_000)
+                _, topic, told, batch = asking.recv_multipart()
+                if int.from_bytes(told, "big", signed=True) == -1:
+                    return found
+                assert topic == f"kv@{replica}@Llama-3.1-8B".encode()
+                found.append((int.from_bytes(told, "big"), msgspec.msgpack.decode(batch)[1]))
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    events = free_ports(14)
+    published = {
+        "endpoint": f"tcp://127.0.0.1:{events}",
+        "replay_endpoint": f"tcp://127.0.0.1:{events + 10}",
+        "topic": "kv@{replica}@{model}",
+    }
+    ports = ("--replicas", "4", "--ports-per-replica")
+    with served(*TWIN, *ports, "--kv-events", json.dumps(published), "--failures", json.dumps(FAILURES)) as urls:
+        made = Gateway(urls, events)
+        assert len(made.ports) == 4
+        until(lambda: all(made.call(replica, "GET", "/ready")[0] == 200 for replica in range(4)))
+        yield made
+
+
+def test_a_crash_cuts_answers_and_the_port_is_dead_until_a_successor_is_ready(gateway: Gateway) -> None:
+    gateway.ask(DEAD, [7] * 40, 1)
+    assert gateway.replayed(DEAD)[0][1][0]["type"] == "BlockStored"
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        gateway.ask(DEAD, [7] * 40, 8000, stream=True)
+    status, body = gateway.call(DEAD, "GET", "/health")
+    assert status == 503 and "has crashed" in json.loads(body)["error"]["message"]
+    assert gateway.call(DEAD, "POST", "/v1/completions", '{"prompt": [1], "max_tokens": 1}')[0] == 503
+    assert gateway.call(SOUND, "GET", "/health")[0] == 200
+    until(lambda: gateway.call(DEAD, "GET", "/health")[0] == 200)
+    assert gateway.replayed(DEAD) == [(0, [{"type": "AllBlocksCleared"}])]
+    assert gateway.ask(DEAD, [7] * 40, 1)[0] == 200
+    assert gateway.call(DEAD, "GET", "/metrics")[0] == 200
+
+
+def test_requests_are_refused_by_the_seed_and_the_order_in_which_they_come(gateway: Gateway) -> None:
+    accidents = Accidents(ServedFailures(**FAILURES))
+    ids = range(gateway.asked, gateway.asked + 20)
+    told = [gateway.ask(REFUSED, [id], 1) for id in ids]
+    wanted = [429 if accidents.refusal(id, REFUSED, 0.0) else 200 for id in ids]
+    assert [status for status, _ in told] == wanted and len(set(wanted)) == 2
+    assert {json.loads(body)["error"]["type"] for status, body in told if status == 429} == {"rate_limit_error"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_cut_answer_ends_in_the_middle(gateway: Gateway, stream: bool) -> None:
+    assert gateway.ask(CUT, [1, 2], 2)[0] == 200
+    with pytest.raises((http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionError)) as broken:
+        gateway.ask(CUT, [1, 2], 9, stream=stream)
+    if isinstance(broken.value, http.client.IncompleteRead):
+        assert broken.value.partial.count(b"data: ") == 3 and b"[DONE]" not in broken.value.partial
+
+
+def test_a_port_tells_the_metrics_of_its_own_replica() -> None:
+    text = b"""# HELP vllm:a of engine="3"
+vllm:a{engine="1",model_name="m"} 1.0
+vllm:a{engine="3",model_name="m"} 2.0
+vllm:b_bucket{model_name="m",engine="13",le="1"} 3.0
+vllm:b_bucket{model_name="m",engine="3",le="1"} 4.0
+tokentwin:c{model_name="m"} 5.0
+"""
+    assert (
+        of_one_replica(text, 3)
+        == b"""# HELP vllm:a of engine="3"
+vllm:a{engine="0",model_name="m"} 2.0
+vllm:b_bucket{model_name="m",engine="0",le="1"} 4.0
+tokentwin:c{model_name="m"} 5.0
+"""
+    )
+
+
+def test_events_name_blocks_as_vllm_does_and_a_known_prefix_is_not_stored_again(gateway: Gateway) -> None:
+    prompt = list(range(1000, 1040))
+    before = len(gateway.replayed(SOUND))
+    text = json.loads(gateway.ask(SOUND, prompt, 20)[1])["choices"][0]["text"]
+    stored = [event for _, events in gateway.replayed(SOUND, before) for event in events]
+    hash = BlockHash("sha256", DEFAULT_SEED).of
+    first = hash(None, prompt[:16])
+    second = hash(first, prompt[16:32])
+    assert stored[0] == {
+        "type": "BlockStored",
+        "block_hashes": [int.from_bytes(name[-8:], "big") for name in (first, second)],
+        "parent_block_hash": None,
+        "token_ids": prompt[:32],
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None, None],
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    answer = json.loads(gateway.call(SOUND, "POST", "/tokenize", json.dumps({"prompt": text}))[1])["tokens"]
+    assert [event["token_ids"] for event in stored[1:]] == [(prompt + answer)[32:48]]
+    again = len(gateway.replayed(SOUND))
+    gateway.ask(SOUND, prompt, 1)
+    assert gateway.replayed(SOUND, again) == []
+
+
+def test_who_subscribes_gets_what_is_published(gateway: Gateway) -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscribed:
+        subscribed.connect(f"tcp://127.0.0.1:{gateway.events + SOUND}")
+        subscribed.subscribe("kv@")
+        prompts = iter(range(2000, 3000))
+        until(lambda: gateway.ask(SOUND, [next(prompts)] * 16, 1)[0] == 200 and subscribed.poll(100))
+        topic, number, batch = subscribed.recv_multipart()
+        assert topic == b"kv@3@Llama-3.1-8B" and len(number) == 8
+        seconds, events, rank = msgspec.msgpack.decode(batch)
+        assert seconds > 1.7e9 and events[0]["type"] == "BlockStored" and rank == 0
+
+
+def until(holds: Callable[[], Any]) -> None:
+    """Ask until it holds, a thousand times at most."""
+    for _ in range(1000):
+        if holds():
+            return
+    raise AssertionError("never")

@@ -1,0 +1,86 @@
+"""Rung 0 of KV events: vLLM's own scheduler and ours publish the same events, batch by batch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from apiserver.block_hash import BlockHash
+from apiserver.kv_events import KvEvents
+from apiserver.settings import KvEventSettings
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.request import Request
+from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from tests.apiserver import vllm_kv_events as vllm
+
+RECORDED = json.loads(gzip.decompress(Path("tests/data/vllm/kv_events.json.gz").read_bytes()))
+
+
+def tokens_of(request: Request, begin: int, end: int) -> list[int]:
+    """Tokens of a request by the rule of the recording."""
+    parts = [*request.arrived.prompt, (f"out:{request.id}", request.max_len)]
+    return [token for part in parts for token in vllm.tokens(*part)][begin:end]
+
+
+def batches(way: dict[str, Any], **changed: Any) -> list[bytes]:
+    """What our scheduler publishes."""
+    published = []
+
+    def step_ended(replica: int, sampled: list[Request], now_ns: int) -> None:
+        if (batch := events.take(0.0)) is not None:
+            published.append(batch)
+
+    told = {name: way[name] for name in ("hash", "hash_seed", "integer_hashes")}
+    events = KvEvents(KvEventSettings(endpoint="tcp://*:5557", **told | changed), vllm.BLOCK, tokens_of)
+    deployment = Deployment(scheduler=SchedulerConfig(**vllm.config(way)))
+    sink = TableSink()
+    cluster = Cluster(deployment, TokenCost(**vllm.COST), sink, on_tokens=step_ended)
+    cluster.replicas[0].scheduler.pool.observe(events)
+    cluster.run(Workload([WorkloadRequest(**request) for request in vllm.scenario()]))
+    assert sum(sink.requests["preemptions"].to_pylist()) > 0 < sum(sink.requests["prefix_hit_tokens"].to_pylist())
+    return published
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=["plain, sha256", "overlapped, sha256_cbor"])
+def test_batches_are_those_of_vllm(recorded: dict[str, Any]) -> None:
+    wanted = [msgspec.msgpack.decode(b64decode(batch)) for batch in recorded["batches"]]
+    assert [msgspec.msgpack.decode(batch) for batch in batches(recorded["way"])] == wanted
+
+
+def test_the_recording_is_what_vllm_says_today() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed: its recorded events are compared, not live ones")
+    for recorded in RECORDED:
+        assert vllm.record(recorded["way"]) == recorded["batches"]
+
+
+def test_events_as_arrays_begin_with_their_names() -> None:
+    named = [msgspec.msgpack.decode(batch) for batch in batches(vllm.WAYS[0])]
+    arrays = [msgspec.msgpack.decode(batch) for batch in batches(vllm.WAYS[0], form="positional")]
+    for (_, events, _), (_, positions, _) in zip(named, arrays, strict=True):
+        for event, values in zip(events, positions, strict=True):
+            kept = {name: value for name, value in event.items() if name not in ("group_idx", "kv_cache_spec_kind")}
+            assert values == list(kept.values())
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+def test_a_hash_names_the_seed_and_everything_before(algorithm: Any) -> None:
+    tokens = [0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1]
+    of = BlockHash(algorithm, "1").of
+    assert len({of(None, tokens), of(None, tokens[:7]), of(of(None, tokens), tokens), of(b"\1" * 32, tokens)}) == 4
+    assert BlockHash(algorithm, "2").of(None, tokens) != of(None, tokens)
+
+
+def test_a_cleared_cache_is_an_event_without_fields() -> None:
+    events = KvEvents(KvEventSettings(endpoint="tcp://*:5557"), 16, tokens_of)
+    assert events.take(1.5) is None
+    events.cleared()
+    assert msgspec.msgpack.decode(events.take(1.5) or b"") == [1.5, [{"type": "AllBlocksCleared"}], 0]
