@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
 from time import monotonic_ns
 from typing import Any
@@ -60,11 +59,11 @@ class Twin:
         self._speed = speed
         self._now = now
         self._open: dict[int, _Answer] = {}
-        self._inputs: list[Callable[[int], Callable[[], None]]] = []  # of each, what is to be done at a time of the run
+        self._adds: list[Callable[[int], None]] = []  # to be done at a time of the run
+        self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
         self._due_ns = 0  # what the exchange has not sent should leave then
         self._cluster = cluster(self, self._sampled)
         self._origin_ns = now()
-        self._last_ns = 0
 
     def run_ns(self, monotonic_ns: int) -> int:
         return round((monotonic_ns - self._origin_ns) * self._speed)
@@ -73,25 +72,22 @@ class Twin:
         return round(self._origin_ns + run_ns / self._speed)
 
     def add(self, id: int, asked: Add) -> None:
-        def arrive(at_ns: int) -> Callable[[], None]:
+        def arrive(at_ns: int) -> None:
             segments = self._segments.of(id, asked.prompt)
             length = self._lengths.of(id, asked)
             request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, session=asked.session)
             self._open[id] = _Answer(asked, segments, length, blake2b(f"{asked.seed}:{id}".encode()).digest()[0])
             self.ledger.arrived(request)
-            return partial(self._cluster.offer, request)
+            self._cluster.offer(request)
 
-        self._inputs.append(arrive)
+        self._adds.append(arrive)
 
     def abort(self, id: int, why: str) -> None:
-        status, reason = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
-        self._inputs.append(lambda _: partial(self._cluster.give_up, id, status, reason))
+        end = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
+        self._aborts.setdefault(id, end)
 
     def turn(self) -> float | None:
-        now_ns = max(self.run_ns(self._now()), self._last_ns + 1)
-        inputs, self._inputs = self._inputs, []
-        self._last_ns = now_ns
-        self._cluster.advance(now_ns, *[put(now_ns) for put in inputs])
+        self._advance()
         self._exchange.flush(self._due_ns)
         next_ns = self._cluster.next_ns
         if next_ns == float("inf"):
@@ -99,8 +95,16 @@ class Twin:
         return max((self._monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
 
     def close(self) -> None:
-        self._cluster.finish()
+        self._advance()
+        self._cluster.finish(self.run_ns(self._now()))
         self._exchange.flush(self._now())
+
+    def _advance(self) -> None:
+        """Everything up to now. Whoever repeats the run takes arrivals and cancellations of one time by their ids."""
+        to_ns, adds, aborts = self.run_ns(self._now()), self._adds, sorted(self._aborts.items())
+        self._adds, self._aborts = [], {}
+        self._cluster.advance(to_ns, adds)
+        self._cluster.advance(to_ns, [lambda _, id=id, end=end: self._cluster.give_up(id, *end) for id, end in aborts])
 
     # What the cluster tells
 
