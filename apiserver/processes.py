@@ -18,6 +18,7 @@ from serving.errors import UserError
 
 _LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"
+_ENGINE_S = 5.0  # how long HTTP waits for an engine at the start, before it says that there is none
 
 
 class Engine(NamedTuple):
@@ -101,17 +102,24 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
     from aiohttp import web
 
     from apiserver.api import Api, texts_of
+    from apiserver.api_keys import read_keys, tls_context
+    from apiserver.connection import listen
     from apiserver.engine_client import EngineClient
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     engine = EngineClient(address, name)
     tasks = engine.start()
-    app = Api(engine, texts_of, settings.request_timeout).application(settings.body_limit)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(engine.served.wait(), _ENGINE_S)
+    keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
+    api = Api(engine, texts_of, settings.request_timeout, settings.client_timeout, keys)
+    runner = web.AppRunner(api.application(settings.body_limit), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
-    await web.SockSite(runner, listening, backlog=1024).start()
+    assert runner.server is not None
+    server = await listen(runner.server, settings.client_timeout, sock=listening, ssl=tls)
     await stopped.wait()
+    server.close()
     await runner.cleanup()
     for task in tasks:
         task.cancel()

@@ -14,13 +14,15 @@ from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
 
+from apiserver.api_keys import read_keys, tls_context
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
 
 _LOG = logging.getLogger("tokentwin")
-_YOUNG_S = 10.0  # a process that dies younger than this would only die again
+_YOUNG_S = 10.0  # a process that dies younger than this
+_MOST_YOUNG = 3  # and so often one after another would only die again
 _LOOK_S = 0.5  # how often it looks whether it was asked to stop
 _END_S = 5.0
 _ENGINE = "engine"
@@ -39,6 +41,8 @@ def serve(
     `ready` is called with the model's name and the server's URL. Raises UserError for what cannot be served, and for an
     address that cannot be listened on.
     """
+    read_keys(settings.api_key_file)
+    scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
     listening = _listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
@@ -47,7 +51,7 @@ def serve(
         try:
             model = supervisor.start()
             shown = f"[{host}]" if ":" in host else host
-            ready(model, f"http://{shown}:{port}")
+            ready(model, f"{scheme}://{shown}:{port}")
             supervisor.watch()
         finally:
             supervisor.end()
@@ -89,6 +93,7 @@ class _Supervisor:
         self._listening = listening
         self._processes: dict[str, BaseProcess] = {}
         self._born: dict[str, float] = {}
+        self._died_young: dict[str, int] = {}
         self._stops = 0
 
     def start(self) -> str:
@@ -130,8 +135,10 @@ class _Supervisor:
 
     def _start_again(self, name: str, process: BaseProcess) -> None:
         """Raises UserError if it would only die again."""
-        if monotonic() - self._born[name] < _YOUNG_S:
-            remedy = "has ended as soon as it was started; the lines above say why"
+        young = monotonic() - self._born[name] < _YOUNG_S
+        self._died_young[name] = self._died_young.get(name, 0) + 1 if young else 0
+        if self._died_young[name] == _MOST_YOUNG:
+            remedy = f"has ended {_MOST_YOUNG} times as soon as it was started; the lines above say why"
             raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
         _LOG.error("the process %s has ended (exit code %s); it is started again", name, process.exitcode)
         if name in self._engines:

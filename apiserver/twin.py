@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from time import monotonic_ns
 from typing import Any
@@ -76,7 +77,7 @@ class Twin:
             segments = self._segments.of(id, asked.prompt)
             length = self._lengths.of(id, asked)
             request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, session=asked.session)
-            self._open[id] = _Answer(asked, segments, length, blake2b(f"{asked.seed}:{id}".encode()).digest()[0])
+            self._open[id] = _Answer(asked, segments, length, _words_of(id, asked))
             self.ledger.arrived(request)
             self._cluster.offer(request)
 
@@ -104,7 +105,10 @@ class Twin:
         to_ns, adds, aborts = self.run_ns(self._now()), self._adds, sorted(self._aborts.items())
         self._adds, self._aborts = [], {}
         self._cluster.advance(to_ns, adds)
-        self._cluster.advance(to_ns, [lambda _, id=id, end=end: self._cluster.give_up(id, *end) for id, end in aborts])
+        self._cluster.advance(to_ns, [partial(self._give_up, id, end) for id, end in aborts])
+
+    def _give_up(self, id: int, end: tuple[str, str], at_ns: int) -> None:
+        self._cluster.give_up(id, *end)
 
     # What the cluster tells
 
@@ -140,6 +144,12 @@ class Twin:
         """Rows of `steps`, from the cluster."""
         for values in zip(*columns.values(), strict=True):
             self.ledger.add_step(**dict(zip(columns, values, strict=True)))
+
+
+def _words_of(id: int, asked: Add) -> int:
+    """A number from 0 to 255 that says which words: requests with the same seed get the same."""
+    drawn_by = f"seed {asked.seed}" if asked.seed is not None else f"request {id}"
+    return blake2b(drawn_by.encode()).digest()[0]
 
 
 class _Answer:

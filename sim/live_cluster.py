@@ -52,9 +52,12 @@ class LiveCluster(Cluster):
 
     def finish(self, to_ns: int) -> Simulated:
         """What has not ended by `to_ns` is given up; the last rows go to the sink."""
-        left = self._gateway.open_requests()
-        self.advance(to_ns, [lambda _, id=id: self.give_up(id, "unfinished", "the server ended") for id in left])
+        self.advance(to_ns, [self._give_all_up])
         return self._end()
+
+    def _give_all_up(self, at_ns: int) -> None:
+        for id in self._gateway.open_requests():
+            self.give_up(id, "unfinished", "the server ended")
 
     def _until(self, to_ns: int) -> None:
         while self._clock.peek() <= to_ns:

@@ -26,7 +26,7 @@ from tests.sim.test_fleet_properties import fleets
 from traces.recording import Recording, RecordingWriter
 
 SERVED_ONLY = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
-ABOUT = About("a-model", 600, [0], "", 1000, True)
+ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
 FILLER = range(100, 612)
 LATEST_NS = 40 * S
 
