@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import cache
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache, partial
 from time import monotonic_ns, time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece, Style, Usage, event
+from apiserver.api_keys import check_key
 from apiserver.engine_client import Answer, EngineClient
 from apiserver.filler import PlainTexts, Texts
 from apiserver.messages import About, Add, Output
 from apiserver.one_replica import of_one_replica
-from apiserver.protocol import ChatRequest, CompletionRequest, TokenizeRequest
-from apiserver.refusal import Refusal, invalid
+from apiserver.protocol import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+from apiserver.refusal import Refusal, answer_to, invalid
 from planning.version import __version__
 from realengine.detokenizer import Detokenizer
+from serving.errors import UserError
 
 _LOG = logging.getLogger("tokentwin")
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
+_OPEN = ("/health", "/ready", "/metrics", "/version")  # to whoever shows no key
+_LONG = 1 << 14  # characters that take too long to tokenise while others wait
 _COMPLETION_TOKENS = 16  # of a completion that states no length: OpenAI's default, and vLLM's
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -31,18 +35,30 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
-    """Answers HTTP requests out of `engine`; `texts` makes the tokenizer of what it serves."""
+    """Answers HTTP requests out of `engine`; `texts` makes the tokenizer of what it serves.
 
-    def __init__(self, engine: EngineClient, texts: Callable[[About], Texts], deadline_s: float | None) -> None:
+    A request may take `deadline_s`, and its body `body_s` to come. With `keys`, whoever asks must show one.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        texts: Callable[[About], Texts],
+        deadline_s: float,
+        body_s: float,
+        keys: Sequence[bytes] = (),
+    ) -> None:
         self._engine = engine
         self._make_texts = texts
         self._texts: Texts | None = None
         self._deadline_s = deadline_s
+        self._body_s = body_s
+        self._keys = keys
         self._created = int(time())
 
     def application(self, body_limit: int, place: int | None = None) -> web.Application:
         """The routes, of a port where every replica is at hand, or only the one at `place`."""
-        app = web.Application(middlewares=[refusals], client_max_size=body_limit)
+        app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
         app[_PLACE] = place
         app.add_routes(
             [
@@ -57,6 +73,12 @@ class Api:
             ]
         )
         return app
+
+    @web.middleware
+    async def _keyed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._keys and request.path not in _OPEN:
+            check_key(request.headers.get("Authorization", ""), self._keys)
+        return await handler(request)
 
     # What operators look at
 
@@ -100,14 +122,14 @@ class Api:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Token ids of a text, or of a chat as the model would see it."""
-        body = await _body(request, TokenizeRequest)
+        body = await self._body(request, TokenizeRequest)
         about, texts = self._served(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal(400, "give prompt or messages, one of them", "prompt")
         if body.messages is not None:
-            tokens = texts.chat([message.for_template() for message in body.messages])
+            tokens = await _apart(request, partial(texts.chat, _for_template(body.messages)))
         else:
-            tokens = texts.encode(body.prompt or "", special=body.add_special_tokens)
+            tokens = await _apart(request, partial(texts.encode, body.prompt or "", body.add_special_tokens))
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len})
 
     # Generation
@@ -115,9 +137,12 @@ class Api:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         received_ns = monotonic_ns()
-        body = await _body(request, CompletionRequest)
+        body = await self._body(request, CompletionRequest)
         about, texts = self._served(body.model)
-        prompt = texts.encode(body.prompt, special=True) if isinstance(body.prompt, str) else body.prompt
+        if isinstance(body.prompt, str):
+            prompt = await _apart(request, partial(texts.encode, body.prompt, special=True))
+        else:
+            prompt = body.prompt
         if any(token >= about.vocab_size for token in prompt):
             raise Refusal(400, f"prompt: token ids must be below {about.vocab_size}", "prompt")
         asked = _asked(body, about, prompt, received_ns, _COMPLETION_TOKENS)
@@ -126,9 +151,9 @@ class Api:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         received_ns = monotonic_ns()
-        body = await _body(request, ChatRequest)
+        body = await self._body(request, ChatRequest)
         about, texts = self._served(body.model)
-        prompt = texts.chat([message.for_template() for message in body.messages], body.tools)
+        prompt = await _apart(request, partial(texts.chat, _for_template(body.messages), body.tools))
         asked = _asked(body, about, prompt, received_ns, None)
         return await self._generate(request, body, asked, ChatStyle(texts), "chatcmpl")
 
@@ -138,15 +163,29 @@ class Api:
         about, _ = self._served()
         asked.place = request.app[_PLACE]
         with self._engine.open(asked) as answer:
-            id = request.headers.get("X-Request-Id") or f"{kind}-{monotonic_ns():x}{answer.id:x}"
+            id = _their_id(request) or f"{kind}-{monotonic_ns():x}{answer.id:x}"
             documents = Documents(style, id, about.model, int(time()))
             usage = Usage(len(asked.prompt))
             pieces = _pieces(answer, self._detokenizer(about, body.stop), usage)
+            if body.stream:
+                include = body.stream_options is not None and body.stream_options.include_usage
+                return await _stream(request, answer, pieces, documents, usage if include else None, self._deadline_s)
             async with asyncio.timeout(self._deadline_s):
-                if body.stream:
-                    include = body.stream_options is not None and body.stream_options.include_usage
-                    return await _stream(request, answer, pieces, documents, usage if include else None)
                 return await _whole(request, answer, pieces, documents, usage)
+
+    async def _body(self, request: web.Request, kind: type[Body]) -> Body:
+        """The JSON document of a request. Raises Refusal for what is no such document."""
+        try:
+            async with asyncio.timeout(self._body_s):
+                data = await request.read()
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {self._body_s:g} s; send it faster") from None
+        except web.RequestPayloadError:
+            raise Refusal(400, "the body is not what its head says: see its length and encoding") from None
+        try:
+            return kind.model_validate_json(data)
+        except ValidationError as error:
+            raise invalid(error) from None
 
     def _served(self, model: str = "") -> tuple[About, Texts]:
         """What is served. Raises Refusal if it is not `model`, or nothing is."""
@@ -250,30 +289,36 @@ async def _whole(
 
 
 async def _stream(
-    request: web.Request, answer: Answer, pieces: AsyncIterator[Piece], documents: Documents, usage: Usage | None
+    request: web.Request,
+    answer: Answer,
+    pieces: AsyncIterator[Piece],
+    documents: Documents,
+    usage: Usage | None,
+    deadline_s: float,
 ) -> web.StreamResponse:
     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     response: web.StreamResponse | None = None
     first_text_ns = first_sent_ns = last_text_ns = 0
     try:
-        async for piece in pieces:
-            last_text_ns = monotonic_ns()
-            if response is None:
-                response = web.StreamResponse(headers=headers)
-                await response.prepare(request)
-                if opening := documents.opening():
-                    await response.write(opening)
-            if piece.text or piece.finish or piece.logprobs:
-                await response.write(documents.chunk(piece))
-            if not first_sent_ns:
-                first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
+        async with asyncio.timeout(deadline_s):
+            async for piece in pieces:
+                last_text_ns = monotonic_ns()
+                if response is None:
+                    response = web.StreamResponse(headers=headers)
+                    await response.prepare(request)
+                    if opening := documents.opening():
+                        await response.write(opening)
+                if piece.text or piece.finish or piece.logprobs:
+                    await response.write(documents.chunk(piece))
+                if not first_sent_ns:
+                    first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
     except (Refusal, TimeoutError) as error:
         if response is None:
             raise
         refusal = error if isinstance(error, Refusal) else _timed_out()
-        await response.write(event(refusal.document()))
+        await response.write(event(refusal.document()) + DONE)
         await response.write_eof()
-        raise _Told from error
+        raise _Told(response, refusal.message) from error
     assert response is not None
     await response.write((documents.usage(usage) if usage else b"") + DONE)
     await response.write_eof()
@@ -282,7 +327,11 @@ async def _stream(
 
 
 class _Told(Exception):
-    """The client knows already."""
+    """The client knows already, by `response`."""
+
+    def __init__(self, response: web.StreamResponse, why: str) -> None:
+        super().__init__(why)
+        self.response = response
 
 
 class _Cut(Exception):
@@ -293,13 +342,19 @@ def _timed_out() -> Refusal:
     return Refusal(504, "the request took longer than this server allows")
 
 
-async def _body(request: web.Request, kind: type[Body]) -> Body:
-    """The JSON document of a request. Raises Refusal for what is no such document."""
-    data = await request.read()
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise invalid(error) from None
+async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
+    """Tokens of a request; where they are many, others are served meanwhile."""
+    return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
+
+
+def _for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    return [message.for_template() for message in messages]
+
+
+def _their_id(request: web.Request) -> str:
+    """The id that a client gave its request, if it is fit to be repeated; else empty."""
+    id = request.headers.get("X-Request-Id", "")
+    return id if len(id) <= 128 and id.isascii() and id.isprintable() else ""
 
 
 @web.middleware
@@ -313,8 +368,12 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
-    except _Told:
-        return web.Response()
+    except _Told as told:
+        return told.response
+    except ConnectionError:
+        raise  # nobody is there to be told
+    except UserError as error:
+        refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
     except TimeoutError:
         refusal = _timed_out()
     except web.HTTPException as error:
@@ -322,8 +381,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         _LOG.exception("a request failed")
         refusal = Refusal(500, "the server has made a mistake; its log says more")
-    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
-    return web.json_response(refusal.document(), status=refusal.status, headers=headers)
+    return answer_to(refusal)
 
 
 def texts_of(about: About) -> Texts:

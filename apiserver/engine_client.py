@@ -35,6 +35,7 @@ class EngineClient:
     def __init__(self, address: str, identity: str) -> None:
         self.about: About | None = None
         self.drains = False
+        self.served = asyncio.Event()  # whether there was ever an engine
         self.late_ns = 0  # how late the last tokens came here
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
@@ -103,6 +104,7 @@ class EngineClient:
                     self._scrapes[message.id].set_result(message.text)
                 case About():
                     self.about, self.drains = message, self.drains and self.about is not None
+                    self.served.set()
                 case Drain():
                     self.drains = True
 
@@ -166,7 +168,8 @@ class Answer:
     def __enter__(self) -> Answer:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._client.forget(self.id)
-        if error[0] is not None:
-            self._client._send(Abort(self.id, "its client went away"))
+        if error is not None:
+            gone = isinstance(error, asyncio.CancelledError | ConnectionError)
+            self._client._send(Abort(self.id, "its client went away" if gone else f"it failed: {error}".rstrip(": ")))

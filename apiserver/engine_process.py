@@ -73,6 +73,8 @@ class EngineProcess:
         exchange = self._exchange
         match message:
             case Hello():
+                for id in exchange.of(peer):  # it has forgotten what it asked before
+                    self._abort(id, "its API process has ended")
                 exchange.send(peer, self._backend.about)
             case Add():
                 id = exchange.open(peer, message.id)
@@ -88,12 +90,18 @@ class EngineProcess:
                     self._ledger.expects(id, message)
                     self._backend.add(id, message)
             case Abort() if (known := exchange.known(peer, message.id)) is not None:
-                self._backend.abort(known, message.why)
-                if message.why != "stop":
-                    self._ledger.delivered(known, None)
-                    exchange.forget(known)
+                if message.why == "stop":
+                    self._backend.abort(known, "stop")
+                else:
+                    self._abort(known, message.why)
             case Delivered() if (known := exchange.known(peer, message.id)) is not None:
                 self._ledger.delivered(known, message)
                 exchange.forget(known)
             case Scrape():
                 exchange.send(peer, Metrics(message.id, self._metrics.text()))
+
+    def _abort(self, id: int, why: str) -> None:
+        """Nobody waits for request `id` any more."""
+        self._backend.abort(id, why)
+        self._ledger.delivered(id, None)
+        self._exchange.forget(id)

@@ -54,6 +54,10 @@ class Exchange:
         """Our id for a request of an API process; None once it was forgotten."""
         return self._ids.get((peer, their_id))
 
+    def of(self, peer: bytes) -> list[int]:
+        """Our ids for what is open of an API process."""
+        return [id for id, (home, _) in self._homes.items() if home == peer]
+
     def forget(self, id: int) -> None:
         """Nothing more will be said of request `id`."""
         if (home := self._homes.pop(id, None)) is not None:

@@ -147,9 +147,9 @@ class LiveRecording:
         """The row of a request that has ended."""
         id = row["request_id"]
         request = self._requests.pop(id)
-        if row["reason"] and row["status"] != "rejected":
+        if row["reason"] and row["status"] not in ("rejected", "timed_out"):
             request = replace(request, cancel_ns=row["end_ns"])
-        elif row["output_tokens"]:
+        elif row["status"] == "finished":
             request = replace(request, output_len=row["output_tokens"])
         self._ended[id] = request
         self._follow()

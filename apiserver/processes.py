@@ -18,6 +18,7 @@ from serving.errors import UserError
 
 _LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"
+_ENGINE_S = 5.0  # how long HTTP waits for an engine at the start, before it says that there is none
 
 
 class Engine(NamedTuple):
@@ -101,21 +102,29 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
     from aiohttp import web
 
     from apiserver.api import Api, texts_of
+    from apiserver.api_keys import read_keys, tls_context
+    from apiserver.connection import listen
     from apiserver.engine_client import EngineClient
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     engine = EngineClient(address, name)
     tasks = engine.start()
-    api = Api(engine, texts_of, settings.request_timeout)
-    runners = []
+    with suppress(TimeoutError):
+        await asyncio.wait_for(engine.served.wait(), _ENGINE_S)
+    keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
+    api = Api(engine, texts_of, settings.request_timeout, settings.client_timeout, keys)
+    runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(settings.body_limit, place if settings.ports_per_replica else None)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
-        await web.SockSite(runner, port, backlog=1024).start()
+        assert runner.server is not None
+        servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
     await stopped.wait()
+    for server in servers:
+        server.close()
     await asyncio.gather(*[runner.cleanup() for runner in runners])
     for task in tasks:
         task.cancel()

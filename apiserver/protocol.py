@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, field_validator
 
 _INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -40,13 +41,13 @@ class _Generation(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = ""
+    model: Annotated[str, Field(max_length=256)] = ""
     max_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, le=_INT32)] | None = None
-    seed: StrictInt | None = None
+    seed: Annotated[int, Field(strict=True, ge=-_INT64, le=_INT64)] | None = None
     stop: _Stops = []
     ignore_eos: StrictBool = False
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
@@ -138,7 +139,7 @@ class TokenizeRequest(BaseModel):
     """`POST /tokenize`: of a prompt, or of a chat."""
 
     model_config = ConfigDict(extra="forbid")
-    model: str = ""
+    model: Annotated[str, Field(max_length=256)] = ""
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: StrictBool = True

@@ -179,6 +179,8 @@ class RealFleet:
         row = {**message.columns, "replica": engine.index}
         if message.dataset == "steps":
             self.ledger.add_step(**row)
+        elif row["request_id"] not in engine.answers:
+            return  # of a process that was here before this one
         elif row["status"] == "finished":
             engine.answers[row["request_id"]].row = row  # its last tokens are on their way
         else:

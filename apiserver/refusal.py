@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiohttp import web
 from pydantic import ValidationError
 
 _TYPES = {
     401: "authentication_error",
+    408: "timeout_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -30,6 +32,12 @@ class Refusal(Exception):
         """As OpenAI's API words it: `error` with `message`, `type`, `param`, `code`."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+
+
+def answer_to(refusal: Refusal) -> web.Response:
+    """The error document, as an answer of HTTP."""
+    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
+    return web.json_response(refusal.document(), status=refusal.status, headers=headers)
 
 
 def invalid(error: ValidationError) -> Refusal:

@@ -50,7 +50,13 @@ class ServeSettings(Request):
     api_workers: int = Field(1, ge=1, le=64, description="processes that speak HTTP")
     max_requests: int = Field(4096, ge=1, description="requests under way at once; more are refused with 429")
     request_timeout: float = Field(600, gt=0, le=86400, description="seconds that a request may take")
+    client_timeout: float = Field(
+        60, gt=0, le=86400, description="seconds that a client may take to send a request, or not read its answer"
+    )
     body_limit: int = Field(4 << 20, ge=1024, description="most bytes of a request")
+    api_key_file: str | None = Field(None, description="file of keys, one a line, of which clients must send one")
+    tls_cert: str | None = Field(None, description="certificate in PEM format; the server then speaks HTTPS")
+    tls_key: str | None = Field(None, description="key of the certificate in PEM format")
     seed: int = Field(0, description="seed of what a twin draws")
 
     twin: bool = Field(False, description="serve the fleet's twin on real time instead of the engine")
@@ -75,6 +81,8 @@ class ServeSettings(Request):
 
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("give tls_cert and tls_key together")
         if self.twin and self.gpu is None and self.calibration is None:
             raise ValueError("give gpu or calibration, which time the twin's steps")
         if not self.twin:

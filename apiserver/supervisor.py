@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
 
+from apiserver.api_keys import read_keys, tls_context
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
@@ -21,7 +22,8 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
 
 _LOG = logging.getLogger("tokentwin")
-_YOUNG_S = 10.0  # a process that dies younger than this would only die again
+_YOUNG_S = 10.0  # a process that dies younger than this
+_MOST_YOUNG = 3  # and so often one after another would only die again
 _LOOK_S = 0.5  # how often it looks whether it was asked to stop
 _END_S = 5.0
 _ENGINE = "engine"
@@ -40,6 +42,8 @@ def serve(
     `ready` is called with the model's name and the URLs of the server, or of each replica. Raises UserError for what
     cannot be served, and for an address that cannot be listened on.
     """
+    read_keys(settings.api_key_file)
+    scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
     if settings.twin:
         deployment = served_fleet(settings, deployment)
     fleet, listening = deployment.fleet, []
@@ -54,7 +58,7 @@ def serve(
             supervisor = _Supervisor(settings, engines, listening)
             try:
                 model = supervisor.start()
-                ready(model, [_url(*address) for address in addresses])
+                ready(model, [_url(scheme, *address) for address in addresses])
                 supervisor.watch()
             finally:
                 supervisor.end()
@@ -63,8 +67,8 @@ def serve(
             port.close()
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -102,6 +106,7 @@ class _Supervisor:
         self._listening = listening
         self._processes: dict[str, BaseProcess] = {}
         self._born: dict[str, float] = {}
+        self._died_young: dict[str, int] = {}
         self._stops = 0
 
     def start(self) -> str:
@@ -143,8 +148,10 @@ class _Supervisor:
 
     def _start_again(self, name: str, process: BaseProcess) -> None:
         """Raises UserError if it would only die again."""
-        if monotonic() - self._born[name] < _YOUNG_S:
-            remedy = "has ended as soon as it was started; the lines above say why"
+        young = monotonic() - self._born[name] < _YOUNG_S
+        self._died_young[name] = self._died_young.get(name, 0) + 1 if young else 0
+        if self._died_young[name] == _MOST_YOUNG:
+            remedy = f"has ended {_MOST_YOUNG} times as soon as it was started; the lines above say why"
             raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
         _LOG.error("the process %s has ended (exit code %s); it is started again", name, process.exitcode)
         if name in self._engines:

@@ -66,12 +66,12 @@ class Twin:
         self._accidents = accidents
         self._now = now
         self._open: dict[int, _Answer] = {}
-        self._inputs: list[Callable[[int], Callable[[], None]]] = []  # of each, what is to be done at a time of the run
+        self._adds: list[Callable[[int], None]] = []  # to be done at a time of the run
+        self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
         self._due_ns = 0  # what the exchange has not sent should leave then
         self.cluster = cluster(self, self._sampled)
         self.kv_feeds: KvFeeds | None = None
         self._origin_ns = now()
-        self._last_ns = 0
         self.cluster.follow(self._ready, self._gone)
 
     def run_ns(self, monotonic_ns: int) -> int:
@@ -83,35 +83,32 @@ class Twin:
     def add(self, id: int, asked: Add) -> None:
         cut = self._accidents.cut(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
 
-        def arrive(at_ns: int) -> Callable[[], None]:
+        def arrive(at_ns: int) -> None:
             segments = self._segments.of(id, asked.prompt)
             length = self._lengths.of(id, asked)
             to = "" if asked.place is None else class_of(asked.place)
             request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, to, asked.session)
-            seed = blake2b(f"{asked.seed}:{id}".encode()).digest()[0]
-            self._open[id] = _Answer(asked, segments, length, seed, None if cut is None else cut.after_tokens)
+            last = None if cut is None else cut.after_tokens
+            self._open[id] = _Answer(asked, segments, length, _words_of(id, asked), last)
             self.ledger.arrived(request)
-            return partial(self.cluster.offer, request)
+            self.cluster.offer(request)
 
-        self._inputs.append(arrive)
+        self._adds.append(arrive)
 
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
         accident = self._accidents.refusal(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
         return None if accident is None else (accident.status, "the twin's failures have this request refused")
 
     def abort(self, id: int, why: str) -> None:
-        status, reason = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
-        self._inputs.append(lambda _: partial(self.cluster.give_up, id, status, reason))
+        end = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
+        self._aborts.setdefault(id, end)
 
     def turn(self) -> float | None:
         if self.kv_feeds is not None:
             self.kv_feeds.replay()
-        now_ns = max(self.run_ns(self._now()), self._last_ns + 1)
-        inputs, self._inputs = self._inputs, []
-        self._last_ns = now_ns
-        self.cluster.advance(now_ns, *[put(now_ns) for put in inputs])
+        self._advance()
         self._exchange.flush(self._due_ns)
-        if self._inputs:
+        if self._aborts:
             return 0.0
         next_ns = self.cluster.next_ns
         if next_ns == float("inf"):
@@ -119,7 +116,8 @@ class Twin:
         return max((self._monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
 
     def close(self) -> None:
-        self.cluster.finish()
+        self._advance()
+        self.cluster.finish(self.run_ns(self._now()))
         self._exchange.flush(self._now())
         if self.kv_feeds is not None:
             self.kv_feeds.close()
@@ -133,6 +131,16 @@ class Twin:
 
     def _token(self, answer: _Answer, at: int) -> int:
         return self._filler[(answer.seed + at * 7) % len(self._filler)]
+
+    def _advance(self) -> None:
+        """Everything up to now. Whoever repeats the run takes arrivals and cancellations of one time by their ids."""
+        to_ns, adds, aborts = self.run_ns(self._now()), self._adds, sorted(self._aborts.items())
+        self._adds, self._aborts = [], {}
+        self.cluster.advance(to_ns, adds)
+        self.cluster.advance(to_ns, [partial(self._give_up, id, end) for id, end in aborts])
+
+    def _give_up(self, id: int, end: tuple[str, str], at_ns: int) -> None:
+        self.cluster.give_up(id, *end)
 
     # What the cluster tells
 
@@ -197,6 +205,12 @@ class Twin:
         """Rows of `steps`, from the cluster."""
         for values in zip(*columns.values(), strict=True):
             self.ledger.add_step(**dict(zip(columns, values, strict=True)))
+
+
+def _words_of(id: int, asked: Add) -> int:
+    """A number from 0 to 255 that says which words: requests with the same seed get the same."""
+    drawn_by = f"seed {asked.seed}" if asked.seed is not None else f"request {id}"
+    return blake2b(drawn_by.encode()).digest()[0]
 
 
 class _Answer:

@@ -64,7 +64,7 @@ class Tokenizer:
             return environment.from_string(template).render(
                 messages=messages, tools=tools, add_generation_prompt=True, **self._names
             )
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # the template is a program, and what it is given came from anybody
             roles = ", ".join(message["role"] for message in messages)
             raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
 

@@ -18,11 +18,13 @@ from sim.run_log import RunLog
 class Autoscalers:
     """Lets each autoscaler of a fleet look when it is due, in the order of `scalers`.
 
-    They end when nothing else is left to happen on the clock: so they have one alarm, and never wait for one another.
+    They end when nothing else is left to happen on the clock, unless `for_ever`: so they have one alarm, and never wait
+    for one another.
     """
 
-    def __init__(self, clock: VirtualClock, scalers: Sequence[Autoscaler]) -> None:
+    def __init__(self, clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False) -> None:
         self._clock = clock
+        self._for_ever = for_ever
         self._scalers = scalers
         if scalers:
             self._look()
@@ -32,7 +34,7 @@ class Autoscalers:
         for scaler in self._scalers:
             if scaler.due_ns <= now:
                 scaler.look()
-        if self._clock.peek() < float("inf") or not now:
+        if self._for_ever or not now or self._clock.peek() < float("inf"):
             Alarm(self._clock, min(scaler.due_ns for scaler in self._scalers), FLEET, self._look)
 
 

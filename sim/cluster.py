@@ -133,15 +133,15 @@ class Cluster:
             raise UserError("policy", policies, remedy) from None
         return self._end()
 
-    def _begin(self) -> None:
-        """From now on failures happen and autoscalers look."""
+    def _begin(self, for_ever: bool = False) -> None:
+        """From now on failures happen and autoscalers look: `for_ever`, or while there is anything to look at."""
         config = self._config
         Failures(self._clock, self._fleet, config, self._links)
         scalers = [
             Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
             for scaler in config.autoscaler or ()
         ]
-        Autoscalers(self._clock, scalers)
+        Autoscalers(self._clock, scalers, for_ever)
 
     def _end(self) -> Simulated:
         self._log.close()

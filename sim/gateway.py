@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from serving.deployments.fleet import AdmissionConfig, Patience, Retry
-from serving.request import Request
+from serving.request import Request, Status
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
@@ -91,8 +91,13 @@ class Gateway:
         return list(self._visits)
 
     def give_up(self, id: int, status: str, reason: str) -> None:
-        """The client of request `id` wants no more of it; nothing happens if it has left already."""
+        """The client of request `id` wants no more of it; nothing happens if it has left already.
+
+        What has no token, because its replica crashed and it starts again, is `cancelled` and never `finished`.
+        """
         if (visit := self._visits.get(id)) is not None:
+            if status == Status.FINISHED.value and (visit.live is None or not visit.live.outputs):
+                status = "cancelled"
             if visit in self._held:
                 self._held.remove(visit)
             self._leave(visit, status, reason)

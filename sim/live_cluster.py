@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm
 from sim.cluster import Cluster, Simulated
@@ -13,29 +12,36 @@ from sim.fleet import Life
 
 
 class LiveCluster(Cluster):
-    """A `Cluster` without a workload. What comes at one time is taken in together, as from a trace that says so.
+    """A `Cluster` without a workload. What comes together is taken in together, as from a trace that says so.
 
     A run that offers the same requests at the same times decides the same.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._begin()
+        self._begin(for_ever=True)
 
     @property
     def next_ns(self) -> float:
         """When something happens next of its own accord; infinite if nothing will."""
         return self._clock.peek()
 
-    def advance(self, to_ns: int, *arrivals: Callable[[], None]) -> None:
-        """Let everything happen that is due by `to_ns`, and `arrivals` then: calls of `offer` and `give_up`.
+    def advance(self, to_ns: int, inputs: Sequence[Callable[[int], None]] = ()) -> None:
+        """Let everything happen that is due by `to_ns`, and then `inputs`, which call `offer` and `give_up`.
 
-        Raises UserError if a policy breaks its contract, and if `to_ns` has been reached before.
+        They come at the first time from `to_ns` on at which nothing else happens, so that their order with it is no
+        matter of chance, and are called with it. Raises UserError if a policy breaks its contract.
         """
-        if arrivals:
-            self._until(to_ns - 1)
-            Alarm(self._clock, to_ns, ARRIVAL, lambda _: _all(arrivals))
-        self._until(to_ns)
+        clock = self._clock
+        with self._fleet.watch.on():
+            self._until(to_ns)
+            if inputs:
+                at_ns = max(to_ns, clock.now_ns + 1)
+                while clock.peek() <= at_ns:
+                    self._until(at_ns)
+                    at_ns += 1
+                Alarm(clock, at_ns, ARRIVAL, lambda _: _all(inputs, at_ns))
+                self._until(at_ns)
 
     def offer(self, request: WorkloadRequest) -> None:
         """`request` arrives now."""
@@ -54,24 +60,23 @@ class LiveCluster(Cluster):
         self._fleet.on_ready.append(ready)
         self._fleet.on_gone.append(gone)
 
-    def finish(self) -> Simulated:
-        """What has not ended is given up; the last rows go to the sink."""
-        for id in self._gateway.open_requests():
-            self._gateway.give_up(id, "unfinished", "the server ended")
+    def finish(self, to_ns: int) -> Simulated:
+        """What has not ended by `to_ns` is given up; the last rows go to the sink."""
+        self.advance(to_ns, [self._give_all_up])
         return self._end()
 
+    def _give_all_up(self, at_ns: int) -> None:
+        for id in self._gateway.open_requests():
+            self.give_up(id, "unfinished", "the server ended")
+
     def _until(self, to_ns: int) -> None:
-        clock = self._clock
-        if clock.now_ns > to_ns:
-            raise UserError("to_ns", to_ns, "has passed already; time only goes on")
-        with self._fleet.watch.on():
-            while clock.peek() <= to_ns:
-                clock.step()
+        while self._clock.peek() <= to_ns:
+            self._clock.step()
 
     def _left(self, request: WorkloadRequest) -> None:
         """Nobody waits for the end of a request to send another."""
 
 
-def _all(calls: Iterable[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _all(inputs: Iterable[Callable[[int], None]], at_ns: int) -> None:
+    for put in inputs:
+        put(at_ns)

@@ -1,0 +1,43 @@
+"""Keys that clients must show, and TLS: who may ask, and that nobody else reads it."""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from apiserver.refusal import Refusal
+from serving.errors import UserError, reason
+
+
+def read_keys(path: str | None) -> tuple[bytes, ...]:
+    """The keys in a file, one a line; none where there is no file. Raises UserError if it holds none."""
+    if path is None:
+        return ()
+    try:
+        keys = tuple(filter(None, map(bytes.strip, Path(path).read_bytes().splitlines())))
+    except OSError as error:
+        raise UserError("api_key_file", path, f"cannot be read: {reason(error)}") from None
+    if not keys:
+        raise UserError("api_key_file", path, "holds no key; write one a line")
+    return keys
+
+
+def check_key(authorization: str, keys: Sequence[bytes]) -> None:
+    """Raises Refusal unless a header `Authorization` shows one of `keys`. How long it takes tells nothing of them."""
+    given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
+    if not sum([hmac.compare_digest(given, key) for key in keys]):
+        raise Refusal(401, "this server wants a key: send the header `Authorization: Bearer KEY`")
+
+
+def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Of a certificate and its key, both PEM files; None without. Raises UserError if they cannot be used."""
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key, password="")  # never asks for one
+    except OSError as error:  # of which TLS's own are
+        raise UserError("tls_cert", cert, f"cannot be used with tls_key {key}: {reason(error)}") from None
+    return context

@@ -1,0 +1,241 @@
+"""A live twin decides what a simulation of its recording decides, step by step, and its clients get those tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apiserver.ledger import Ledger, LiveRecording
+from apiserver.messages import About, Add
+from apiserver.twin import AnswerLengths, Twin
+from serving.deployments.config import Deployment, SchedulerConfig, parse
+from serving.deployments.fleet import FleetConfig
+from sim.cluster import Cluster
+from sim.live_cluster import LiveCluster
+from sim.run_log import TableSink
+from tests.budget import examples
+from tests.sim.fleet_samples import COST, MS, ROOMY, S
+from tests.sim.test_fleet_properties import fleets
+from traces.recording import Recording, RecordingWriter
+
+SERVED_ONLY = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
+ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
+FILLER = range(100, 612)
+LATEST_NS = 40 * S
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A client: what it asks, how it asks on, and when it has had enough."""
+
+    begins_ms: int
+    document: int
+    document_tokens: int
+    own_tokens: int
+    output: int
+    turns: int
+    think_ms: int
+    stops_at: int | None  # a stop string in that token
+    leaves_ms: int | None  # after it asked
+    ignore_eos: bool
+    priority: int
+    user: str
+
+
+chats = st.builds(
+    Chat,
+    begins_ms=st.integers(0, 900),
+    document=st.integers(0, 2),
+    document_tokens=st.sampled_from([0, 15, 16, 64, 200]),
+    own_tokens=st.integers(1, 90),
+    output=st.integers(1, 60),
+    turns=st.integers(1, 3),
+    think_ms=st.sampled_from([0, 6, 100]),
+    stops_at=st.none() | st.integers(1, 30),
+    leaves_ms=st.none() | st.sampled_from([0, 1, 12, 200]),
+    ignore_eos=st.booleans(),
+    priority=st.integers(-1, 1),
+    user=st.sampled_from(["", "a", "b"]),
+)
+
+
+@dataclass
+class Wire:
+    """Stands for the exchange: what was given, and when it should have left."""
+
+    given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    due_ns: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ends: dict[int, str] = field(default_factory=dict)
+    _unsent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def give(self, id, tokens, logprobs=None):
+        assert id not in self.ends
+        self.given[id] += tokens
+        self._unsent[id] += len(tokens)
+
+    def end(self, id, finish, reason=""):
+        assert id not in self.ends
+        self.ends[id] = finish
+
+    def flush(self, due_ns):
+        for id, tokens in self._unsent.items():
+            self.due_ns[id] += [due_ns] * tokens
+        self._unsent.clear()
+
+
+class Counted:
+    """Stands for the metrics."""
+
+    def request(self, row, asked): ...
+    def step(self, row): ...
+
+
+class Served:
+    """A twin that `chats` talk to until all is said, on a clock that is `late_ns` at every turn."""
+
+    def __init__(self, folder, cluster, chats, late_ns, speed):
+        self.now_ns = 5 * S
+        self.wire = Wire()
+        self.twin = Twin(
+            ABOUT,
+            lambda sink, told: cluster(LiveCluster, sink, block=1, on_tokens=told),
+            self.wire,
+            AnswerLengths(lambda number: 1 + number * 7 % 40),
+            FILLER,
+            16,
+            speed,
+            lambda: self.now_ns,
+        )
+        run = {"run_id": "live", "clock": "virtual", "workload": "served", "deployment": "{}", "replicas": 1}
+        self.ledger = self.twin.ledger = Ledger(
+            self.twin, Counted(), LiveRecording(RecordingWriter(folder, {**run, "seed": 0, "num_blocks": 1}))
+        )
+        self._chats, self._late_ns, self._speed = chats, late_ns, speed
+        self._events, self._order, self._ids = [], count(), count()
+        self._asked = {}  # by id: the chat, which turn of it, and its prompt
+        self._heard = set()
+        for chat in chats:
+            document = [1000 * chat.document + at for at in range(chat.document_tokens)]
+            self._at(chat.begins_ms * MS, self._ask, chat, 0, document)
+        self._talk()
+        self.twin.close()
+        self._listen()
+        self.ledger.close()
+
+    def _talk(self):
+        while self.now_ns < LATEST_NS and (self._events or self.ledger.under_way):
+            while self._events and self._events[0][0] <= self.now_ns:
+                _, _, what, args = heappop(self._events)
+                what(*args)
+            wait_s = self.twin.turn()
+            self._listen()
+            wake_ns = LATEST_NS if wait_s is None else self.now_ns + round(wait_s * S)
+            if self._events:
+                wake_ns = min(wake_ns, self._events[0][0])
+            self.now_ns = max(wake_ns + self._late_ns, self.now_ns + 1)
+
+    def _at(self, after_ns, what, *args):
+        heappush(self._events, (self.now_ns + int(after_ns / self._speed), next(self._order), what, args))
+
+    def _ask(self, chat, turn, said):
+        id = next(self._ids)
+        prompt = said + [10_000 + 100 * id + at for at in range(chat.own_tokens)]
+        stop_ids = [] if chat.ignore_eos else [0]
+        asked = Add(id, prompt, chat.output, self.now_ns, 0, stop_ids, priority=chat.priority, tenant=chat.user)
+        self._asked[id] = chat, turn, prompt
+        self.ledger.expects(id, asked)
+        self.twin.add(id, asked)
+        if chat.leaves_ms is not None:
+            self._at(chat.leaves_ms * MS, self._leave, id)
+
+    def _leave(self, id):
+        if id not in self.wire.ends:
+            self.twin.abort(id, "its client went away")
+            self.ledger.delivered(id, None)
+            self._heard.add(id)
+
+    def _listen(self):
+        for id, (chat, turn, prompt) in list(self._asked.items()):
+            if id in self._heard:
+                continue
+            stopped = chat.stops_at is not None and len(self.wire.given[id]) >= chat.stops_at
+            if stopped or id in self.wire.ends:
+                self._heard.add(id)
+                if stopped:
+                    self.twin.abort(id, "stop")
+                self.ledger.delivered(id, None)
+                if turn + 1 < chat.turns and len(prompt) < 400:
+                    said = prompt + self.wire.given[id][: chat.stops_at]
+                    self._at(chat.think_ms * MS, self._ask, chat, turn + 1, said)
+
+
+@given(
+    fleet=fleets(),
+    chats=st.lists(chats, min_size=1, max_size=25),
+    policy=st.sampled_from(["vllm", "sarathi", "sjf", "fair", "priority-ageing"]),
+    blocks=st.sampled_from([42, 90, 2000]),
+    overlapped=st.booleans(),
+    late_ns=st.sampled_from([0, 300_000, 7 * MS]),
+    speed=st.sampled_from([1.0, 7.3]),
+)
+@examples(1)
+def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
+    fleet, chats, policy, blocks, overlapped, late_ns, speed
+):
+    scheduler = {"num_blocks": blocks, "max_num_seqs": 6, "max_model_len": 600, "async_scheduling": overlapped}
+    deployment = Deployment(policy=policy, scheduler=SchedulerConfig(**{**ROOMY, **scheduler}))
+    config = parse(FleetConfig, fleet, where="fleet")
+
+    def cluster(kind, sink, **more):
+        return kind(deployment, COST, sink, fleet=config, steps=True, tokens=True, **more)
+
+    with tempfile.TemporaryDirectory() as folder:
+        served = Served(Path(folder), cluster, chats, late_ns, speed)
+        recording = Recording.load(folder)
+        again = TableSink()
+        cluster(Cluster, again).run(recording.workload())
+        requests = recording.requests
+        assert_same_steps(recording.steps.to_pylist(), again.steps.to_pylist(), requests)
+    assert_same_requests(requests, again.requests)
+    assert_given(served, requests)
+
+
+def assert_same_steps(live, again, requests):
+    """All that ended before the last request did, which is when a simulation ends."""
+    last_ns = max(requests.column("end_ns").to_pylist())
+    for ours, theirs in zip(live, again, strict=False):
+        assert ours == theirs
+    assert len(again) <= len(live) and all(step["end_ns"] >= last_ns for step in live[len(again) :])
+
+
+def assert_same_requests(live, again):
+    rows = {row["request_id"]: row for row in again.drop(list(SERVED_ONLY)).to_pylist()}
+    for row in live.drop(list(SERVED_ONLY)).to_pylist():
+        same = rows.pop(row["request_id"])
+        if row["reason"] not in ("", same["reason"]):  # its client ended it, and how is not in a workload
+            assert same["status"] == "cancelled"
+            for name in ("status", "reason", "finish_ns", "token_times_ns"):
+                del row[name], same[name]
+        assert row == same
+    assert not rows
+
+
+def assert_given(served, requests):
+    """What clients got is what the rows say, at the times that they say; nothing twice, nothing lost."""
+    wire, twin = served.wire, served.twin
+    assert set(wire.ends) == set(requests.column("request_id").to_pylist())
+    for row in requests.to_pylist():
+        id, tokens = row["request_id"], len(wire.given[row["request_id"]])
+        assert wire.due_ns[id] == sorted(wire.due_ns[id]) and len(wire.due_ns[id]) == tokens
+        if row["attempts"] > 1:  # what an attempt that came to nothing gave is not given again
+            assert tokens >= row["output_tokens"]
+        elif row["status"] == "finished":
+            assert tokens == row["output_tokens"]
+            assert wire.due_ns[id] == [twin._monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]

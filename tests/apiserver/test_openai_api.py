@@ -1,0 +1,170 @@
+"""What the server answers: every endpoint, whole and as a stream, held against the twin that it serves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.apiserver.served import TWIN, serving
+
+WORDS = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 100, "--output-tokens", 9) as server:
+        yield server
+
+
+def words_of(server, **body):
+    """The text of an answer, and the words that its tokens are; those of a seed are always the same."""
+    answered = server.complete(ignore_eos=True, logprobs=0, **body)
+    return answered.choice["text"], answered.choice["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models"])
+def test_what_operators_look_at(server, path):
+    assert server.ask("GET", path).status == 200
+
+
+def test_the_model_is_listed_as_it_is_answered(server):
+    (model,) = server.ask("GET", "/v1/models").document["data"]
+    assert model["object"] == "model" and model["max_model_len"] > 1000
+    assert server.complete(model=model["id"]).document["model"] == model["id"]
+    refused = server.complete(model="another")
+    assert refused.status == 404 and refused.error["param"] == "model"
+
+
+def test_a_text_or_its_tokens_are_continued_alike(server):
+    tokens = server.ask("POST", "/tokenize", {"prompt": "Hello there"}).document
+    assert tokens["count"] == len(tokens["tokens"])
+    for prompt in ("Hello there", tokens["tokens"]):
+        document = server.complete(prompt=prompt, max_tokens=7).document
+        assert document["object"] == "text_completion" and document["id"].startswith("cmpl-")
+        assert document["usage"]["prompt_tokens"] == tokens["count"]
+        assert document["usage"]["completion_tokens"] == 7
+    assert document["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_a_stream_says_what_a_whole_answer_says(server, ask):
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    asked = {"max_tokens": 12, "seed": 5, "ignore_eos": True}
+    whole, *events = [getattr(server, ask)(**asked).document, *getattr(server, ask)(**asked, **usage).events]
+    *pieces, last = events
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert len({event["id"] for event in events}) == 1
+    choices = [piece["choices"][0] for piece in pieces]
+    if ask == "chat":
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert len(text.split()) == len(whole["choices"][0]["message"]["content"].split())
+    else:
+        text = "".join(choice["text"] for choice in choices)
+        assert len(text.split()) == len(whole["choices"][0]["text"].split())
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+    without = getattr(server, ask)(**asked, stream=True).events
+    assert all(event["choices"] and "usage" not in event for event in without)
+
+
+def test_a_chat_is_one_message(server):
+    choice = server.chat(max_tokens=3).choice
+    assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
+    assert choice["index"] == 0 and choice["logprobs"] is None
+
+
+def test_tools_and_parts_are_in_the_prompt(server):
+    plain = server.chat().document["usage"]["prompt_tokens"]
+    assert server.chat(tools=[TOOL]).document["usage"]["prompt_tokens"] > plain
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    assert server.chat(messages=parts).document["usage"]["prompt_tokens"] == plain
+    counted = server.ask("POST", "/tokenize", {"messages": WORDS}).document["count"]
+    assert counted == plain
+
+
+def test_how_long_an_answer_is(server):
+    def tokens(ask, **body):
+        return ask(**body).document["usage"]["completion_tokens"]
+
+    assert tokens(server.complete, max_tokens=50) == 9  # as was said to be drawn
+    assert tokens(server.complete, max_tokens=5) == 5
+    assert tokens(server.complete, max_tokens=50, min_tokens=20) == 20
+    assert tokens(server.complete, max_tokens=50, ignore_eos=True) == 50
+    assert tokens(server.complete, max_tokens=None, ignore_eos=True) == 16
+    assert tokens(server.chat, max_tokens=None, max_completion_tokens=6) == 6
+    assert tokens(server.chat, max_tokens=3, max_completion_tokens=6) == 6
+    assert server.complete(max_tokens=50).choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_an_answer_across_tokens(server, stream):
+    asked = {"max_tokens": 12, "seed": 1}
+    text, words = words_of(server, **asked)
+    for stop in (words[4], words[4][2:] + words[5][:3], words[9] + words[10]):
+        answered = server.complete(**asked, ignore_eos=True, stop=["never to be seen", stop], stream=stream)
+        choices = [each["choices"][0] for each in answered.events] if stream else [answered.choice]
+        assert "".join(choice["text"] for choice in choices) == text[: text.index(stop)]
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_tokens_up_to_a_stop_string_are_used(server):
+    text, words = words_of(server, max_tokens=12, seed=1)
+    stop = words[4][2:] + words[5][:3]
+    usage = server.complete(max_tokens=12, seed=1, ignore_eos=True, stop=stop).document["usage"]
+    assert usage["completion_tokens"] == 6
+
+
+def test_logprobs_are_of_the_tokens_of_the_text(server):
+    choice = server.complete(logprobs=1, max_tokens=5).choice
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"] and logprobs["token_logprobs"] == [0.0] * 5
+    assert [choice["text"][at:][:4] for at in logprobs["text_offset"]] == [word[:4] for word in logprobs["tokens"]]
+    content = server.chat(logprobs=True, max_tokens=5).choice["logprobs"]["content"]
+    assert [each["logprob"] for each in content] == [0.0] * 5
+    assert all(bytes(each["bytes"]).decode() == each["token"] for each in content)
+    events = server.chat(logprobs=True, max_tokens=5, stream=True).events[1:]
+    assert sum(len(event["choices"][0]["logprobs"]["content"]) for event in events) == 5
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("n", 2), ("best_of", 2), ("echo", True), ("suffix", "x"), ("logit_bias", {"5": 1}), ("presence_penalty", 1),
+        ("frequency_penalty", 0.5), ("logprobs", 5), ("anything", 1), ("prompt", ["a", "b"]), ("temperature", -1),
+        ("seed", 10**20), ("stop", [""]), ("min_tokens", 5), ("priority", "high"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(server, field, value):
+    refused = server.complete(**{field: value})
+    assert refused.status == 400 and refused.error["param"].split(".")[0] == field
+    assert field in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("top_logprobs", 2), ("tool_choice", "required"), ("response_format", {"type": "json_object"}), ("store", True)],
+)
+def test_what_chats_do_not_support_is_refused_by_name(server, field, value):
+    refused = server.chat(**{field: value})
+    assert refused.status == 400 and refused.error["param"] == field
+
+
+@pytest.mark.parametrize(
+    "field, value", [("n", 1), ("echo", False), ("logit_bias", {}), ("priority", -3), ("user", "a")]
+)
+def test_what_changes_nothing_is_taken(server, field, value):
+    assert server.complete(**{field: value}).status == 200
+
+
+def test_a_prompt_that_does_not_fit_is_refused(server):
+    most = server.ask("GET", "/v1/models").document["data"][0]["max_model_len"]
+    assert server.complete(prompt=[5] * most).error["param"] == "prompt"
+    assert server.complete(prompt=[5] * 10, max_tokens=most).error["param"] == "max_tokens"
+    assert server.complete(prompt=[2**30]).error["param"] == "prompt"
+
+
+def test_an_id_of_the_clients_is_repeated_if_it_is_fit(server):
+    body = {"prompt": "Hello", "max_tokens": 1}
+    assert server.ask("POST", "/v1/completions", body, X_Request_Id="mine-1").document["id"] == "mine-1"
+    assert server.ask("POST", "/v1/completions", body, X_Request_Id="\x80\xff").document["id"].startswith("cmpl-")
