@@ -15,6 +15,7 @@ from streamlit.navigation.page import StreamlitPage
 from dashboard.calibration_page import page as calibration_page
 from dashboard.frontier_page import page as frontier_page
 from dashboard.glossary_page import page as glossary_page
+from dashboard.live_page import page as live_page
 from dashboard.palette import REAL, SIMULATED
 from dashboard.plan_page import page as plan_page
 from dashboard.policy_lab_page import page as policy_lab_page
@@ -52,6 +53,7 @@ PAGES = [
     FRONTIER,
     _page(lambda: policy_lab_page.show(RUNS), "Policy lab", "compare_arrows"),
     RUN,
+    _page(live_page.show, "Live", "monitor_heart"),
     _page(step_page.show, "Step", "layers"),
     _page(lambda: trust_page.show(RUNS), "Trust", "balance"),
     _page(lambda: calibration_page.show(RUNS), "Calibration", "tune"),

@@ -1,0 +1,83 @@
+"""What became of single requests, step by step, for those whose clients want to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.kv.blocks import blocks_for
+
+_KEPT = 64  # the last of them
+_MOST_STEPS = 5000  # of each
+_TIMES = (
+    "received_ns",
+    "arrival_ns",
+    "scheduled_ns",
+    "first_token_ns",
+    "finish_ns",
+    "first_text_ns",
+    "first_sent_ns",
+    "last_text_ns",
+    "last_sent_ns",
+)
+
+
+class Journeys:
+    """The last requests that were to be followed, by the name of their answers."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._by_name: dict[str, dict[str, Any]] = {}
+        self._under_way: dict[int, dict[str, Any]] = {}
+
+    def begin(self, id: int, name: str, prompt_tokens: int, received_ns: int) -> None:
+        """Follow request `id`; its answer is called `name`."""
+        while len(self._by_name) >= _KEPT:
+            del self._by_name[next(iter(self._by_name))]
+        self._by_name[name] = self._under_way[id] = {
+            "status": "under way",
+            "replica": None,
+            "prompt_tokens": prompt_tokens,
+            "prefix_hit_tokens": None,
+            "times": {"received_ns": received_ns},
+            "steps": [],
+        }
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A row of `steps`, with its `row_ids`."""
+        ids = row.get("row_ids") or ()
+        for id in self._under_way.keys() & set(ids):
+            journey = self._under_way[id]
+            steps = journey["steps"]
+            if len(steps) == _MOST_STEPS:
+                continue
+            tokens = row["row_tokens"][ids.index(id)]
+            computed = (steps[-1]["computed"] if steps else 0) + tokens
+            journey["replica"] = row["replica"]
+            journey["times"].setdefault("scheduled_ns", row["start_ns"])
+            steps.append(
+                {
+                    "step": row["step"],
+                    "start_ns": row["start_ns"],
+                    "end_ns": row["end_ns"],
+                    "rows": len(ids),
+                    "mates": [other for other in ids if other != id],
+                    "tokens": tokens,
+                    "computed": computed,
+                    "blocks": blocks_for(computed, self._block_size),
+                }
+            )
+
+    def end(self, row: Mapping[str, Any]) -> None:
+        """The row of `requests` of one that has ended, if it is followed."""
+        if (journey := self._under_way.pop(row["request_id"], None)) is None:
+            return
+        hit = row.get("prefix_hit_tokens") or 0
+        journey.update(status=row["status"], replica=row["replica"], prefix_hit_tokens=hit)
+        journey["times"].update({name: row[name] for name in _TIMES if row.get(name) is not None})
+        for step in journey["steps"]:
+            step["blocks"] = blocks_for(step["computed"] + hit, self._block_size)
+
+    def of(self, name: str) -> dict[str, Any] | None:
+        """What is known of the request whose answer is called `name`; None of one that is not followed."""
+        return self._by_name.get(name)

@@ -1,0 +1,95 @@
+"""Figures of the Live page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.live_page.snapshot import GAUGES, LATENCIES, Snapshot, quantile_ms, tokens_per_second
+from dashboard.marks import bars, line
+from dashboard.palette import NEUTRAL, OWN_POLICY, SIMULATED
+
+_WINDOW_S = 30.0  # latencies are of what came in these
+_PHASES = {
+    "tokenise": ("received_ns", "arrival_ns", NEUTRAL),
+    "queue": ("arrival_ns", "scheduled_ns", "#d9534f"),
+    "prefill": ("scheduled_ns", "first_token_ns", "#a8744a"),
+    "decode": ("first_token_ns", "finish_ns", SIMULATED),
+    "detokenise": ("finish_ns", "last_text_ns", NEUTRAL),
+    "stream": ("last_text_ns", "last_sent_ns", "#18936f"),
+}
+
+
+def over_time(history: Sequence[Snapshot]) -> go.Figure:
+    """Requests running and waiting, KV in use, and tokens a second; a line a replica where there are several."""
+    titles = [*GAUGES.values(), "output tokens per second"]
+    plot = make_subplots(2, 2, subplot_titles=titles, vertical_spacing=0.18)
+    times = [snapshot.seconds for snapshot in history]
+    replicas = history[-1].replicas
+    for at, gauge in enumerate(GAUGES):
+        for number, replica in enumerate(replicas):
+            scale = 100 if gauge.endswith("perc") else 1
+            values = [scale * snapshot.values.get((gauge, replica), 0.0) for snapshot in history]
+            colour = SIMULATED if len(replicas) == 1 else OWN_POLICY[number % len(OWN_POLICY)]
+            hover = f"replica {replica}: %{{y:.3g}}<extra></extra>"
+            place: dict[str, Any] = {"row": at // 2 + 1, "col": at % 2 + 1}
+            line(plot, times, values, f"replica {replica}", colour, hover, shape="hv", showlegend=at == 0, **place)
+    line(plot, *tokens_per_second(history), "", SIMULATED, "%{y:,.0f} tokens/s<extra></extra>", row=2, col=2)
+    plot.update_yaxes(rangemode="tozero")
+    plot.update_yaxes(range=[0, 100], ticksuffix=" %", row=2, col=1)
+    plot.update_xaxes(title="seconds", row=2)
+    plot.update_layout(height=480, margin={"t": 40, "b": 40}, showlegend=len(replicas) > 1)
+    return plot
+
+
+def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """p50 and p90 in ms of each latency over the last half minute; NaN where nothing came."""
+    after = history[-1]
+    before = next(snapshot for snapshot in history if snapshot.seconds >= after.seconds - _WINDOW_S)
+    return [
+        {"metric": shown, "p50": quantile_ms(before, after, name, 0.5), "p90": quantile_ms(before, after, name, 0.9)}
+        for name, shown in LATENCIES.items()
+    ]
+
+
+def waterfall(journey: Mapping[str, Any]) -> go.Figure:
+    """Where the time of one request went: each phase, and each step that it was part of, in ms since HTTP had it."""
+    times, plot, origin = journey["times"], go.Figure(), journey["times"]["received_ns"]
+    for name, (begin, end, colour) in _PHASES.items():
+        if times.get(begin) is not None and times.get(end) is not None:
+            _bar(plot, name, name, [times[begin] - origin], [times[end] - times[begin]], colour, [""])
+    steps = journey["steps"]
+    said = [f"step {step['step']}: {step['rows']} requests, {step['tokens']} tokens" for step in steps]
+    begins = [step["start_ns"] - origin for step in steps]
+    took = [step["end_ns"] - step["start_ns"] for step in steps]
+    _bar(plot, "steps", "steps", begins, took, SIMULATED, said)
+    plot.update_layout(height=330, barmode="overlay", showlegend=False, margin={"t": 10, "b": 40})
+    plot.update_xaxes(title="ms since the server had the request")
+    plot.update_yaxes(autorange="reversed")
+    return plot
+
+
+def _bar(
+    plot: go.Figure, row: str, name: str, begins: Sequence[int], took: Sequence[int], colour: str, said: Sequence[str]
+) -> None:
+    hover = "%{customdata}<br>from %{base:.2f} ms, %{x:.2f} ms long<extra></extra>"
+    milliseconds = [ns / 1e6 for ns in took]
+    base = [ns / 1e6 for ns in begins]
+    look = {"orientation": "h", "base": base, "customdata": said, "marker_line_width": 0.5}
+    bars(plot, milliseconds, [row] * len(begins), name, colour, hover, **look)
+
+
+def mates(journey: Mapping[str, Any]) -> go.Figure:
+    """How many requests shared each of its steps, and how many KV blocks it held then."""
+    steps = journey["steps"]
+    begins = [(step["start_ns"] - journey["times"]["received_ns"]) / 1e6 for step in steps]
+    plot = make_subplots(1, 2, subplot_titles=["requests in its step", "KV blocks that it held"])
+    line(plot, begins, [step["rows"] for step in steps], "", SIMULATED, "%{y} requests<extra></extra>", row=1, col=1)
+    line(plot, begins, [step["blocks"] for step in steps], "", SIMULATED, "%{y} blocks<extra></extra>", row=1, col=2)
+    plot.update_yaxes(rangemode="tozero")
+    plot.update_xaxes(title="ms")
+    plot.update_layout(height=240, showlegend=False, margin={"t": 40, "b": 40})
+    return plot

@@ -1,0 +1,112 @@
+"""Live: a server while it runs, and the journey of a prompt of one's own through it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import streamlit as st
+
+from calibration.provenance import Provenance
+from dashboard.badge import figure, heading, titled
+from dashboard.live_page.charts import latency_rows, mates, over_time, waterfall
+from dashboard.live_page.server import Server
+from dashboard.live_page.snapshot import Snapshot
+from dashboard.mistake import mistake
+from dashboard.table import table
+from dashboard.url import in_url, text
+from serving.errors import UserError
+
+_USUAL = "http://127.0.0.1:8000"
+_EVERY_S = 2
+_MOST = 900  # snapshots kept: half an hour
+_OFTEN = 8  # pieces of an answer between two looks at its journey
+_MEASURED = Provenance("validated", "the server measured it itself")
+_HISTORY, _JOURNEY = "live-history", "live-journey"
+
+
+@in_url
+def show() -> None:
+    """The page, of the server whose URL is given."""
+    with titled("A server while it runs"):
+        url = text("Server", "server", _USUAL)
+    try:
+        server = Server(url)
+        model = server.model()
+    except UserError as error:
+        mistake(error)
+        st.info("Start one beside the dashboard: `tokentwin serve --twin --gpu H100 --model Llama-3.1-8B`")
+        return
+    st.caption(f"{model} at {server.url}. The figures follow it, every {_EVERY_S} seconds.")
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        _follow(server)
+    with right:
+        _ask(server)
+
+
+@st.fragment(run_every=_EVERY_S)
+def _follow(server: Server) -> None:
+    of, history = st.session_state.get(_HISTORY, ("", None))
+    if of != server.url or history is None:
+        history = deque[Snapshot](maxlen=_MOST)
+        st.session_state[_HISTORY] = server.url, history
+    try:
+        history.append(server.snapshot(time.monotonic()))
+    except UserError as error:
+        mistake(error)
+        return
+    begun = history[0].seconds
+    shown = [Snapshot(each.seconds - begun, each.values, each.buckets) for each in history]
+    figure(over_time(shown), "live-over-time", "Requests, KV and tokens", _MEASURED)
+    heading("Latency in the last half minute", _MEASURED, help="In ms, from the buckets of vLLM's histograms.")
+    table(latency_rows(shown))
+
+
+def _ask(server: Server) -> None:
+    heading("The journey of a prompt", _MEASURED, help="Type one, and see where the time of its answer goes.")
+    with st.form("live-prompt", border=False):
+        prompt = st.text_area("Prompt", "What is the capital of France?", max_chars=20_000)
+        tokens = int(st.number_input("Most tokens of the answer", 1, 4096, 64))
+        sent = st.form_submit_button("Send", type="primary")
+    said, drawn = st.empty(), st.empty()
+    if sent and prompt.strip():
+        try:
+            _travel(server, prompt, tokens, said, drawn)
+        except UserError as error:
+            mistake(error)
+            return
+    elif (kept := st.session_state.get(_JOURNEY)) is not None:
+        said.markdown(kept[0])
+        _draw(kept[1], drawn, "kept")
+
+
+def _travel(server: Server, prompt: str, tokens: int, said: Any, drawn: Any) -> None:
+    id, answer, looks = f"live-{uuid4().hex}", "", count()
+    for pieces, piece in enumerate(server.answer(id, prompt, tokens)):
+        answer += piece
+        said.markdown(answer)
+        if pieces % _OFTEN == 1:
+            _draw(server.journey(id), drawn, f"{next(looks)}")
+    journey = server.journey(id)
+    for _ in range(10):  # the last word of a journey comes after the last word of its answer
+        if journey["times"].get("last_sent_ns") is not None:
+            break
+        time.sleep(0.05)
+        journey = server.journey(id)
+    st.session_state[_JOURNEY] = answer, journey
+    _draw(journey, drawn, "end")
+
+
+def _draw(journey: dict[str, Any], place: Any, key: str) -> None:
+    with place.container():
+        figure(waterfall(journey), f"live-waterfall-{key}", "Where its time went", _MEASURED, small=True)
+        if journey["steps"]:
+            figure(mates(journey), f"live-mates-{key}", "Company and memory", _MEASURED, small=True)
+        where = "" if journey["replica"] is None else f", on replica {journey['replica']}"
+        st.caption(
+            f"{journey['prompt_tokens']} prompt tokens, {len(journey['steps'])} steps{where}: {journey['status']}"
+        )

@@ -1,0 +1,73 @@
+"""A running server as the page asks it: its metrics, an answer as it streams, and what it did for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dashboard.live_page.snapshot import Snapshot
+from serving.errors import UserError
+
+_SECONDS = 5.0  # what is not there by then is not
+
+
+class Server:
+    """A server of OpenAI's API at `url`. Everything raises UserError when it cannot be had."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise UserError("server", url, "must begin with http:// or https://")
+
+    def model(self) -> str:
+        """Name of the model that it serves."""
+        with self._ask("/v1/models") as response:
+            return str(json.load(response)["data"][0]["id"])
+
+    def snapshot(self, seconds: float) -> Snapshot:
+        """Its metrics now, `seconds` on the caller's clock."""
+        with self._ask("/metrics") as response:
+            text = response.read().decode()
+        return Snapshot.of(seconds, text_string_to_metric_families(text))
+
+    def answer(self, id: str, prompt: str, max_tokens: int) -> Iterator[str]:
+        """The text of an answer to `prompt`, piece by piece; `id` is its name on the server."""
+        body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "stream": True}
+        headers = {"Content-Type": "application/json", "X-Request-Id": id, "X-Journey": "1"}
+        with self._ask("/v1/chat/completions", json.dumps(body).encode(), headers, seconds=600) as response:
+            for line in response:
+                if line.startswith(b"data: {"):
+                    document = json.loads(line[6:])
+                    if "error" in document:
+                        raise UserError("prompt", prompt, document["error"]["message"])
+                    for choice in document["choices"]:
+                        yield choice["delta"].get("content") or ""
+
+    def journey(self, id: str) -> dict[str, Any]:
+        """What the server has done so far for the answer called `id`; see `docs/serving-api.md`."""
+        with self._ask(f"/journeys/{id}") as response:
+            found: dict[str, Any] = json.load(response)
+            return found
+
+    def _ask(
+        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, seconds: float = _SECONDS
+    ) -> Any:
+        try:
+            return urlopen(Request(self.url + path, body, headers or {}), timeout=seconds)
+        except HTTPError as error:
+            raise UserError("server", self.url, f"{path} says {error.code}: {_said(error)}") from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise UserError("server", self.url, f"does not answer ({error}); start one: tokentwin serve") from None
+
+
+def _said(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return error.reason
