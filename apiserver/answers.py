@@ -37,8 +37,9 @@ class Usage:
 
 
 class Style(Protocol):
-    """How an endpoint words its answers."""
+    """How an endpoint words its answers. `token_ids` says whether choices hold their tokens, too, as vLLM's may."""
 
+    token_ids: bool
     object: str
     chunk_object: str
 
@@ -52,6 +53,7 @@ class CompletionStyle:
     """`/v1/completions`."""
 
     texts: Texts
+    token_ids: bool = False
     object: str = "text_completion"
     chunk_object: str = "text_completion"
     _offset: int = field(default=0, init=False)
@@ -75,7 +77,8 @@ class CompletionStyle:
                 "top_logprobs": None,
                 "text_offset": offsets,
             }
-        return {"index": 0, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+        end = {"logprobs": logprobs, "finish_reason": piece.finish}
+        return {"index": 0, "text": piece.text, **end, **_token_ids(self, piece)}
 
     delta = choice
 
@@ -85,6 +88,7 @@ class ChatStyle:
     """`/v1/chat/completions`."""
 
     texts: Texts
+    token_ids: bool = False
     object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
 
@@ -109,10 +113,14 @@ class ChatStyle:
                 for word, logprob in zip(map(self._word, piece.tokens), piece.logprobs, strict=True)
             ]
             logprobs = {"content": content, "refusal": None}
-        return {"logprobs": logprobs, "finish_reason": piece.finish}
+        return {"logprobs": logprobs, "finish_reason": piece.finish, **_token_ids(self, piece)}
 
     def _word(self, token: int) -> str:
         return self.texts.decode([token])
+
+
+def _token_ids(style: Style, piece: Piece) -> dict[str, Any]:
+    return {"token_ids": piece.tokens} if style.token_ids else {}
 
 
 class Documents:
@@ -120,6 +128,7 @@ class Documents:
 
     def __init__(self, style: Style, id: str, model: str, created: int) -> None:
         self._style = style
+        self.every = style.token_ids  # a chunk for every token, even if there is nothing to read yet
         self._about = {"id": id, "created": created, "model": model}
 
     def whole(self, piece: Piece, usage: Usage) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Api:
         if any(token >= about.vocab_size for token in prompt):
             raise Refusal(400, f"prompt: token ids must be below {about.vocab_size}", "prompt")
         asked = _asked(body, about, prompt, received_ns, _COMPLETION_TOKENS)
-        return await self._generate(request, body, asked, CompletionStyle(texts), "cmpl")
+        return await self._generate(request, body, asked, CompletionStyle(texts, bool(body.return_token_ids)), "cmpl")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
@@ -155,15 +155,16 @@ class Api:
         about, texts = self._served(body.model)
         prompt = await _apart(request, partial(texts.chat, _for_template(body.messages), body.tools))
         asked = _asked(body, about, prompt, received_ns, None)
-        return await self._generate(request, body, asked, ChatStyle(texts), "chatcmpl")
+        return await self._generate(request, body, asked, ChatStyle(texts, bool(body.return_token_ids)), "chatcmpl")
 
     async def _generate(
         self, request: web.Request, body: CompletionRequest | ChatRequest, asked: Add, style: Style, kind: str
     ) -> web.StreamResponse:
         about, _ = self._served()
         asked.place = request.app[_PLACE]
+        asked.client_id = _their_id(request)
         with self._engine.open(asked) as answer:
-            id = _their_id(request) or f"{kind}-{monotonic_ns():x}{answer.id:x}"
+            id = asked.client_id or f"{kind}-{monotonic_ns():x}{answer.id:x}"
             documents = Documents(style, id, about.model, int(time()))
             usage = Usage(len(asked.prompt))
             pieces = _pieces(answer, self._detokenizer(about, body.stop), usage)
@@ -308,7 +309,7 @@ async def _stream(
                     await response.prepare(request)
                     if opening := documents.opening():
                         await response.write(opening)
-                if piece.text or piece.finish or piece.logprobs:
+                if documents.every or piece.text or piece.finish or piece.logprobs:
                     await response.write(documents.chunk(piece))
                 if not first_sent_ns:
                     first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()

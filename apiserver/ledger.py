@@ -82,6 +82,7 @@ class Ledger:
     def _write(self, id: int, row: dict[str, Any], delivered: Delivered | None) -> None:
         asked = self._asked.pop(id)
         row["received_ns"] = self._clock.run_ns(asked.received_ns)
+        row["client_id"] = asked.client_id
         if delivered is not None:
             for name in ("first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns"):
                 row[name] = self._clock.run_ns(getattr(delivered, name))

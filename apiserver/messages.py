@@ -47,7 +47,8 @@ class About(Message):
 class Add(Message):
     """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
 
-    `place` is the place in the fleet of the replica whose port it came to; None where a router chooses.
+    `place` is the place in the fleet of the replica whose port it came to; None where a router chooses. `client_id` is
+    what its client calls it, or empty.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Add(Message):
     tenant: str = ""
     session: str = ""
     place: int | None = None
+    client_id: str = ""
 
 
 class Abort(Message):

@@ -54,6 +54,7 @@ class _Generation(BaseModel):
     user: Annotated[str, Field(max_length=256)] = ""
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool | None = False
 
     n: _neutral(1, None) = None  # type: ignore[valid-type]
     presence_penalty: _neutral(0, None) = None  # type: ignore[valid-type]

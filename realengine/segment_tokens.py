@@ -11,27 +11,37 @@ from hashlib import blake2b
 
 import numpy as np
 
-from serving.workload import PRIVATE, WorkloadRequest
+from serving.workload import PRIVATE, Segment, WorkloadRequest
+
+
+def named_segments(request: WorkloadRequest) -> list[Segment]:
+    """The segments of a prompt, private ones by names that no other has."""
+    return [
+        (name if name != PRIVATE else f"\0{request.id}.{number}", count)
+        for number, (name, count) in enumerate(request.prompt)
+    ]
 
 
 class SegmentTokens:
-    """Tokens from a vocabulary of `vocab_size`."""
+    """Tokens from a vocabulary of `vocab_size`, from token `first` on: vocabularies often begin with special ones."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, first: int = 0) -> None:
         self._vocab_size = vocab_size
+        self._first = first
 
     def prompt(self, request: WorkloadRequest) -> list[int]:
         """Token ids of the whole prompt."""
         tokens: list[int] = []
-        for number, (name, count) in enumerate(request.prompt):
-            tokens += self._segment(name if name != PRIVATE else f"\0{request.id}.{number}", count)
+        for name, count in named_segments(request):
+            tokens += self.segment(name, count)
         return tokens
 
     def output(self, request: WorkloadRequest) -> list[int]:
         """Token ids that the request's output is forced to."""
-        return self._segment(f"out:{request.id}", request.output_len)
+        return self.segment(f"out:{request.id}", request.output_len)
 
-    def _segment(self, name: str, count: int) -> list[int]:
+    def segment(self, name: str, count: int) -> list[int]:
+        """The first `count` tokens of a segment."""
         seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-        drawn = np.random.default_rng(seed).integers(0, self._vocab_size, count)
+        drawn = np.random.default_rng(seed).integers(self._first, self._vocab_size, count)
         return list(map(int, drawn))

@@ -115,6 +115,17 @@ _METRICS = (
         "KV on its way from a prefill to a decode replica, once blocks were there for it; part of the decode time"),
     Metric("send_delay_ms", "send delay", "ms", "request", "lower",
         "when the client sent the request minus intended arrival: the client's lateness, not the engine's"),
+    Metric("tokenise_ms", "tokenising", "ms", "request", "lower",
+        "the API server has the whole request until the engine has it: template, tokeniser and the way between their "
+        "processes; null without an API server"),
+    Metric("detokenise_ms", "detokenising", "ms", "request", "lower",
+        "last output token until it is text in the API server; null without an API server"),
+    Metric("stream_ms", "streaming", "ms", "request", "lower",
+        "last text until the whole answer is written to its client; null without an API server"),
+    Metric("client_ms", "client time", "ms", "request", "lower",
+        "E2E as the client saw it, less the time from the request's receipt to its answer's last byte: the client's "
+        "own lateness and the network; tokenising + queue + prefill + decode + detokenising + streaming + this = the "
+        "client's E2E; null unless a client was recorded, too"),
     Metric("tok_s_user", "tokens/s/user", "tokens/s", "request", "higher",
         "1000 / TPOT: the speed at which one user sees tokens appear",
         aiperf=("output_token_throughput_per_user",)),

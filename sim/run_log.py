@@ -126,7 +126,15 @@ _MEASURED_ONLY = (
     "thread_ns",
     "speed",
 )
-_SERVED_ONLY = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
+_SERVED_ONLY = (
+    "received_ns",
+    "first_text_ns",
+    "first_sent_ns",
+    "last_text_ns",
+    "last_sent_ns",
+    "client_id",
+    "client_ns",
+)
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
 _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 

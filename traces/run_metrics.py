@@ -30,6 +30,7 @@ from traces.slo import check_slo
 from traces.step_metrics import COLUMNS, RARE_COLUMNS, STEP_METRICS, StepMetrics
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
+SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # of an API server and its clients
 DISTRIBUTIONS = (*REQUEST_METRICS, "itl_ms", *STEP_METRICS)
 
 _SPANS = {  # between which times of a request a metric lies
@@ -39,12 +40,16 @@ _SPANS = {  # between which times of a request a metric lies
     "prefill_ms": ("scheduled_ns", "first_token_ns"),
     "decode_ms": ("first_token_ns", "finish_ns"),
     "send_delay_ms": ("arrival_ns", "send_ns"),
+    "tokenise_ms": ("received_ns", "arrival_ns"),
+    "detokenise_ms": ("finish_ns", "last_text_ns"),
+    "stream_ms": ("last_text_ns", "last_sent_ns"),
 }
 _REQUEST_COLUMNS = [
     "tenant", "status", "prompt_tokens", "output_tokens", "arrival_ns", "send_ns", "scheduled_ns", "first_token_ns",
     "finish_ns", "prefix_hit_tokens", "preemptions", "preempted_ns", "recomputed_tokens", "tier_hit_tokens",
     "swapped_in_tokens", "transfer_ns", "end_ns", "drafts", "draft_tokens", "accepted_tokens",
 ]  # fmt: skip
+_SERVED_COLUMNS = ["received_ns", "last_text_ns", "last_sent_ns", "client_ns"]  # of most runs null throughout
 
 
 class RunMetrics:
@@ -77,7 +82,8 @@ class RunMetrics:
     @classmethod
     def of(cls, recording: Recording, slo: Mapping[str, float] | None = None) -> RunMetrics:
         """The metrics of a recording; list columns are read only if a metric needs them."""
-        requests = recording.table("requests", _REQUEST_COLUMNS)
+        served = recording.filled("requests", _SERVED_COLUMNS)
+        requests = recording.table("requests", [*_REQUEST_COLUMNS, *served])
         steps = recording.table("steps", [*COLUMNS, *recording.filled("steps", RARE_COLUMNS)])
 
         def token_times() -> pa.ChunkedArray:
@@ -137,7 +143,7 @@ class RunMetrics:
                 return _ratio(self._request_values("e2e_ms"), ns("output_tokens"))
             case "tok_s_user":
                 return _ratio(1000.0, self.values("tpot_ms"))
-            case _:  # preempted_ms, transfer_ms
+            case _:  # preempted_ms, transfer_ms, client_ms
                 return ns(f"{name.removesuffix('_ms')}_ns") / 1e6
 
     def _gaps(self) -> Floats:
@@ -160,6 +166,8 @@ class RunMetrics:
         return np.concatenate(gaps)
 
     def _request(self, name: str) -> Floats:
+        if name in _SERVED_COLUMNS and name not in self._requests.column_names:
+            return np.full(self._requests.num_rows, np.nan)
         return numbers(self._requests, name)
 
     # Steps
@@ -246,12 +254,17 @@ class RunMetrics:
             "kv_pressure_peak": self._peak("kv_pressure"),
             "prefix_hit_rate": self.prefix_hit_rate(),
             "tier_hit_rate": sum(self.tier_hit_rates().values()) if self._tiered else None,
-            "swapped_in_tokens": int(np.nansum(self._request("swapped_in_tokens"))) if self._tiered else None,
-            "preemptions": int(np.nansum(self._request("preemptions"))),
-            "recomputed_tokens": int(np.nansum(self._request("recomputed_tokens"))),
+            "swapped_in_tokens": self._sum("swapped_in_tokens") if self._tiered else None,
+            "preemptions": self._sum("preemptions"),
+            "recomputed_tokens": self._sum("recomputed_tokens"),
             **self.speculation(),
             "saturation": self.saturation.verdict if self.saturation else None,
         }
+
+    def _sum(self, name: str) -> int | None:
+        """Over all requests; None where there are some and nothing is known of any."""
+        values = self._request(name)
+        return None if len(values) and np.isnan(values).all() else int(np.nansum(values))
 
     def jain_fairness(self) -> float | None:
         """Jain's index of the tenants' service up to the last arrival (Jain, Chiu and Hawe 1984)."""
@@ -363,8 +376,10 @@ class RunMetrics:
     def _waiting_share(self, begin: float, end: float) -> float:
         """Share of their time that requests arriving between `begin` and `end` wait for their first step."""
         arrivals, ends = self._stays
-        inside = (arrivals >= begin) & (arrivals < end) & np.isfinite(ends)
-        waits = np.fmin(self._request("scheduled_ns"), ends) - arrivals
+        scheduled = self._request("scheduled_ns")
+        known = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
+        inside = (arrivals >= begin) & (arrivals < end) & np.isfinite(ends) & known
+        waits = np.fmin(scheduled, ends) - arrivals
         stays = float((ends - arrivals)[inside].sum())
         return float(waits[inside].sum()) / stays if stays > 0 else 0.0
 

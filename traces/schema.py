@@ -104,6 +104,8 @@ REQUESTS = (
     Column("first_sent_ns", _I64, "ns", "when that text was written to its client; null without an API server"),
     Column("last_text_ns", _I64, "ns", "when its last token was text; null without an API server"),
     Column("last_sent_ns", _I64, "ns", "when its answer was written to its client; null without an API server"),
+    Column("client_id", _TEXT, "", "what its client called it (X-Request-Id), or empty; null without an API server"),
+    Column("client_ns", _I64, "ns", "its client's E2E beyond `received_ns` to `last_sent_ns`; null where not known"),
 )
 
 

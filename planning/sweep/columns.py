@@ -14,9 +14,10 @@ import pyarrow as pa
 from planning.sweep.points import Point, canonical
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
-from traces.run_metrics import DISTRIBUTIONS, RunMetrics
+from traces.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
 from traces.schema import arrow_schema
 
+_DISTRIBUTIONS = [name for name in DISTRIBUTIONS if name not in SERVED_METRICS]  # a sweep has no API server
 STATUSES = ("finished", "rejected", "timed_out", "cancelled", "aborted", "unfinished")
 _TEXT, _COUNT, _NUMBER = pa.string(), pa.int64(), pa.float64()
 _METRIC_TYPES = {"saturation": _TEXT, "preemptions": _COUNT, "recomputed_tokens": _COUNT, "concurrency_peak": _COUNT}
@@ -93,8 +94,9 @@ def parameter_values(point: Point, schema: pa.Schema) -> dict[str, Any]:
 def metric_values(metrics: RunMetrics) -> dict[str, Any]:
     """Every scalar, and every statistic of every distribution, by column; None for what there is not."""
     values = dict(metrics.scalars())
-    for name, summary in metrics.distributions().items():
-        values |= {f"{name}_{statistic}": value for statistic, value in summary.as_dict().items()}
+    for name in _DISTRIBUTIONS:
+        summary = metrics.distribution(name).as_dict()
+        values |= {f"{name}_{statistic}": value for statistic, value in summary.items()}
     statuses = metrics.statuses()
     values |= {f"requests_{status}": statuses.get(status, 0) for status in STATUSES}
     values["requests"] = sum(statuses.values())
@@ -131,7 +133,7 @@ def _metric_fields() -> list[pa.Field]:
         known = METRICS[name.removesuffix("_peak")]
         definition = f"largest value of: {known.definition}" if name.endswith("_peak") else known.definition
         fields.append(_field(name, _METRIC_TYPES.get(name, _NUMBER), known.unit, definition))
-    for name in DISTRIBUTIONS:
+    for name in _DISTRIBUTIONS:
         known = METRICS[name]
         for statistic, meaning in STATISTICS.items():
             counts = statistic == "count"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serving.errors import UserError
 from serving.metrics import METRICS
 from traces.distribution import Distribution
-from traces.run_metrics import DISTRIBUTIONS, RunMetrics
+from traces.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
 from traces.schema import arrow_schema
 from traces.slo import parse_slo
 
@@ -49,7 +49,8 @@ ONE = finished(100, 150, 350, 1250, 10, send_ns=107 * MS, preempted_ns=200 * MS,
 
 def test_one_request_by_hand():
     m = RunMetrics(requests_table([ONE]))
-    values = {name: m.distribution(name).p50 for name in DISTRIBUTIONS if name.endswith("_ms") or name == "tok_s_user"}
+    names = [name for name in DISTRIBUTIONS if name.endswith("_ms") or name == "tok_s_user"]
+    values = {name: m.distribution(name).p50 for name in names if name not in SERVED_METRICS}
     assert values.pop("itl_ms") != 0
     assert math.isnan(values.pop("step_ms"))
     assert values == {
@@ -72,6 +73,26 @@ def test_one_request_by_hand():
     assert scalars["concurrency"] == 1.0
     assert scalars["preemptions"] == 1
     assert scalars["saturation"] is None
+
+
+def test_what_an_api_server_and_a_client_add_by_hand():
+    times = {"received_ns": 97, "last_text_ns": 1252, "last_sent_ns": 1256, "client_ns": 11}
+    served = finished(100, 150, 350, 1250, 10, **{name: ms * MS for name, ms in times.items()})
+    m = RunMetrics(requests_table([served, finished(0, 1, 5, 5, 1)]))
+    assert {name: m.distribution(name).max for name in SERVED_METRICS} == {
+        "tokenise_ms": 3,
+        "detokenise_ms": 2,
+        "stream_ms": 4,
+        "client_ms": 11,
+    }
+    assert all(m.distribution(name).count == 1 for name in SERVED_METRICS)
+
+
+def test_a_clients_recording_says_nothing_of_waiting_or_preemptions():
+    rows = [finished(at, None, at + 40, at + 50, 10) for at in range(0, 1000, 10)]
+    m = RunMetrics(requests_table([{**row, "preemptions": None} for row in rows]))
+    assert m.saturation.verdict == "STABLE"
+    assert m.scalars()["preemptions"] is None
 
 
 def test_a_single_token_has_no_tpot():

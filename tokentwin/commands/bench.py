@@ -1,4 +1,4 @@
-"""`tokentwin bench`: replay a trace on the real engine and record it."""
+"""`tokentwin bench`: replay a trace on the real engine, or send it to a server, and record it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from planning.bench.request import BenchTarget
 from planning.deployments import read_deployment
 from planning.traffic import Offered
 from tokentwin.finite import Finite
 from tokentwin.options import deployment_options, options_of, requested
 
-option = options_of(Offered)
+option = options_of(Offered, BenchTarget)
+_OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations")
 
 
 @click.command()
@@ -32,6 +34,11 @@ option = options_of(Offered)
     is_flag=True,
     help="Time every operation of every step; this is slower and runs without CUDA graphs.",
 )
+@option("--url")
+@option("--endpoint")
+@option("--api-key", envvar="TOKENTWIN_API_KEY", show_envvar=True)
+@option("--timeout-s", type=float)
+@option("--vocab-size", type=int)
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
 def bench(
@@ -48,14 +55,85 @@ def bench(
     Requests are sent at the arrival times of the trace, or with the trace's own concurrency, and latencies count from
     there. Every output has the length that the trace states; end-of-sequence tokens are ignored. If you press Ctrl-C,
     what was recorded so far is written.
+
+    With --url this sends TRACE to a server that speaks OpenAI's API, such as vLLM, SGLang or `tokentwin serve`, and
+    records what its client sees. --model is then the name to ask for, and --deployment says what the server runs.
+
+    \b
+      tokentwin bench trace.csv --url http://localhost:8000 -o measured
     """
     from serving.errors import UserError
+
+    request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
+    target = {name: given.pop(name) for name in BenchTarget.model_fields}
+    if (Path(out) / "runs.parquet").exists() and not force:
+        raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
+    if target["url"] is None:
+        for name in ("endpoint", "timeout_s", "vocab_size"):
+            if target[name] is not None:
+                raise UserError(name.replace("_", "-"), target[name], "is about a server; add --url, or leave it out")
+        _replay(request, out, minutes, virtual_arrivals, time_operations, force, deployment_file, given)
+    else:
+        for name, value in zip(_OF_A_REPLAY, (minutes, virtual_arrivals, time_operations), strict=True):
+            if value:
+                raise UserError(name.replace("_", "-"), value, "is about the real engine; leave it out with --url")
+        _send(request, requested(BenchTarget, target), out, force, deployment_file, given)
+
+
+def _send(
+    request: Offered, target: BenchTarget, out: str, force: bool, deployment_file: str | None, flags: dict[str, Any]
+) -> None:
+    from planning.progress import counting
+    from serving.errors import UserError
+    from tokentwin.run_table import print_metrics, print_reasons
+    from traces.recording import Recording
+    from traces.run_metrics import RunMetrics
+
+    try:
+        from planning.bench.client import bench as send
+    except ModuleNotFoundError:
+        raise UserError("aiohttp", None, "is not installed; pip install 'tokentwin[server]'") from None
+    model = flags.pop("model")
+    if not deployment_file and (stated := next((name for name, value in flags.items() if value is not None), None)):
+        remedy = "says what the server runs; give --deployment, too, or leave it out"
+        raise UserError(stated.replace("_", "-"), flags[stated], remedy)
+    deployment = read_deployment(deployment_file, flags) if deployment_file else None
+    workload = request.workload()
+    with counting("sending", len(list(workload.requests))) as advance:
+        status = send(
+            workload,
+            target,
+            out,
+            model=model,
+            deployment=deployment,
+            overwrite=force,
+            say=partial(click.echo, err=True),
+            progress=advance,
+        )
+    recording = Recording.load(out)
+    metrics = RunMetrics.of(recording)
+    print_metrics(metrics, "table")
+    print_reasons(recording)
+    late = metrics.distribution("send_delay_ms")
+    click.echo(f"sent {late.p50:.1f} ms late (median; p99 {late.p99:.1f} ms), which the latencies include")
+    click.echo(f"{status}: recorded in {out}")
+    if status != "complete":
+        raise SystemExit(130)
+
+
+def _replay(
+    request: Offered,
+    out: str,
+    minutes: float | None,
+    virtual_arrivals: bool,
+    time_operations: bool,
+    force: bool,
+    deployment_file: str | None,
+    given: dict[str, Any],
+) -> None:
     from tokentwin.run_table import print_reasons
     from traces.recording import Recording
 
-    request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
-    if (Path(out) / "runs.parquet").exists() and not force:
-        raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
     deployment, workload = read_deployment(deployment_file, given), request.workload()
 
     from planning.measure.real_engine import fitting, load_engine

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tokentwin.finite import Finite
+
 if TYPE_CHECKING:
+    from calibration.validation.external.case import Case
     from calibration.validation.external.predictor import Predictor
     from calibration.validation.external.scoring import CaseResult
 
@@ -20,35 +24,60 @@ TARGET_MISSED = 3
 @click.option("--data", default="../shared/data", show_default=True, type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
 @click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    type=click.Path(),
+    help="Recording of `tokentwin bench --url`, instead of case files; can be repeated, and repeats give the floor.",
+)
+@click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="What that server runs, in YAML.")
+@click.option("--gpu", help="GPU that the server of --recording runs on.")
+@click.option(
+    "--replicas", type=click.IntRange(1, 1000), help="Engines of that server, behind one router. [default: 1]"
+)
+@click.option("--router", help="How the server spreads requests over them. [default: round-robin]")
+@click.option("--max-error", type=Finite(min=0), help="With --recording: percent that a mean or a rate may be off.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
 @click.option("--out", "-o", type=click.Path(), help="Also write external.json here, for the dashboard's Trust page.")
 def external(
-    data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None, out: str | None
+    data: str,
+    cases: str | None,
+    names: tuple[str, ...],
+    recordings: tuple[str, ...],
+    style: str,
+    page: str | None,
+    out: str | None,
+    **server: Any,
 ) -> None:
     """Simulate measured runs of other engines with their own settings, and compare the figures.
 
     A case file names the engine's settings, its files in --data, and how close the prediction should be.
 
+    With --recording this compares your own server with its twin, in two commands:
+
+    \b
+      tokentwin bench trace.csv --url http://localhost:8000 -o measured
+      tokentwin validate external --recording measured -d deployment.yaml --gpu H100
+
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
-    from calibration.validation.external.case import load_cases
     from calibration.validation.external.page import as_dict, markdown
     from calibration.validation.external.scoring import score
     from calibration.validation.external.steps import score_steps
     from serving.errors import UserError
     from tokentwin import __version__
 
-    folder = Path(data)
-    if not folder.is_dir():
-        raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
-    chosen = load_cases(Path(cases) if cases else None)
-    for name in names:
-        if name not in [case.name for case in chosen]:
-            remedy = f"is not a known case; choose one of {', '.join(case.name for case in chosen)}"
-            raise UserError("case", name, remedy)
-    if names:
-        chosen = [case for case in chosen if case.name in names]
+    if recordings:
+        if cases or names:
+            raise UserError("cases", cases or names[0], "cannot be combined with --recording; leave one of them out")
+        folder, chosen = Path(), [_own(recordings, **server)]
+    else:
+        for option, value in server.items():
+            if value is not None:
+                raise UserError(option.removesuffix("_file").replace("_", "-"), value, "needs --recording")
+        folder, chosen = Path(data), _chosen(data, cases, names)
     results = []
     for at, case in enumerate(chosen, start=1):
         click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
@@ -64,6 +93,39 @@ def external(
         print_results(results)
     if not all(verdict.met for result in results for verdict in result.verdicts):
         raise SystemExit(TARGET_MISSED)
+
+
+def _chosen(data: str, cases: str | None, names: tuple[str, ...]) -> list[Case]:
+    from calibration.validation.external.case import load_cases
+    from serving.errors import UserError
+
+    if not Path(data).is_dir():
+        raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
+    chosen = load_cases(Path(cases) if cases else None)
+    for name in names:
+        if name not in [case.name for case in chosen]:
+            remedy = f"is not a known case; choose one of {', '.join(case.name for case in chosen)}"
+            raise UserError("case", name, remedy)
+    return [case for case in chosen if not names or case.name in names]
+
+
+def _own(
+    recordings: tuple[str, ...],
+    deployment_file: str | None,
+    gpu: str | None,
+    replicas: int | None,
+    router: str | None,
+    max_error: float | None,
+) -> Case:
+    from calibration.validation.external.case import case_of_recordings
+    from serving.deployments.config import load_deployment
+    from serving.errors import UserError
+
+    if gpu is None:
+        raise UserError("gpu", None, "is missing; name the GPU that the server runs on, as `tokentwin gpus` does")
+    deployment = load_deployment(deployment_file) if deployment_file else None
+    folders = [Path(recording) for recording in recordings]
+    return case_of_recordings(folders, deployment, gpu, replicas or 1, router or "round-robin", max_error)
 
 
 def _predictor() -> Predictor:
@@ -101,12 +163,18 @@ def print_results(results: list[CaseResult]) -> None:
     for result in results:
         long = len(result.runs) > MANY
         header = group_header(result) if long else ROW_HEADER
-        table = Table(*header, title=result.case.title, title_justify="left")
-        for cells in group_rows(result) if long else map(row_cells, result.rows):
-            table.add_row(*cells)
+        rows = list(group_rows(result) if long else map(row_cells, result.rows))
+        filled = [any(cells[at] for cells in rows) for at in range(len(header))]
+        table = Table(title=result.case.title, title_justify="left")
+        for name in compress(header, filled):
+            table.add_column(name, overflow="fold")
+        for cells in rows:
+            table.add_row(*compress(cells, filled))
         console.print(table)
         coverage, why = result.provenance
         console.print(f"{coverage.name.lower()}: {why}", highlight=False)
+    if not any(result.verdicts for result in results):
+        return
     targets = Table(*TARGET_HEADER, title="targets", title_justify="left")
     for result in results:
         for verdict in result.verdicts:

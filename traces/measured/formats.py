@@ -16,6 +16,7 @@ FORMATS = {
     "inference-perf": "traces.measured.inference_perf:InferencePerf",
     "llmservingsim": "traces.measured.llmservingsim:LlmServingSim",
     "prometheus": "traces.measured.prometheus:Prometheus",
+    "recording": "traces.measured.recorded_client:RecordedClient",
     "silicon-table": "traces.measured.silicon_table:SiliconTable",
 }
 

@@ -6,7 +6,8 @@ deployment file; what vLLM would have taken by default at that version is writte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,12 @@ from serving.errors import UserError
 from serving.settings import Settings
 from serving.yaml_file import read_yaml
 from traces.measured.formats import measured_format
-from traces.measured.run import MeasuredFormat, MeasuredRun
+from traces.measured.run import LATENCIES, RATES, STATISTICS, MeasuredFormat, MeasuredRun
+from traces.recording import Recording
+
+_MEANS_AND_RATES = (*(f"{name}.mean" for name in LATENCIES), *RATES)
+_SHOWN = (*(f"{name}.{statistic}" for name in LATENCIES for statistic in STATISTICS), *RATES)
+_CLIENTS_TIMES = "Latencies are a client's: the network and the server's HTTP, tokeniser and detokeniser are in them."
 
 Column = Literal["blind", "anchored"]
 
@@ -98,6 +104,46 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
+
+
+def case_of_recordings(
+    folders: Sequence[Path],
+    deployment: Deployment | None,
+    gpu: str,
+    replicas: int,
+    router: str,
+    within_pct: float | None,
+) -> Case:
+    """The case of runs that `tokentwin bench --url` recorded of one server.
+
+    Without `deployment` it is what the first recording says that the server runs. `within_pct` bounds the error of
+    every mean and rate. Raises UserError for a deployment that is not known, or has a fleet.
+    """
+    first = Recording.load(folders[0])
+    said = (
+        json.loads(first.run["deployment"] or "{}") if deployment is None else deployment.model_dump(exclude_unset=True)
+    )
+    if not said:
+        remedy = "is missing; say what the server runs, as its deployment file does"
+        raise UserError("deployment", None, remedy)
+    if said.pop("fleet", None) is not None:
+        raise UserError("deployment", "fleet", "is not taken here; give --replicas and --router")
+    about = json.loads(first.run["hardware"] or "{}")
+    targets = [Target(figure=f, within_pct=within_pct) for f in _MEANS_AND_RATES] if within_pct is not None else []
+    return Case(
+        name="own-server",
+        title=f"Own server at {about.get('url', 'an unknown address')}",
+        source="recorded by tokentwin bench",
+        engine=f"version {about.get('server') or 'unknown'}",
+        gpu=gpu,
+        deployment=said,
+        replicas=replicas,
+        router=router,
+        measured={"format": "recording", "folders": [str(folder.absolute()) for folder in folders]},
+        shown=_SHOWN,
+        targets=tuple(targets),
+        notes=_CLIENTS_TIMES,
+    )
 
 
 def load_case(path: Path) -> Case:

@@ -1,0 +1,1 @@
+"""A client that sends a workload to any OpenAI-compatible server, and records what it saw."""

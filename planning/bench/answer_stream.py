@@ -1,0 +1,95 @@
+"""What comes of one request over HTTP: server-sent events, when each came, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+
+class Events:
+    """Splits a stream of bytes into the documents of its events, as they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def push(self, data: bytes) -> Iterator[Any]:
+        """The documents that `data` completes; None for the last, `[DONE]`. Raises ValueError for what is no JSON."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                text = line[5:].strip()
+                yield None if text == b"[DONE]" else json.loads(text)
+
+
+class Answered:
+    """An answer as it comes; its times are those of the chunks that brought its tokens, in ns.
+
+    ended           whether the server said that nothing more comes
+    tokens          the answer's token ids, where the server tells them
+    error           what the server said instead of going on
+    counted         whether each chunk told how many tokens it brought; otherwise one with text counts as one
+    prompt_tokens, output_tokens, cached_tokens    as the server says; None where it does not
+    """
+
+    def __init__(self) -> None:
+        self.times_ns = array("q")
+        self.tokens: list[int] = []
+        self.ended = False
+        self.error = ""
+        self.counted = True
+        self.prompt_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """What came so far."""
+        return "".join(self._texts)
+
+    def take(self, document: Any, now_ns: int) -> None:
+        """A document came. Raises ValueError for one that is none of OpenAI's."""
+        if document is None:
+            self.ended = True
+            return
+        if not isinstance(document, dict):
+            raise ValueError("an event is no JSON object")
+        if error := document.get("error"):
+            self.error = message_of(error)
+        if usage := document.get("usage"):
+            self.prompt_tokens = usage.get("prompt_tokens")
+            self.output_tokens = usage.get("completion_tokens")
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        for choice in document.get("choices") or ():
+            self._take(choice, now_ns)
+
+    def _take(self, choice: dict[str, Any], now_ns: int) -> None:
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+        tokens = choice.get("token_ids")
+        if text:
+            self._texts.append(text)
+        if tokens is None:
+            self.counted = self.counted and not text
+        else:
+            self.tokens += tokens
+        self.times_ns.extend([now_ns] * (bool(text) if tokens is None else len(tokens)))
+        self.ended = self.ended or choice.get("finish_reason") is not None
+
+
+def refusal(body: bytes) -> str:
+    """What the body of a refusal says, in one line."""
+    try:
+        return message_of(json.loads(body))
+    except ValueError:
+        return message_of(body.decode(errors="replace"))
+
+
+def message_of(error: Any) -> str:
+    """What an error document says, in one line."""
+    if isinstance(error, dict):
+        inner = error.get("error")
+        error = message_of(inner) if inner else error.get("message") or error.get("detail") or error
+    return " ".join(str(error).split())[:300]

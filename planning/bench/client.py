@@ -1,0 +1,265 @@
+"""Sends a workload to a server when it is due, whatever the server does, and records what comes back.
+
+The clients are those of both clocks (`serving.clients`). Times count from when a request is due, so neither a slow
+server nor a late client can hide in them (no coordinated omission); `send_ns` says how late the client was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+
+from planning.bench.answer_stream import Answered, Events, refusal
+from planning.bench.prompts import ChatPrompts, Prompts, TokenPrompts, quoted
+from planning.bench.request import BenchTarget
+from planning.bench.server import Server, meet
+from realengine.ctrl_c import ctrl_c_heard
+from realengine.segment_tokens import SegmentTokens
+from serving.clients import Clients
+from serving.deployments.config import Deployment
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.recording import RecordingWriter
+
+_SPIN_NS = 1_500_000  # the event loop sleeps by the millisecond: from here on it only looks around
+_LONGEST_SLEEP_S = 0.1  # then look whether Ctrl-C was pressed
+
+
+def bench(
+    workload: Workload,
+    target: BenchTarget,
+    out: str | Path,
+    *,
+    model: str | None = None,
+    deployment: Deployment | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int], None] = lambda ended: None,
+) -> str:
+    """Send `workload` to `target`, and write the recording `out`: `complete`, or `interrupted` by Ctrl-C.
+
+    `model` is the name to ask for, `deployment` what the server is said to run; neither need be known. `progress` is
+    called with the number of requests that have ended. Raises UserError if there is no such server.
+    """
+    offered = replace(workload, requests=list(workload.requests))
+    run = {
+        "run_id": Path(out).name,
+        "clock": "wall",
+        "workload": workload.name,
+        "deployment": "" if deployment is None else deployment.model_dump_json(),
+        "replicas": 1,
+        "seed": 0,
+        "calibration": "",
+    }
+    with ctrl_c_heard() as stopped, asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        prefix = f"{run['run_id']}-{uuid4().hex[:8]}-"
+        sender = runner.run(_send(offered, target, model, prefix, stopped, say, progress))
+    notes = {"client": {"endpoint": target.endpoint, "origin_ns": sender.origin_ns, "chunks_counted": sender.counted}}
+    hardware = json.dumps(sender.server.about)
+    status = "interrupted" if stopped() and sender.unsent else "complete"
+    with RecordingWriter(out, {**run, "hardware": hardware}, workload=offered, overwrite=overwrite) as writer:
+        for row in sender.rows:
+            writer.add_request(**row)
+        writer.close(status, notes=json.dumps(notes))
+    return status
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def _send(
+    workload: Workload,
+    target: BenchTarget,
+    model: str | None,
+    prefix: str,
+    stopped: Callable[[], bool],
+    say: Callable[[str], None],
+    progress: Callable[[int], None],
+) -> _Sender:
+    answers = quoted(workload.requests)
+    prompts: Prompts
+    if target.endpoint == "chat":
+        prompts = ChatPrompts(answers)
+    else:
+        prompts = TokenPrompts(SegmentTokens(target.vocab_size, target.first_token), answers)
+    headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key.get_secret_value()}"}
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), headers=headers, timeout=aiohttp.ClientTimeout(None)
+    ) as session:
+        shortest = WorkloadRequest(-1, 0, ((PRIVATE, 1),), 1)
+        server = await meet(session, target, model, prompts.body(shortest), say)
+        sender = _Sender(session, server, prompts, target.timeout_s, prefix, progress)
+        await sender.run(workload, stopped)
+    return sender
+
+
+class _Sender:
+    """Sends requests under ids that begin with `prefix`; `rows` are those of a recording's `requests`.
+
+    counted     whether every chunk said how many tokens it brought
+    unsent      whether it was stopped before all were answered
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        server: Server,
+        prompts: Prompts,
+        timeout_s: float,
+        prefix: str,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.server = server
+        self.rows: list[dict[str, Any]] = []
+        self.counted = True
+        self.unsent = False
+        self.origin_ns = 0
+        self._session = session
+        self._prompts = prompts
+        self._timeout_s = timeout_s
+        self._prefix = prefix
+        self._progress = progress
+        self._bodies: dict[int, bytes] = {}
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self.origin_ns
+
+    async def run(self, workload: Workload, stopped: Callable[[], bool]) -> None:
+        """Send everything, and wait for every answer."""
+        # Made before the clock starts, so that no request waits for the making of another's.
+        self._bodies = {
+            request.id: self._body(request)
+            for request in workload.requests
+            if not any(name.startswith("out:") for name, _ in request.prompt)
+        }
+        clients, under_way = Clients(workload), set[asyncio.Task[None]]()
+        ended = asyncio.Event()
+
+        def left(task: asyncio.Task[None]) -> None:
+            under_way.discard(task)
+            ended.set()
+
+        self.origin_ns = perf_counter_ns()
+        while (under_way or not clients.exhausted) and not stopped():
+            while (next_ns := clients.next_ns) is not None and next_ns <= self._now():
+                task = asyncio.create_task(self._visit(clients, clients.pop()))
+                task.add_done_callback(left)
+                under_way.add(task)
+            ended.clear()
+            wait_ns = _LONGEST_SLEEP_S * 1e9 if next_ns is None else next_ns - self._now() - _SPIN_NS
+            if wait_ns > 0:
+                await _wait(ended, min(wait_ns / 1e9, _LONGEST_SLEEP_S))
+            else:
+                await asyncio.sleep(0)
+        self.unsent = bool(under_way) or not clients.exhausted
+        for task in list(under_way):
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    def _body(self, request: WorkloadRequest) -> bytes:
+        wanted = {**self.server.fields, **self._prompts.body(request), "max_tokens": request.output_len}
+        if request.priority:
+            wanted["priority"] = request.priority
+        if request.tenant:
+            wanted["user"] = request.tenant
+        return json.dumps(wanted, separators=(",", ":")).encode()
+
+    async def _visit(self, clients: Clients, request: WorkloadRequest) -> None:
+        """One request, from its sending to its row."""
+        answer, send_ns = Answered(), self._now()
+        status, reason = "unfinished", ""
+        patience_s = self._timeout_s
+        if request.cancel_ns is not None:
+            patience_s = min(patience_s, max(request.cancel_ns - send_ns, 0) / 1e9)
+        try:
+            async with asyncio.timeout(patience_s):
+                status, reason = await self._ask(request, answer)
+        except TimeoutError:
+            status, reason = "timed_out", f"no whole answer within {self._timeout_s:g} s"
+            if patience_s < self._timeout_s:
+                status, reason = "cancelled", "its client hung up"
+        finally:
+            self._note(request, answer, send_ns, status, reason)
+            clients.ended(request, self._now())
+            self._progress(len(self.rows))
+
+    async def _ask(self, request: WorkloadRequest, answer: Answered) -> tuple[str, str]:
+        """Its status, and the reason where it is not `finished`."""
+        body = self._bodies.pop(request.id, None) or self._body(request)
+        headers = {"Content-Type": "application/json", "X-Request-Id": f"{self._prefix}{request.id}"}
+        events = Events()
+        try:
+            async with self._session.post(self.server.url, data=body, headers=headers) as response:
+                if not response.ok:
+                    return _refused(response.status), f"{response.status} {refusal(await response.read())}"
+                async for data in response.content.iter_any():
+                    now_ns = self._now()
+                    for document in events.push(data):
+                        answer.take(document, now_ns)
+        except (aiohttp.ClientError, OSError) as error:
+            if answer.times_ns:
+                return "cancelled", f"the stream was cut: {error}"
+            return "rejected", f"no connection: {error}"
+        except ValueError as error:
+            return "cancelled", f"the stream cannot be read: {error}"
+        if answer.error:
+            return "cancelled", f"the server ended the stream: {answer.error}"
+        if not answer.ended:
+            return "cancelled", "the stream was cut"
+        if not answer.times_ns:
+            return "cancelled", "the answer has no tokens"
+        return "finished", ""
+
+    def _note(self, request: WorkloadRequest, answer: Answered, send_ns: int, status: str, reason: str) -> None:
+        times = list(answer.times_ns)
+        done = status == "finished"
+        self.counted = self.counted and answer.counted
+        if done:
+            self._prompts.answered(request, answer.text, answer.tokens)
+        tokens = answer.output_tokens if done and answer.output_tokens is not None else len(times)
+        self.rows.append(
+            {
+                "request_id": request.id,
+                "tenant": request.tenant,
+                "slo_class": request.slo_class,
+                "session": request.session,
+                "turn": request.turn,
+                "priority": request.priority,
+                "status": status,
+                "reason": reason,
+                "prompt_tokens": answer.prompt_tokens or request.prompt_len,
+                "output_tokens": tokens,
+                "arrival_ns": request.arrival_ns,
+                "send_ns": send_ns,
+                "first_token_ns": times[0] if times else None,
+                "finish_ns": times[-1] if done else None,
+                "prefix_hit_tokens": answer.cached_tokens,
+                "token_times_ns": times,
+                "end_ns": self._now(),
+                "client_id": f"{self._prefix}{request.id}",
+            }
+        )
+
+
+def _refused(status: int) -> str:
+    """The status of a request that got no answer, by that of HTTP."""
+    return "timed_out" if status in (408, 504) else "rejected"
+
+
+async def _wait(event: asyncio.Event, most_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await event.wait()

@@ -1,0 +1,38 @@
+"""Where to send a workload, and how."""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from planning.request import Request
+
+_FIRST = 1000  # lower token ids are often special
+
+
+class BenchTarget(Request):
+    """A server that speaks OpenAI's API."""
+
+    url: str = Field(description="send to this OpenAI-compatible server, and record what its client sees")
+    endpoint: Literal["completions", "chat"] = Field(
+        "completions", description="completions have prompts of token ids, chats have text"
+    )
+    api_key: SecretStr | None = Field(None, description="key that the server wants; it is not recorded")
+    timeout_s: float = Field(600.0, gt=0, le=86_400, description="seconds to wait for an answer")
+    vocab_size: int = Field(20_000, ge=2, description="token ids of prompts are below this")
+
+    @field_validator("url")
+    @classmethod
+    def _base(cls, url: str) -> str:
+        """Without the path: `/v1` may be given or not."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def first_token(self) -> int:
+        """The lowest token id of a prompt."""
+        return min(_FIRST, self.vocab_size // 2)

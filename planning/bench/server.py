@@ -1,0 +1,99 @@
+"""A server as a client meets it: what it serves, and which wishes beyond OpenAI's API it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+
+from planning.bench.answer_stream import refusal
+from planning.bench.request import BenchTarget
+from serving.errors import UserError
+
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_PROBE_S = 60.0
+# Fields that a server need not know, and what is lost without them.
+_WISHES: dict[str, tuple[Any, str]] = {
+    "ignore_eos": (True, "answers may end before their length in the trace"),
+    "return_token_ids": (True, "a chunk with text counts as one token, and later turns cannot quote answers exactly"),
+    "stream_options": ({"include_usage": True}, "lengths of prompts and answers are the trace's and the chunks'"),
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to send requests, the fields that each has, and what the server says of itself."""
+
+    url: str
+    fields: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is asked for."""
+        return str(self.fields["model"])
+
+
+async def meet(
+    session: aiohttp.ClientSession,
+    target: BenchTarget,
+    model: str | None,
+    prompt: dict[str, Any],
+    say: Callable[[str], None],
+) -> Server:
+    """The server at `target`, asked with a short `prompt` before anything is measured.
+
+    `model` None asks for the first that it serves. `say` is told what it does not take. Raises UserError if it does not
+    answer, or refuses even the plain request.
+    """
+    about: dict[str, Any] = {"url": target.url}
+    version = await _get(session, target, "/version")
+    if isinstance(version, dict):
+        about["server"] = version.get("version")
+    listed = await _get(session, target, "/v1/models")
+    models = [each for each in (listed or {}).get("data") or () if isinstance(each, dict) and "id" in each]
+    about["models"] = [{name: each.get(name) for name in ("id", "owned_by", "max_model_len")} for each in models]
+    if model is None and not models:
+        raise UserError("model", None, f"is missing; {target.url} lists no models, so name the one to ask for")
+    url = target.url + _PATHS[target.endpoint]
+    fields = {"model": model or models[0]["id"], "stream": True, "temperature": 0.0}
+    wishes = {name: value for name, (value, _) in _WISHES.items()}
+    while (refused := await _probe(session, url, {**fields, **wishes, **prompt, "max_tokens": 1}, target)) is not None:
+        unknown = next((name for name in wishes if name in refused), None)
+        if unknown is None:
+            raise UserError("url", url, f"refuses a request: {refused}")
+        del wishes[unknown]
+        say(f"the server does not take {unknown}: {_WISHES[unknown][1]}")
+    about["wishes"] = sorted(wishes)
+    return Server(url, {**fields, **wishes}, about)
+
+
+async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -> Any:
+    """A document, None where the server has none. Raises UserError if nobody answers."""
+    try:
+        async with session.get(target.url + path, timeout=aiohttp.ClientTimeout(_PROBE_S)) as response:
+            if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                raise UserError("api-key", None, f"is refused by {target.url}; give the key that it wants")
+            return await response.json(content_type=None) if response.ok else None
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise UserError("url", target.url, f"does not answer ({_why(error)}); is the server up?") from None
+    except ValueError:
+        return None
+
+
+async def _probe(session: aiohttp.ClientSession, url: str, body: dict[str, Any], target: BenchTarget) -> str | None:
+    """Why the server refuses this request; None if it does not."""
+    try:
+        timeout = aiohttp.ClientTimeout(target.timeout_s)
+        async with session.post(url, json=body, timeout=timeout) as response:
+            data = await response.read()
+            return None if response.ok else f"{response.status} {refusal(data)}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise UserError("url", url, f"does not answer ({_why(error)}); is the server up?") from None
+
+
+def _why(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,400 @@
+"""`tokentwin bench --url`: what its client sends, when, and what it makes of the answers; against servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+pytest.importorskip("aiohttp", reason="the server extra is not installed")
+
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.validation.bands import run_metrics
+from planning.bench.answer_stream import Answered, Events
+from planning.bench.client import bench
+from planning.bench.prompts import ChatPrompts, TokenPrompts
+from planning.bench.request import BenchTarget
+from realengine.segment_tokens import SegmentTokens
+from serving.errors import UserError
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tests.command import tokentwin
+from tests.planning.served import made_up, tokentwin_serve
+from traces.client_view import with_client
+from traces.parquet import write_parquet
+from traces.recording import Recording
+from traces.run_metrics import SERVED_METRICS, RunMetrics
+
+MS = 1_000_000
+SHARED = ("system", 64)
+
+
+def conversations() -> Workload:
+    """Eight conversations of three turns, each prompt the whole conversation so far; some requests by themselves."""
+    requests = []
+    for session in range(8):
+        prompt: tuple[tuple[str, int], ...] = (SHARED,)
+        for turn in range(3):
+            id = 3 * session + turn
+            prompt = (*prompt, (f"u{id}", 40))
+            about = {"session": f"s{session}", "turn": turn, "think_ns": 5 * MS, "tenant": f"t{session % 2}"}
+            requests.append(WorkloadRequest(id, 30 * MS * session, prompt, 20 + id, **about))
+            prompt = (*prompt, (f"out:{id}", 20 + id))
+    alone = [WorkloadRequest(100 + at, 35 * MS * at, ((PRIVATE, 90),), 10) for at in range(8)]
+    return Workload(sorted([*requests, *alone], key=lambda r: (r.arrival_ns, r.id)), "conversations")
+
+
+class Benched:
+    """A workload sent to our twin, as its client and as it itself recorded it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        trace = folder / "trace.parquet"
+        write_parquet(conversations(), trace)
+        twin = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")
+        with tokentwin_serve(*twin, "-o", folder / "served") as url:
+            self.said = tokentwin("bench", trace, "--url", f"{url}/v1", "-o", folder / "client")
+        assert self.said.returncode == 0, self.said.stderr
+        self.client, self.server = Recording.load(folder / "client"), Recording.load(folder / "served")
+
+    @property
+    def pairs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        served = {row["client_id"]: row for row in self.server.requests.to_pylist()}
+        return [(row, served[row["client_id"]]) for row in self.client.requests.to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
+    return Benched(tmp_path_factory.mktemp("benched"))
+
+
+# Against our own twin
+
+
+def test_a_client_and_the_server_saw_the_same_requests(benched: Benched) -> None:
+    assert "32 finished" in benched.said.stdout
+    assert len(benched.pairs) == 32
+    for seen, served in benched.pairs:
+        asked = next(r for r in conversations().requests if r.id == seen["request_id"])
+        assert seen["status"] == served["status"] == "finished"
+        assert seen["prompt_tokens"] == served["prompt_tokens"] == asked.prompt_len
+        assert seen["output_tokens"] == served["output_tokens"] == len(seen["token_times_ns"]) == asked.output_len
+        assert seen["tenant"] == served["tenant"] == asked.tenant
+
+
+def test_a_clients_times_follow_one_another(benched: Benched) -> None:
+    for seen, _ in benched.pairs:
+        times = seen["token_times_ns"]
+        assert 0 <= seen["arrival_ns"] <= seen["send_ns"] < times[0] == seen["first_token_ns"]
+        assert times == sorted(times) and times[-1] == seen["finish_ns"] <= seen["end_ns"]
+
+
+def test_a_turn_follows_its_answer_and_quotes_it(benched: Benched) -> None:
+    rows = {seen["request_id"]: (seen, served) for seen, served in benched.pairs}
+    for seen, served in rows.values():
+        if seen["session"] and seen["turn"]:
+            before, _ = rows[seen["request_id"] - 1]
+            assert seen["arrival_ns"] >= before["end_ns"] + 5 * MS
+            known = before["prompt_tokens"] + before["output_tokens"] - 1
+            assert served["prefix_hit_tokens"] == known // 16 * 16
+
+
+def test_the_twin_decided_what_a_simulation_of_its_recording_decides(benched: Benched, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    done = tokentwin("simulate", benched.folder / "served", "--gpu", "H100", "-o", out, "--no-band")
+    assert done.returncode == 0, done.stderr
+    columns = ["request_id", "scheduled_ns", "first_token_ns", "finish_ns", "prefix_hit_tokens", "token_times_ns"]
+    served, again = (r.table("requests", columns).sort_by("request_id") for r in (benched.server, Recording.load(out)))
+    assert served.equals(again)
+
+
+def test_what_a_client_saw_adds_up_to_the_nanosecond(benched: Benched) -> None:
+    joined = with_client(benched.server, benched.client)
+    seen = {row["client_id"]: row["finish_ns"] - row["arrival_ns"] for row in benched.client.requests.to_pylist()}
+    assert joined.num_rows == 32
+    for row in joined.to_pylist():
+        times = ("received_ns", "arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "last_text_ns")
+        ordered = [*(row[name] for name in times), row["last_sent_ns"]]
+        assert ordered == sorted(ordered)
+        phases = [b - a for a, b in pairwise(ordered)]
+        assert sum(phases) + row["client_ns"] == seen[row["client_id"]]
+    metrics = RunMetrics(joined)
+    parts = sum(metrics.values(name) for name in ("queue_ms", "prefill_ms", "decode_ms", *SERVED_METRICS))
+    assert parts == pytest.approx([ns / 1e6 for ns in map(seen.__getitem__, joined.column("client_id").to_pylist())])
+
+
+def test_recordings_of_two_runs_cannot_be_joined(benched: Benched, tmp_path: Path) -> None:
+    with made_up(answering) as url:
+        bench(alone(1), BenchTarget(url=url), tmp_path / "other")
+    with pytest.raises(UserError, match="no request that"):
+        with_client(benched.server, Recording.load(tmp_path / "other"))
+
+
+def test_an_own_server_is_held_against_its_twin_in_two_commands(benched: Benched, tmp_path: Path) -> None:
+    (tmp_path / "deployment.yaml").write_text("model: Llama-3.1-8B\n")
+    options = ("--recording", benched.folder / "client", "--gpu", "H100", "-d", tmp_path / "deployment.yaml")
+    done = tokentwin("validate", "external", *options, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["cases"]
+    rows = {row["figure"]: row for row in found["rows"]}
+    seen = RunMetrics.of(benched.client)
+    assert rows["tpot_ms.mean"]["measured"] == pytest.approx(seen.distribution("tpot_ms").mean)
+    assert rows["ttft_ms.p99"]["measured"] == pytest.approx(seen.distribution("ttft_ms").p99)
+    assert all(row["low"] <= row["blind"] <= row["high"] for row in rows.values())
+    strict = tokentwin("validate", "external", *options, "--max-error", "0")
+    assert strict.returncode == 3
+
+
+def test_what_a_server_runs_must_be_said(benched: Benched) -> None:
+    done = tokentwin("validate", "external", "--recording", benched.folder / "client", "--gpu", "H100")
+    assert done.returncode == 2
+    assert "deployment: is missing" in done.stderr
+
+
+# Against servers that are made up
+
+
+def alone(count: int, **about: Any) -> Workload:
+    return Workload([WorkloadRequest(at, 0, ((PRIVATE, 8),), 3, **about) for at in range(count)])
+
+
+def number_of(request: web.Request) -> int:
+    """The id in the workload; -1 for what is asked before."""
+    id = request.headers.get("X-Request-Id")
+    return -1 if id is None else int(id.rsplit("-", 1)[1])
+
+
+async def send(request: web.Request, *documents: Any, done: bool = True) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for document in documents:
+        await response.write(f"data: {json.dumps(document)}\n\n".encode())
+    if done:
+        await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def word(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish, **more}]}
+
+
+async def answering(request: web.Request) -> web.StreamResponse:
+    return await send(request, word(" a"), word(" b"), word(" c", "length"))
+
+
+def benched_rows(answer: Any, workload: Workload, out: Path, **settings: Any) -> dict[int, dict[str, Any]]:
+    said: list[str] = settings.pop("said", [])
+    with made_up(answer) as url:
+        bench(workload, BenchTarget(url=url, **settings), out, say=said.append)
+    return {row["request_id"]: row for row in Recording.load(out).requests.to_pylist()}
+
+
+def test_whatever_goes_wrong_becomes_a_row_that_says_so(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        match number_of(request):
+            case 0:
+                return web.json_response({"error": {"message": "too many\n requests"}}, status=429)
+            case 1:
+                return web.Response(text="<html>broken</html>", status=500)
+            case 2:
+                return await send(request, word(" a"), done=False)
+            case 3:
+                return await send(request, word(" a"), {"error": {"message": "the engine is gone"}})
+            case 4:
+                await send(request, word(" a"), done=False)
+                await asyncio.sleep(30)
+            case 5:
+                response = await send(request, word(" a"), done=False)
+                await response.write(b"data: {no json}\n\n")
+                return response
+            case 6:
+                assert request.transport is not None
+                request.transport.close()
+            case 7:
+                return web.json_response({}, status=504)
+        return await answering(request)
+
+    rows = benched_rows(answer, alone(9), tmp_path / "out", timeout_s=1.0)
+    assert [(row["status"], row["reason"].split(":")[0]) for _, row in sorted(rows.items())] == [
+        ("rejected", "429 too many requests"),
+        ("rejected", "500 <html>broken</html>"),
+        ("cancelled", "the stream was cut"),
+        ("cancelled", "the server ended the stream"),
+        ("timed_out", "no whole answer within 1 s"),
+        ("cancelled", "the stream cannot be read"),
+        ("rejected", "no connection"),
+        ("timed_out", "504 {}"),
+        ("finished", ""),
+    ]
+    assert rows[4]["first_token_ns"] is not None and rows[4]["finish_ns"] is None
+
+
+def test_a_client_that_hangs_up_does_so_at_its_time(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if number_of(request) == 0:
+            await asyncio.sleep(30)
+        return await answering(request)
+
+    rows = benched_rows(answer, alone(1, cancel_ns=50 * MS), tmp_path / "out")
+    assert (rows[0]["status"], rows[0]["reason"]) == ("cancelled", "its client hung up")
+
+
+def test_wishes_that_a_server_refuses_are_dropped_and_told(tmp_path: Path) -> None:
+    asked = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        for name in ("ignore_eos", "return_token_ids"):
+            if name in body:
+                error = {"message": f"Unrecognized request argument supplied: {name}"}
+                return web.json_response({"error": error}, status=400)
+        asked.append(body)
+        return await send(request, word(" a"), word(" b c"), word("", "stop"), {"choices": [], "usage": USAGE})
+
+    said: list[str] = []
+    rows = benched_rows(answer, alone(1), tmp_path / "out", said=said)
+    assert [line.split(":")[0] for line in said] == [
+        "the server does not take ignore_eos",
+        "the server does not take return_token_ids",
+    ]
+    assert asked[-1]["stream_options"] == {"include_usage": True} and asked[-1]["max_tokens"] == 3
+    assert (rows[0]["prompt_tokens"], rows[0]["output_tokens"], rows[0]["prefix_hit_tokens"]) == (11, 3, 4)
+    assert len(rows[0]["token_times_ns"]) == 2  # chunks, where nobody says how many tokens are in them
+
+
+USAGE = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def test_an_open_loop_waits_for_nobody(tmp_path: Path) -> None:
+    here = asyncio.Barrier(6)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if number_of(request) >= 0:
+            await here.wait()  # no answer before all six have been sent
+        return await answering(request)
+
+    rows = benched_rows(answer, alone(6), tmp_path / "out", timeout_s=30.0)
+    assert {row["status"] for row in rows.values()} == {"finished"}
+
+
+def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path) -> None:
+    here: set[int] = set()
+    most = [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        here.add(number_of(request))
+        most[0] = max(most[0], len(here))
+        await asyncio.sleep(0.01)
+        here.discard(number_of(request))
+        return await answering(request)
+
+    closed = Workload(list(alone(8).requests), concurrency=2)
+    rows = benched_rows(answer, closed, tmp_path / "out")
+    assert most == [2] and len(rows) == 8
+    assert Recording.load(tmp_path / "out").workload().concurrency == 2
+
+
+def test_latencies_count_from_the_intended_arrival(tmp_path: Path) -> None:
+    benched_rows(answering, alone(3), tmp_path / "out")
+    recording = Recording.load(tmp_path / "out")
+    seen = RunMetrics.of(recording)
+    rows = recording.requests
+    assert rows.column("arrival_ns").to_pylist() == [0, 0, 0]
+    assert seen.values("ttft_ms") == pytest.approx(pc.divide(rows.column("first_token_ns"), 1e6).to_pylist())
+    assert (seen.values("send_delay_ms") >= 0).all()
+    assert seen.scalars()["preemptions"] is None  # a client cannot know
+
+
+def test_a_key_is_sent_and_never_recorded(tmp_path: Path) -> None:
+    keys = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        keys.add(request.headers.get("Authorization"))
+        return await answering(request)
+
+    benched_rows(answer, alone(1), tmp_path / "out", api_key="secret-key")
+    assert keys == {"Bearer secret-key"}
+    assert not any(b"secret-key" in path.read_bytes() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_server_that_refuses_everything_says_why(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no prompts today"}}, status=400)
+
+    with pytest.raises(UserError, match="400 no prompts today"):
+        benched_rows(answer, alone(1), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--url", "http://127.0.0.1:9"), "does not answer"),
+        (("--url", "127.0.0.1:9"), "must be http://HOST:PORT"),
+        (("--url", "http://127.0.0.1:9", "--minutes", "1"), "leave it out with --url"),
+        (("--url", "http://127.0.0.1:9", "--dtype", "float16"), "give --deployment"),
+        (("--endpoint", "chat"), "add --url"),
+    ],
+)
+def test_a_mistake_is_one_line(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    write_parquet(alone(1), tmp_path / "trace.parquet")
+    done = tokentwin("bench", tmp_path / "trace.parquet", "-o", tmp_path / "out", *options)
+    assert done.returncode == 2
+    assert line in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+# Prompts and events
+
+
+def test_equal_segments_are_equal_tokens_and_answers_are_quoted_as_they_came() -> None:
+    prompts = TokenPrompts(SegmentTokens(20_000, 1000), {1})
+    first = WorkloadRequest(1, 0, (SHARED, ("u1", 5)), 4)
+    later = WorkloadRequest(2, 0, (SHARED, ("u1", 5), ("out:1", 4), ("u2", 3)), 4)
+    prompts.answered(first, "", [7, 8, 9])
+    one, two = (prompts.body(request)["prompt"] for request in (first, later))
+    assert len(one) == 69 and len(two) == 76
+    assert two[:69] == one and two[69:72] == [7, 8, 9]  # the answer's fourth token is made up: it never came
+    assert all(1000 <= token < 20_000 for token in one)
+
+
+def test_a_chat_tells_who_said_what() -> None:
+    prompts = ChatPrompts({1})
+    first = WorkloadRequest(1, 0, (SHARED, ("u1", 5)), 4)
+    prompts.answered(first, " so it is", [])
+    later = WorkloadRequest(2, 0, (SHARED, ("u1", 5), ("out:1", 4), (PRIVATE, 3)), 4)
+    (asked,), (again, said, new) = (prompts.body(request)["messages"] for request in (first, later))
+    assert asked == again and len(asked["content"].split()) == 69
+    assert said == {"role": "assistant", "content": " so it is"}
+    assert new["role"] == "user" and len(new["content"].split()) == 3
+
+
+def streams() -> Iterator[bytes]:
+    text = json.dumps(word(" é\n", None, token_ids=[5])).encode()
+    yield b": a comment\r\n\r\ndata: " + text + b"\r\n\r\nevent: x\ndata:" + text + b"\n\ndata: [DONE]\n\n"
+
+
+@given(st.lists(st.integers(0, 250), max_size=6))
+def test_events_come_out_alike_however_the_bytes_are_cut(cuts: list[int]) -> None:
+    (data,) = streams()
+    ends = [*sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    events, answer = Events(), Answered()
+    for begin, end in zip([0, *ends], ends, strict=False):
+        for document in events.push(data[begin:end]):
+            answer.take(document, end)
+    assert (answer.text, answer.tokens, len(answer.times_ns), answer.ended) == (" é\n é\n", [5, 5], 2, True)
+
+
+def test_simulations_know_of_no_api_server() -> None:
+    from serving.cost_model import TokenCost
+    from serving.deployments.config import Deployment
+
+    simulated = run_metrics(alone(2), Deployment(), TokenCost(MS, 1000, 1))
+    assert all(not simulated.distribution(name).count for name in SERVED_METRICS)

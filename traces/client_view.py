@@ -1,0 +1,35 @@
+"""What was served and what its clients saw of it, as one table: a request's time adds up without a gap.
+
+Only durations are taken from the client's recording, so the two need no common clock.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serving.errors import UserError
+from traces.recording import Recording
+
+
+def with_client(server: Recording, client: Recording) -> pa.Table:
+    """The requests that `server` recorded and `client` sent, with `client_ns`, in the order of the server.
+
+    Raises UserError if they have none in common, and for a twin whose time was faster than the client's.
+    """
+    speed = json.loads(server.run["notes"] or "{}").get("served", {}).get("speed", 1.0)
+    if speed != 1.0:
+        raise UserError("recording", str(server.path), f"is of a twin at speed {speed:g}; serve with speed 1")
+    served, sent = server.requests, client.table("requests", ["client_id", "arrival_ns", "finish_ns"])
+    rows = pc.index_in(served.column("client_id"), value_set=sent.column("client_id").combine_chunks())
+    if rows.null_count == len(rows):
+        remedy = f"has no request that {client.path} sent; give the recordings of one run"
+        raise UserError("recording", str(server.path), remedy)
+    common = pc.is_valid(rows)
+    served, sent = served.filter(common), sent.take(rows.filter(common))
+    seen = pc.subtract(sent.column("finish_ns"), sent.column("arrival_ns"))
+    inside = pc.subtract(served.column("last_sent_ns"), served.column("received_ns"))
+    at = served.schema.get_field_index("client_ns")
+    return served.set_column(at, served.schema.field(at), pc.subtract(seen, inside))

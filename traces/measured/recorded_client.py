@@ -1,0 +1,107 @@
+"""What `tokentwin bench --url` recorded: a run of any server, as its client saw it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.errors import UserError
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from traces.measured.run import MeasuredRun, figures
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+
+class RecordedClient(BaseModel):
+    """One run a folder. Several of one workload are repeats, which tell how far such runs are apart."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["recording"] = "recording"
+    folders: tuple[str, ...] = Field(min_length=1)
+
+    def read(self, data: Path) -> list[MeasuredRun]:
+        """See `MeasuredFormat`. Lengths of prompts and answers are those that the server told."""
+        runs = [_run(Recording.load(data / folder)) for folder in self.folders]
+        sent = [[(request.id, request.arrival_ns) for request in run.workload.requests] for run in runs]
+        return [
+            replace(
+                run,
+                floor_pct=_floor_pct(
+                    [other.figures for other, as_sent in zip(runs, sent, strict=True) if as_sent == mine]
+                ),
+            )
+            for run, mine in zip(runs, sent, strict=True)
+        ]
+
+
+def _run(recording: Recording) -> MeasuredRun:
+    rows = {row["request_id"]: row for row in _columns(recording).to_pylist()}
+    offered = recording.workload()
+    requests = [_as_served(request, rows[request.id]) for request in offered.requests if request.id in rows]
+    served = [request for request in requests if request is not None]
+    if not any(row["status"] == "finished" for row in rows.values()):
+        raise UserError("recording", str(recording.path), "has no request that finished; nothing can be compared")
+    cautions = []
+    if len(served) < len(rows):
+        cautions.append(f"{len(rows) - len(served)} requests were refused and are left out")
+    workload = replace(offered, requests=served)
+    rate = _offered_per_s(workload)
+    return MeasuredRun(
+        recording.path.name,
+        workload,
+        figures(RunMetrics.of(recording), rate),
+        caution="; ".join(cautions),
+        by_client=True,
+        offered_per_s=rate,
+    )
+
+
+def _columns(recording: Recording) -> pa.Table:
+    return recording.table("requests", ["request_id", "status", "prompt_tokens", "output_tokens", "end_ns"])
+
+
+def _as_served(request: WorkloadRequest, row: Mapping[str, Any]) -> WorkloadRequest | None:
+    """The request with the lengths that it had; None if it never got to an engine."""
+    prompt = _cut(request.prompt, row["prompt_tokens"])
+    if row["status"] == "finished":
+        return replace(request, prompt=prompt, output_len=row["output_tokens"])
+    if row["output_tokens"]:
+        return replace(request, prompt=prompt, cancel_ns=row["end_ns"])
+    return None
+
+
+def _cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+    """A prompt as long as the server counted it: cut at its end, or with tokens there that nobody shares."""
+    kept, left = [], tokens
+    for name, count in prompt:
+        if left > 0:
+            kept.append((name, min(count, left)))
+            left -= count
+    return (*kept, (PRIVATE, left)) if left > 0 else tuple(kept)
+
+
+def _offered_per_s(workload: Workload) -> float | None:
+    """Requests per second that the client meant to send, where that did not follow the answers."""
+    arrivals = [request.arrival_ns for request in workload.requests]
+    waits = workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
+    if waits or len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:
+        return None
+    return (len(arrivals) - 1) * 1e9 / (arrivals[-1] - arrivals[0])
+
+
+def _floor_pct(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """How far apart each figure of the repeats is, in percent of their mean; nothing of a single run."""
+    found = {}
+    for name in repeats[0]:
+        values = [figures[name] for figures in repeats if name in figures]
+        mean = math.fsum(values) / len(values)
+        if len(values) > 1 and mean:
+            found[name] = 100 * (max(values) - min(values)) / abs(mean)
+    return found
