@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -15,6 +17,7 @@ from serving.errors import UserError
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _PROBE_S = 60.0
+_AGAIN_S = 0.2
 # Fields that a server need not know, and what is lost without them.
 _WISHES: dict[str, tuple[Any, str]] = {
     "ignore_eos": (True, "answers may end before their length in the trace"),
@@ -73,11 +76,15 @@ async def meet(
 
 async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -> Any:
     """A document, None where the server has none. Raises UserError if nobody answers."""
+    until = monotonic() + _PROBE_S
     try:
-        async with session.get(target.url + path, timeout=aiohttp.ClientTimeout(_PROBE_S)) as response:
-            if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                raise UserError("api-key", None, f"is refused by {target.url}; give the key that it wants")
-            return await response.json(content_type=None) if response.ok else None
+        while True:
+            async with session.get(target.url + path, timeout=aiohttp.ClientTimeout(_PROBE_S)) as response:
+                if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                    raise UserError("api-key", None, f"is refused by {target.url}; give the key that it wants")
+                if response.status != HTTPStatus.SERVICE_UNAVAILABLE or monotonic() > until:
+                    return await response.json(content_type=None) if response.ok else None
+            await asyncio.sleep(_AGAIN_S)  # it is starting
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise UserError("url", target.url, f"does not answer ({_why(error)}); is the server up?") from None
     except ValueError:

@@ -89,8 +89,8 @@ def test_what_an_api_server_and_a_client_add_by_hand():
 
 
 def test_a_clients_recording_says_nothing_of_waiting_or_preemptions():
-    rows = [finished(at, None, at + 40, at + 50, 10) for at in range(0, 1000, 10)]
-    m = RunMetrics(requests_table([{**row, "preemptions": None} for row in rows]))
+    rows = [finished(at, at, at + 40, at + 50, 10, preemptions=None) for at in range(0, 1000, 10)]
+    m = RunMetrics(requests_table([{**row, "scheduled_ns": None} for row in rows]))
     assert m.saturation.verdict == "STABLE"
     assert m.scalars()["preemptions"] is None
 
