@@ -16,6 +16,7 @@ from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.errors import UserError
+from serving.front_door import FrontDoor
 from serving.workload import Workload
 from sim.cluster import Cluster
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet, pool_deployment
@@ -114,13 +115,14 @@ class PricedScenario:
             for at in (0, 1)
         ]
 
-    def requests(self, tokens: bool = False) -> pa.Table:
+    def requests(self, tokens: bool = False, front_door: FrontDoor | None = None) -> pa.Table:
         """Simulate it; the dataset `requests` of its recording, of which nothing else is kept.
 
-        With `tokens`, also when each token came.
+        With `tokens`, also when each token came; with a `front_door`, behind an API server.
         """
         sink = TableSink()
-        self.cluster(Cluster, sink, steps=False, tokens=tokens).run(self.workload)
+        behind = front_door is not None
+        self.cluster(Cluster, sink, steps=behind, tokens=tokens, front_door=front_door).run(self.workload)
         return sink.requests
 
     def measured(self, slo: Mapping[str, float], full: bool = False) -> Measured:

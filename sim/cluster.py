@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpy.core import EmptySchedule
@@ -15,7 +15,9 @@ from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, LinksConfig
 from serving.errors import UserError
+from serving.front_door import FrontDoor
 from serving.workload import Workload, WorkloadRequest
+from sim.api_server import ApiServer
 from sim.arrivals import Arrivals
 from sim.autoscaler import Autoscaler, Autoscalers
 from sim.clock import VirtualClock
@@ -44,7 +46,8 @@ class Cluster:
 
     The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
     one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens`,
-    `block` and `on_tokens` are those of the `RunLog`.
+    `block` and `on_tokens` are those of the `RunLog`. With a `front_door` clients reach the fleet through an API
+    server, which needs `steps`; what they saw goes to `clients`.
     """
 
     def __init__(
@@ -62,13 +65,22 @@ class Cluster:
         tokens: bool = False,
         block: int = BLOCK,
         on_tokens: TokenObserver | None = None,
+        front_door: FrontDoor | None = None,
+        clients: RunSink | None = None,
     ) -> None:
         config = fleet or deployment.fleet or plain_fleet(replicas)
         pools = pools or alike_pools(config, deployment, cost)
         self._config = config
         self._clock = VirtualClock()
+        left, self._api_server = self._left, None
+        if front_door is not None:
+            pools = [replace(pool, cost=front_door.beside(pool.cost)) for pool in pools]
+            self._api_server = sink = ApiServer(self._clock, front_door, sink, clients, self._left)
+            left, on_tokens = sink.left, sink.sampled
         self._log = RunLog(sink, steps, tokens, block, on_tokens)
-        self._gateway = gateway = Gateway(self._clock, self._log, config.admission, self._left)
+        self._gateway = gateway = Gateway(self._clock, self._log, config.admission, left)
+        if self._api_server is not None:
+            self._api_server.open(gateway.offer)
 
         def routers() -> Router:
             return router or find_router(config.router.name, **config.router.settings)
@@ -120,7 +132,8 @@ class Cluster:
         `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
         """
         self._begin()
-        self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), self._gateway.offer)
+        send = self._gateway.offer if self._api_server is None else self._api_server.send
+        self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), send)
         self._stop_when_all_have_left()
         next_event = self._clock.step
         try:
@@ -153,8 +166,13 @@ class Cluster:
         self._stop_when_all_have_left()
 
     def _stop_when_all_have_left(self) -> None:
-        if not self._gateway and self._arrivals is not None and self._arrivals.exhausted:
+        if self._arrivals is not None and self._arrivals.exhausted and not self._under_way:
             self._runs = False
+
+    @property
+    def _under_way(self) -> int:
+        """Requests whose clients wait."""
+        return len(self._gateway) if self._api_server is None else self._api_server.under_way
 
 
 @contextmanager

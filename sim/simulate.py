@@ -8,6 +8,7 @@ from pathlib import Path
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig
+from serving.front_door import FrontDoor
 from serving.workload import Workload
 from sim.cluster import Cluster, Simulated
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
@@ -28,13 +29,14 @@ def simulate_to(
     seed: int = 0,
     steps: bool = True,
     tokens: bool = False,
+    front_door: FrontDoor | None = None,
     overwrite: bool = False,
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
-    See `Cluster` for `replicas`, `fleet` and `pools`; the deployment that is recorded has the fleet, whichever said it,
-    so that the run can be made again. Prices are by pool, None where there is none. Raises UserError if `out` exists
-    and `overwrite` is not set.
+    See `Cluster` for `replicas`, `fleet`, `pools` and `front_door`; the deployment that is recorded has the fleet,
+    whichever said it, so that the run can be made again. Prices are by pool, None where there is none. Raises UserError
+    if `out` exists and `overwrite` is not set.
     """
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
     deployment = deployment.model_copy(update={"fleet": fleet})
@@ -63,6 +65,7 @@ def simulate_to(
             shares_prefixes=workload.shares_prefixes,
             steps=steps,
             tokens=tokens,
+            front_door=front_door,
         )
         done = cluster.run(workload)
         writer.close(duration_ns=done.duration_ns, replica_lives=cluster.lives)

@@ -17,19 +17,27 @@ from traces.recording import Recording
 def with_client(server: Recording, client: Recording) -> pa.Table:
     """The requests that `server` recorded and `client` sent, with `client_ns`, in the order of the server.
 
+    Raises UserError as `matched` does.
+    """
+    served, sent = matched(server, client)
+    seen = pc.subtract(sent.column("finish_ns"), sent.column("arrival_ns"))
+    inside = pc.subtract(served.column("last_sent_ns"), served.column("received_ns"))
+    at = served.schema.get_field_index("client_ns")
+    return served.set_column(at, served.schema.field(at), pc.subtract(seen, inside))
+
+
+def matched(server: Recording, client: Recording) -> tuple[pa.Table, pa.Table]:
+    """What `server` and what `client` recorded of the requests that they have in common, in the order of the server.
+
     Raises UserError if they have none in common, and for a twin whose time was faster than the client's.
     """
     speed = json.loads(server.run["notes"] or "{}").get("served", {}).get("speed", 1.0)
     if speed != 1.0:
         raise UserError("recording", str(server.path), f"is of a twin at speed {speed:g}; serve with speed 1")
-    served, sent = server.requests, client.table("requests", ["client_id", "arrival_ns", "finish_ns"])
+    served, sent = server.requests, client.requests
     rows = pc.index_in(served.column("client_id"), value_set=sent.column("client_id").combine_chunks())
     if rows.null_count == len(rows):
         remedy = f"has no request that {client.path} sent; give the recordings of one run"
         raise UserError("recording", str(server.path), remedy)
     common = pc.is_valid(rows)
-    served, sent = served.filter(common), sent.take(rows.filter(common))
-    seen = pc.subtract(sent.column("finish_ns"), sent.column("arrival_ns"))
-    inside = pc.subtract(served.column("last_sent_ns"), served.column("received_ns"))
-    at = served.schema.get_field_index("client_ns")
-    return served.set_column(at, served.schema.field(at), pc.subtract(seen, inside))
+    return served.filter(common), sent.take(rows.filter(common))

@@ -377,8 +377,8 @@ class RunMetrics:
         """Share of their time that requests arriving between `begin` and `end` wait for their first step."""
         arrivals, ends = self._stays
         scheduled = self._request("scheduled_ns")
-        known = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
-        inside = (arrivals >= begin) & (arrivals < end) & np.isfinite(ends) & known
+        told = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
+        inside = (arrivals >= begin) & (arrivals < end) & np.isfinite(ends) & told
         waits = np.fmin(scheduled, ends) - arrivals
         stays = float((ends - arrivals)[inside].sum())
         return float(waits[inside].sum()) / stays if stays > 0 else 0.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.parquet as pq
 
+from calibration.front_door_fit import fit_front_door
 from calibration.steps.design import designed_workloads
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import MeasuredSteps
@@ -30,6 +31,8 @@ from planning.version import __version__
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.front_door import FILE as FRONT_DOOR
+from serving.front_door import FrontDoor
 from serving.workload import Workload
 from traces.recording import Recording
 
@@ -38,9 +41,9 @@ if TYPE_CHECKING:
 
 
 class Learnt(NamedTuple):
-    """A calibration of our own engine or of another, and of a case also how it was scored."""
+    """A calibration of our own engine or of another, and of a case also how it was scored; or a front door."""
 
-    calibration: Calibration | ExternalCalibration
+    calibration: Calibration | ExternalCalibration | FrontDoor
     outcome: CaseResult | None = None
 
 
@@ -52,7 +55,7 @@ def calibrate(
     `say` is told which trace was measured. Raises UserError for measurements that nothing can be learnt from, for an
     engine that cannot run here, and if there is a calibration already and `overwrite` is not set.
     """
-    if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE)):
+    if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE, FRONT_DOOR)):
         remedy = (
             "already holds a calibration; use --force (overwrite in Python) to replace it, or choose another directory"
         )
@@ -61,6 +64,8 @@ def calibrate(
         return Learnt(_from_iterations(request, request.iterations))
     if request.case is not None:
         return _from_case(request, request.case)
+    if request.served is not None and request.client is not None:
+        return Learnt(_from_served(request, request.served, request.client))
     paths = _of_one_engine(request.recordings) if request.recordings else _measured(request, overwrite, say)
     return Learnt(fit_recordings(paths, request.out))
 
@@ -101,6 +106,13 @@ def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibrati
         source=f"{len(log)} iterations of {path.name}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    learnt.save(request.out)
+    return learnt
+
+
+def _from_served(request: CalibrateRequest, served: Path, client: Path) -> FrontDoor:
+    engine = None if request.engine is None else Calibration.load(request.engine)
+    learnt = fit_front_door(Recording.load(served), Recording.load(client), engine)
     learnt.save(request.out)
     return learnt
 

@@ -13,7 +13,14 @@ from serving.errors import UserError
 from traces.synth import SynthSpec
 
 # Which sources of a calibration each of the others is about; the first is the engine on this machine.
-_GOES_WITH = {"deployment": ("", "iterations"), "minutes": ("",), "gpu": ("iterations",), "data": ("case",)}
+_GOES_WITH = {
+    "deployment": ("", "iterations"),
+    "minutes": ("",),
+    "gpu": ("iterations",),
+    "data": ("case",),
+    "client": ("served",),
+    "engine": ("served",),
+}
 
 
 class ValidateRequest(Offered):
@@ -43,7 +50,7 @@ class ValidateRequest(Offered):
 
 
 class CalibrateRequest(Request):
-    """The engine on this machine, to measure now; or one of `recordings`, `iterations` and `case`."""
+    """The engine on this machine, to measure now; or one of `recordings`, `iterations`, `case` and `served`."""
 
     out: Path = Field(description="directory to write the calibration to")
     deployment: StatedDeployment | None = None
@@ -53,12 +60,15 @@ class CalibrateRequest(Request):
     gpu: str | None = Field(None, description="with --from-iterations: GPU that the engine ran on")
     case: Path | None = Field(None, description="learn an engine from the anchor run of a case file")
     data: Path = Field(Path(), description="folder of the files that a case names; by default this one")
+    served: Path | None = Field(None, description="learn what an API server adds, from what `serve -o` recorded")
+    client: Path | None = Field(None, description="with --from-served: what `bench --url` recorded of the same run")
+    engine: Path | None = Field(None, description="with --from-served: calibration of the engine behind that server")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        sources = [name for name in ("recordings", "iterations", "case") if getattr(self, name)]
+        sources = [name for name in ("recordings", "iterations", "case", "served") if getattr(self, name)]
         if len(sources) > 1:
-            raise UserError("from", ", ".join(sources), "give only one of recordings, iterations and case")
+            raise UserError("from", ", ".join(sources), "give only one of recordings, iterations, case and served")
         source = sources[0] if sources else ""
         for name, about in _GOES_WITH.items():
             stated = getattr(self, name) if name in self.model_fields_set else None
@@ -67,4 +77,6 @@ class CalibrateRequest(Request):
                 raise UserError(name, str(stated), remedy)
         if source == "iterations" and self.gpu is None:
             raise UserError("gpu", None, "is missing; name the GPU that the iterations ran on")
+        if source == "served" and self.client is None:
+            raise UserError("client", None, "is missing; give the recording that `bench --url` made of the same run")
         return self

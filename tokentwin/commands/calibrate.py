@@ -14,6 +14,7 @@ from tokentwin.options import deployment_options, options_of, requested
 if TYPE_CHECKING:
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.step_cost import Calibration
+    from serving.front_door import FrontDoor
 
 option = options_of(CalibrateRequest)
 
@@ -26,6 +27,9 @@ option = options_of(CalibrateRequest)
 @option("--from-case", "case", type=click.Path())
 @option("--data", type=click.Path())
 @option("--gpu")
+@option("--from-served", "served", type=click.Path())
+@option("--client", type=click.Path())
+@option("--engine", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
 def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
@@ -35,9 +39,13 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
 
     With --from-iterations or --from-case nothing is run. The measurements of another engine then correct the kernel
     tables of its GPU. This writes engine.json, which `simulate` also accepts.
+
+    With --from-served it learns what an API server and a client add to a request, and writes front_door.json for
+    `simulate --front-door`.
     """
     from calibration.steps.external_calibration import ExternalCalibration
     from planning.measure import calibrator
+    from serving.front_door import FrontDoor
     from tokentwin.commands.validate_external import print_results
 
     stated = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}
@@ -49,6 +57,8 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
         print_results([outcome])
     elif isinstance(calibration, ExternalCalibration):
         _print_correction(calibration)
+    elif isinstance(calibration, FrontDoor):
+        _print_front_door(calibration)
     else:
         print_calibration(calibration)
     click.echo(f"saved in {request.out}")
@@ -82,6 +92,18 @@ def _print_correction(learnt: ExternalCalibration) -> None:
     for table in (factors, added, errors):
         console.print(table)
     console.print(str(learnt.step_interval))
+
+
+def _print_front_door(learnt: FrontDoor) -> None:
+    """What it adds, and where."""
+    from rich.console import Console
+    from rich.table import Table
+
+    times = Table("what it pays for", "µs", title=f"front door, from {learnt.source}", title_justify="left")
+    for name, field in type(learnt).model_fields.items():
+        if name.endswith("_ns"):
+            times.add_row(field.description, f"{getattr(learnt, name) / 1e3:,.2f}")
+    Console().print(times)
 
 
 def print_calibration(calibration: Calibration) -> None:

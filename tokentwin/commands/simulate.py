@@ -23,6 +23,7 @@ option = options_of(TraceWorkload, Scenario, Timing)
 @option("--price", "prices", multiple=True)
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
+@click.option("--front-door", type=click.Path(), help="Also simulate an API server and clients, as this file says.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times; this is much faster.")
 @click.option(
     "--band/--no-band",
@@ -43,6 +44,7 @@ def simulate(
     prices: tuple[str, ...],
     limit: int | None,
     rate_scale: float | None,
+    front_door: str | None,
     summary_only: bool,
     band: bool,
     force: bool,
@@ -64,6 +66,7 @@ def simulate(
     from planning.simulation import recorded
     from serving.deployments.fleet import RouterConfig
     from serving.errors import UserError
+    from serving.front_door import FrontDoor
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
 
     check_timed(calibration, gpu)
@@ -82,7 +85,8 @@ def simulate(
     for name in named_prices(prices):
         if name not in scenario.devices:
             raise UserError("price", name, f"is not simulated here; give prices for {', '.join(scenario.devices)}")
-    done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
+    door = None if front_door is None else FrontDoor.load(front_door)
+    done = recorded(scenario, out, band=band, details=not summary_only, front_door=door, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
     print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers)
     if style == "table":

@@ -9,6 +9,7 @@ import click
 
 from planning.measure.request import ValidateRequest
 from tokentwin.commands.validate_external import external
+from tokentwin.commands.validate_front_door import front_door
 from tokentwin.finite import Finite
 from tokentwin.options import options_of, requested
 
@@ -32,11 +33,13 @@ def validate() -> None:
     """Compare the simulator with real runs.
 
     `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`: rungs 1 to 3 of the validation, on
-    recordings of our own engine. `validate external` is rung 4, on published measurements of other engines.
+    recordings of our own engine. `validate external` is rung 4, on published measurements of other engines or of your
+    own server. `validate front-door` is rung 6, on what clients of `tokentwin serve` saw.
     """
 
 
 validate.add_command(external)
+validate.add_command(front_door)
 
 
 @validate.command()

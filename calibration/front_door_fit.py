@@ -1,0 +1,115 @@
+"""Fitting what an API server and a client add, from a run that the server and its client both recorded.
+
+The API process does one thing after another, so what was measured is work and waiting for other work. The fit knows when
+every request came and when every token was there: it looks for the work that, done in that order, explains the times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from calibration.steps.features import MeasuredSteps
+from calibration.steps.fit import predict
+from calibration.steps.step_cost import Calibration
+from serving.errors import UserError
+from serving.front_door import FrontDoor
+from traces.client_view import matched
+from traces.recording import Recording
+
+Floats = NDArray[np.float64]
+_FEWEST = 10  # requests
+_WORK = ("request_ns", "prompt_token_ns", "outputs_ns", "chunk_ns")
+_SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # of these prices, for the search
+_USUAL_NS = 1e6  # of an error; those beyond count less and less, being the machine's
+
+
+def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
+    """The front door that explains both recordings best, by least squares without negative times.
+
+    What the engine lost to the API process beside it is what its steps took longer than `calibration` says; nothing is
+    said of it without one. Raises UserError for recordings of different runs, and of too few requests.
+    """
+    served, sent = matched(server, client)
+    finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))
+    served, sent = served.filter(finished), sent.filter(finished)
+    if served.num_rows < _FEWEST:
+        remedy = f"has {served.num_rows} requests that finished at {client.path}, too; at least {_FEWEST} are needed"
+        raise UserError("served", str(server.path), remedy)
+    before_ns = _column(served, "first_sent_ns") - _column(served, "received_ns")
+    ttft_ns = _column(sent, "first_token_ns") - _column(sent, "arrival_ns")
+    engine_step_ns = engine_row_ns = 0.0
+    if calibration is not None:
+        measured = MeasuredSteps([server.steps])
+        engine_step_ns, engine_row_ns = _prices(
+            measured.step_ns - predict(calibration, measured), _column(server.steps, "sampled_rows")
+        )
+    return FrontDoor(
+        client_ns=max(float(np.mean(ttft_ns - before_ns)), 0.0),
+        **dict(zip(_WORK, _work(_Served(served)), strict=True)),
+        last_ns=float(np.mean(_column(served, "last_sent_ns") - _column(served, "last_text_ns"))),
+        engine_step_ns=engine_step_ns,
+        engine_row_ns=engine_row_ns,
+        source=f"{served.num_rows} requests of {server.path.name}, sent by {client.path.name}",
+    )
+
+
+class _Served:
+    """What the API process had to do, and three times of each request that tell when it was done."""
+
+    def __init__(self, requests: pa.Table) -> None:
+        self.received_ns = _column(requests, "received_ns")
+        self.prompt_tokens = _column(requests, "prompt_tokens")
+        times = requests.column("token_times_ns").combine_chunks()
+        self.tokens_ns = times.flatten().to_numpy().astype(np.float64)
+        ends = np.cumsum(times.value_lengths().to_numpy())
+        self._last = ends - 1
+        self._first = np.concatenate(([0], ends[:-1]))
+        names = ("arrival_ns", "first_text_ns", "last_text_ns")
+        self.measured_ns = np.concatenate([_column(requests, name) for name in names])
+
+    def predicted_ns(self, prices: Floats) -> Floats:
+        """Those times, if work had these prices, done in the order in which it came (Lindley 1952)."""
+        request_ns, prompt_token_ns, outputs_ns, chunk_ns = prices
+        came = np.concatenate([self.received_ns, self.tokens_ns + outputs_ns])
+        work = np.concatenate(
+            [request_ns + prompt_token_ns * self.prompt_tokens, np.full(len(self.tokens_ns), chunk_ns)]
+        )
+        order = np.argsort(came, kind="stable")
+        worked = np.cumsum(work[order])
+        done = np.empty(len(came))
+        done[order] = worked + np.maximum.accumulate(came[order] - worked + work[order])
+        tokenised, texts = np.split(done, [len(self.received_ns)])
+        found: Floats = np.concatenate([tokenised, texts[self._first], texts[self._last]])
+        return found
+
+
+def _work(served: _Served) -> list[float]:
+    """The prices of work, none below 0."""
+    from scipy.optimize import least_squares
+
+    scale = np.array(_SCALE_NS)
+    found = least_squares(
+        lambda prices: (served.predicted_ns(prices * scale) - served.measured_ns) / _USUAL_NS,
+        np.full(len(scale), 0.5),
+        bounds=(0, np.inf),
+        loss="soft_l1",
+        diff_step=1e-3,
+    )
+    return [float(price) for price in found.x * scale]
+
+
+def _prices(times_ns: Floats, amounts: Floats) -> tuple[float, float]:
+    """A constant and a price per amount, neither below 0, that explain the times."""
+    from scipy.optimize import nnls
+
+    scale = max(float(amounts.max()), 1.0)
+    found, _ = nnls(np.column_stack([np.ones(len(amounts)), amounts / scale]), times_ns)
+    return float(found[0]), float(found[1]) / scale
+
+
+def _column(table: pa.Table, name: str) -> Floats:
+    found: Floats = pc.cast(table.column(name), pa.float64()).to_numpy()
+    return found

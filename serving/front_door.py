@@ -1,0 +1,81 @@
+"""What an API server and its clients add to a request: work, waiting for that work, and a slower engine beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.cost_model import CostModel
+from serving.errors import UserError, reason
+from serving.step_plan import StepPlan
+from serving.whole_file import whole_file
+
+FILE = "front_door.json"
+
+
+class FrontDoor(BaseModel):
+    """Times of one API process, which does one thing after another, in ns.
+
+    The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    client_ns: float = Field(0, ge=0, description="the client's lateness and the network, until the server has it")
+    request_ns: float = Field(0, ge=0, description="work on each request before the engine has it")
+    prompt_token_ns: float = Field(0, ge=0, description="work on each token of its prompt")
+    outputs_ns: float = Field(0, ge=0, description="a step's tokens on their way from the engine to the API process")
+    chunk_ns: float = Field(0, ge=0, description="work on each chunk of an answer: detokenising and writing it")
+    last_ns: float = Field(0, ge=0, description="from an answer's last text until all of it is written")
+    engine_step_ns: float = Field(0, ge=0, description="what a step of the engine takes longer")
+    engine_row_ns: float = Field(0, ge=0, description="and each token that it samples")
+    source: str = Field("", description="which recordings it was fitted to")
+
+    @classmethod
+    def load(cls, path: str | Path) -> FrontDoor:
+        """From a file, or the directory that it is in. Raises UserError if there is none, or it is damaged."""
+        path = Path(path)
+        path = path / FILE if path.is_dir() else path
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            remedy = f"cannot be read: {reason(error)}; make one with calibrate --from-served"
+            raise UserError("front-door", str(path), remedy) from None
+        except ValueError:
+            remedy = "is no front door; make one with calibrate --from-served"
+            raise UserError("front-door", str(path), remedy) from None
+
+    def save(self, folder: Path) -> None:
+        """Write it into `folder`, whole or not at all."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(folder / FILE) as file:
+                file.write_text(json.dumps(self.model_dump(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError("out", str(folder), f"cannot be written: {reason(error)}") from None
+
+    def beside(self, cost: CostModel) -> CostModel:
+        """`cost` of an engine that shares its CPU with this API process."""
+        return Beside(cost, self) if self.engine_step_ns or self.engine_row_ns else cost
+
+
+class Beside:
+    """A cost model whose steps all take longer, the more the more tokens they sample."""
+
+    def __init__(self, cost: CostModel, front_door: FrontDoor) -> None:
+        self._cost = cost
+        self._front_door = front_door
+        self.cpu_ns = cost.cpu_ns
+
+    def _more_ns(self, sampled: int) -> int:
+        return round(self._front_door.engine_step_ns + self._front_door.engine_row_ns * sampled)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return self._cost.step_ns(plan) + self._more_ns(plan.sampled_rows)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        more_ns = self._more_ns(rows)
+        return [ns + more_ns for ns in self._cost.decode_run_ns(rows, context, squares, steps)]

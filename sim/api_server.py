@@ -1,0 +1,138 @@
+"""An API process on the virtual clock: it stands between clients and the gateway, and does one thing after another.
+
+A request is at the gateway once its prompt is tokens, and its client has the answer once the last token is text. Work
+waits for work: with many answers under way each token's text comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from serving.front_door import FrontDoor
+from serving.request import Request
+from serving.workload import WorkloadRequest
+from sim.clock import ARRIVAL, Alarm, VirtualClock
+from sim.run_log import RunSink
+
+_CLIENTS_OWN = ("request_id", "tenant", "slo_class", "priority", "status", "reason", "prompt_tokens", "output_tokens")
+
+
+class _Visit:
+    """A request, from its client's sending until it has left and its row is written; `texts_ns` are of its tokens."""
+
+    __slots__ = ("ends", "received_ns", "sent_ns", "texts_ns")
+
+    def __init__(self, sent_ns: int) -> None:
+        self.sent_ns = sent_ns
+        self.received_ns = sent_ns
+        self.texts_ns: list[int] = []
+        self.ends = 0
+
+
+class ApiServer:
+    """Takes requests from clients, and gives them to `offer`; `on_answered` is called when a client has its answer.
+
+    As the sink of a run's rows it adds what it knows of each request, and hands them on to `sink`. What clients saw
+    goes to `clients`, if there is such a sink, as `tokentwin bench --url` would have recorded it.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        times: FrontDoor,
+        sink: RunSink,
+        clients: RunSink | None,
+        on_answered: Callable[[WorkloadRequest], None],
+    ) -> None:
+        self._clock = clock
+        self._times = times
+        self._sink = sink
+        self._clients = clients
+        self._on_answered = on_answered
+        self._offer: Callable[[WorkloadRequest], None]
+        self._visits: dict[int, _Visit] = {}
+        self._free_ns = 0.0  # when the process has done all it was given
+        self.under_way = 0
+
+    def open(self, offer: Callable[[WorkloadRequest], None]) -> None:
+        """Requests go to `offer`."""
+        self._offer = offer
+
+    def send(self, request: WorkloadRequest) -> None:
+        """A client sends `request` now."""
+        self.under_way += 1
+        visit = self._visits[request.id] = _Visit(self._clock.now_ns)
+        visit.received_ns = self._clock.now_ns + round(self._times.client_ns)
+        Alarm(self._clock, visit.received_ns, ARRIVAL, lambda _: self._received(request))
+
+    def _received(self, request: WorkloadRequest) -> None:
+        work_ns = self._times.request_ns + self._times.prompt_token_ns * request.prompt_len
+        Alarm(self._clock, self._done(self._clock.now_ns, work_ns), ARRIVAL, lambda _: self._offer(request))
+
+    def sampled(self, replica: int, requests: list[Request], now_ns: int) -> None:
+        """A step has sampled for `requests`: see `sim.run_log.TokenObserver`."""
+        for request in requests:
+            if (visit := self._visits.get(request.id)) is None:
+                continue  # given up since
+            if (new := request.outputs - len(visit.texts_ns)) > 0:
+                visit.texts_ns += [self._done(now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
+
+    def _done(self, from_ns: float, work_ns: float) -> int:
+        """When work that may begin at `from_ns` is done."""
+        self._free_ns = max(self._free_ns, from_ns) + work_ns
+        return round(self._free_ns)
+
+    def left(self, request: WorkloadRequest) -> None:
+        """The gateway has no more to do with `request`."""
+        at_ns = self._clock.now_ns
+        if texts_ns := self._ending(request.id).texts_ns:
+            at_ns = max(at_ns, texts_ns[-1] + round(self._times.last_ns))
+        Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._answered(request))
+
+    def _ending(self, id: int) -> _Visit:
+        """The visit, which ends twice: the request leaves, and its row is written, in either order."""
+        visit = self._visits[id]
+        visit.ends += 1
+        if visit.ends == 2:
+            del self._visits[id]
+        return visit
+
+    def _answered(self, request: WorkloadRequest) -> None:
+        self.under_way -= 1
+        self._on_answered(request)
+
+    # Rows
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._sink.add_steps(columns)
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        visits = [self._ending(id) for id in columns["request_id"]]
+        done = [status == "finished" for status in columns["status"]]
+        last_ns, client_ns = round(self._times.last_ns), round(self._times.client_ns)
+
+        def texts(at: int, later_ns: int = 0) -> list[int | None]:
+            return [visit.texts_ns[at] + later_ns if ok else None for visit, ok in zip(visits, done, strict=True)]
+
+        served = {
+            "received_ns": [visit.received_ns for visit in visits],
+            "first_text_ns": texts(0),
+            "first_sent_ns": texts(0),
+            "last_text_ns": texts(-1),
+            "last_sent_ns": texts(-1, last_ns),
+            "client_ns": [client_ns - last_ns if ok else None for ok in done],  # it has its last token before the end
+        }
+        self._sink.add_requests({**columns, **served})
+        if self._clients is not None:
+            seen = {
+                "arrival_ns": [visit.sent_ns for visit in visits],
+                "send_ns": [visit.sent_ns for visit in visits],
+                "first_token_ns": [visit.texts_ns[0] if visit.texts_ns else None for visit in visits],
+                "finish_ns": served["last_text_ns"],
+                "token_times_ns": [visit.texts_ns for visit in visits],
+                "end_ns": [
+                    max(end, *(visit.texts_ns[-1:])) for end, visit in zip(columns["end_ns"], visits, strict=True)
+                ],
+            }
+            self._clients.add_requests({**{name: columns[name] for name in _CLIENTS_OWN}, **seen})

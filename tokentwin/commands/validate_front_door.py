@@ -1,0 +1,78 @@
+"""`tokentwin validate front-door`: rung 6, what clients of a server saw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tokentwin.deployment_options import deployment_options
+from tokentwin.finite import Finite
+
+TARGET_MISSED = 3
+
+
+@click.command("front-door")
+@click.argument("clients", nargs=-1, required=True, type=click.Path())
+@click.option("--front-door", required=True, type=click.Path(), help="What `calibrate --from-served` wrote.")
+@click.option("--calibration", "-c", type=click.Path(), help="Directory that `tokentwin calibrate` wrote.")
+@click.option("--gpu", help="GPU whose kernel tables time the steps.")
+@click.option("--replicas", type=int, help="Number of engines behind the router.")
+@click.option("--router", help="Router, by name; by default round-robin.")
+@click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@deployment_options
+def front_door(
+    clients: tuple[str, ...],
+    front_door: str,
+    calibration: str | None,
+    gpu: str | None,
+    replicas: int | None,
+    router: str | None,
+    max_error: float | None,
+    style: str,
+    deployment_file: str | None,
+    **flags: Any,
+) -> None:
+    """Compare what CLIENTS of a server saw with a simulation of the same arrivals (rung 6).
+
+    CLIENTS are recordings of `tokentwin bench --url`; repeats of one run give the noise floor.
+    """
+    from planning.costs import base_deployment
+    from planning.deployments import read_deployment
+    from planning.measure.front_door import hold_against_clients
+    from planning.priced_scenario import with_fleet
+    from planning.timing import Timing
+    from serving.deployments.fleet import RouterConfig
+    from serving.front_door import FrontDoor
+
+    Timing(calibration=calibration, gpu=gpu).check()
+    deployment = with_fleet(
+        read_deployment(deployment_file, flags, base_deployment(calibration)),
+        replicas,
+        RouterConfig(name=router) if router else None,
+    )
+    scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
+    rows = hold_against_clients([Path(client) for client in clients], scenario, FrontDoor.load(front_door))
+    if style == "json":
+        click.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        _print(rows)
+    if max_error is not None and max(abs(row.error_pct) for row in rows) > max_error:
+        raise SystemExit(TARGET_MISSED)
+
+
+def _print(rows: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    header = ("metric", "clients", "engine alone", "with the front door", "error", "floor")
+    table = Table(*header, title="rung 6: what clients saw", title_justify="left")
+    for row in rows:
+        name = row.metric if row.statistic == "value" else f"{row.metric} {row.statistic}"
+        floor = "" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
+        numbers = (f"{value:,.4g}" for value in (row.real, row.engine_alone, row.simulated))
+        table.add_row(name, *numbers, f"{row.error_pct:+.1f} %", floor)
+    Console().print(table)
