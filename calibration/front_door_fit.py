@@ -1,7 +1,8 @@
 """Fitting what an API server and a client add, from a run that the server and its client both recorded.
 
-The API process does one thing after another, so what was measured is work and waiting for other work. The fit knows when
-every request came and when every token was there: it looks for the work that, done in that order, explains the times.
+The API process does one thing after another, so what was measured is work and waiting for other work. The fit knows
+when every request came and when every token was there: it looks for the work that, done in that order, explains the
+times.
 """
 
 from __future__ import annotations
@@ -67,20 +68,20 @@ class _Served:
         ends = np.cumsum(times.value_lengths().to_numpy())
         self._last = ends - 1
         self._first = np.concatenate(([0], ends[:-1]))
+        self._line = np.argsort(np.concatenate([self.received_ns, self.tokens_ns]), kind="stable")
         names = ("arrival_ns", "first_text_ns", "last_text_ns")
         self.measured_ns = np.concatenate([_column(requests, name) for name in names])
 
     def predicted_ns(self, prices: Floats) -> Floats:
-        """Those times, if work had these prices, done in the order in which it came (Lindley 1952)."""
+        """Those times, if work had these prices (Lindley 1952); in line as `sim.api_server` has it."""
         request_ns, prompt_token_ns, outputs_ns, chunk_ns = prices
         came = np.concatenate([self.received_ns, self.tokens_ns + outputs_ns])
         work = np.concatenate(
             [request_ns + prompt_token_ns * self.prompt_tokens, np.full(len(self.tokens_ns), chunk_ns)]
         )
-        order = np.argsort(came, kind="stable")
-        worked = np.cumsum(work[order])
+        worked = np.cumsum(work[self._line])
         done = np.empty(len(came))
-        done[order] = worked + np.maximum.accumulate(came[order] - worked + work[order])
+        done[self._line] = worked + np.maximum.accumulate((came + work)[self._line] - worked)
         tokenised, texts = np.split(done, [len(self.received_ns)])
         found: Floats = np.concatenate([tokenised, texts[self._first], texts[self._last]])
         return found

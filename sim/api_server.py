@@ -131,8 +131,6 @@ class ApiServer:
                 "first_token_ns": [visit.texts_ns[0] if visit.texts_ns else None for visit in visits],
                 "finish_ns": served["last_text_ns"],
                 "token_times_ns": [visit.texts_ns for visit in visits],
-                "end_ns": [
-                    max(end, *(visit.texts_ns[-1:])) for end, visit in zip(columns["end_ns"], visits, strict=True)
-                ],
+                "end_ns": [max([end, *v.texts_ns[-1:]]) for end, v in zip(columns["end_ns"], visits, strict=True)],
             }
             self._clients.add_requests({**{name: columns[name] for name in _CLIENTS_OWN}, **seen})

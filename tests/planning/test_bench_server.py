@@ -159,6 +159,28 @@ def test_what_a_server_runs_must_be_said(benched: Benched) -> None:
     assert "deployment: is missing" in done.stderr
 
 
+def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benched, tmp_path: Path) -> None:
+    door, out = tmp_path / "door", tmp_path / "simulated"
+    learnt = tokentwin(
+        "calibrate", "--from-served", benched.folder / "served", "--client", benched.folder / "client", "-o", door
+    )
+    assert learnt.returncode == 0, learnt.stderr
+    engine = ("--gpu", "H100", "--model", "Llama-3.1-8B", "--front-door", door)
+    done = tokentwin("simulate", benched.folder / "client", *engine, "-o", out, "--no-band", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert set(SERVED_METRICS) <= set(json.loads(done.stdout)["distributions"])
+    held = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--format", "json")
+    assert held.returncode == 0, held.stderr
+    rows = {(row["metric"], row["statistic"]): row for row in json.loads(held.stdout)["rows"]}
+    seen = RunMetrics.of(benched.client)
+    for metric in ("ttft_ms", "itl_ms", "e2e_ms"):
+        assert rows[metric, "mean"]["real"] == pytest.approx(seen.distribution(metric).mean)
+    ttft = rows["ttft_ms", "p50"]
+    assert ttft["engine_alone"] < ttft["simulated"]
+    again = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--max-error", "0")
+    assert again.returncode == 3
+
+
 # Against servers that are made up
 
 
