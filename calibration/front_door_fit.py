@@ -65,10 +65,13 @@ class _Served:
         self.prompt_tokens = _column(requests, "prompt_tokens")
         times = requests.column("token_times_ns").combine_chunks()
         self.tokens_ns = times.flatten().to_numpy().astype(np.float64)
-        ends = np.cumsum(times.value_lengths().to_numpy())
+        counts = times.value_lengths().to_numpy()
+        ends = np.cumsum(counts)
         self._last = ends - 1
         self._first = np.concatenate(([0], ends[:-1]))
-        self._line = np.argsort(np.concatenate([self.received_ns, self.tokens_ns]), kind="stable")
+        # Tokens of one step are in the order of its rows, which is that of arrivals.
+        whose = np.concatenate([self.received_ns, np.repeat(_column(requests, "arrival_ns"), counts)])
+        self._line = np.lexsort((whose, np.concatenate([self.received_ns, self.tokens_ns])))
         names = ("arrival_ns", "first_text_ns", "last_text_ns")
         self.measured_ns = np.concatenate([_column(requests, name) for name in names])
 

@@ -6,23 +6,24 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from serving.cost_model import CostModel
 from serving.errors import UserError, reason
+from serving.settings import Settings
 from serving.step_plan import StepPlan
 from serving.whole_file import whole_file
 
 FILE = "front_door.json"
 
 
-class FrontDoor(BaseModel):
+class FrontDoor(Settings):
     """Times of one API process, which does one thing after another, in ns.
 
     The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     client_ns: float = Field(0, ge=0, description="the client's lateness and the network, until the server has it")
     request_ns: float = Field(0, ge=0, description="work on each request before the engine has it")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from serving.errors import UserError
+from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.measured.run import MeasuredRun, figures
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 
-class RecordedClient(BaseModel):
+class RecordedClient(Settings):
     """One run a folder. Several of one workload are repeats, which tell how far such runs are apart."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal["recording"] = "recording"
     folders: tuple[str, ...] = Field(min_length=1)
@@ -29,16 +28,14 @@ class RecordedClient(BaseModel):
     def read(self, data: Path) -> list[MeasuredRun]:
         """See `MeasuredFormat`. Lengths of prompts and answers are those that the server told."""
         runs = [_run(Recording.load(data / folder)) for folder in self.folders]
-        sent = [[(request.id, request.arrival_ns) for request in run.workload.requests] for run in runs]
         return [
-            replace(
-                run,
-                floor_pct=_floor_pct(
-                    [other.figures for other, as_sent in zip(runs, sent, strict=True) if as_sent == mine]
-                ),
-            )
-            for run, mine in zip(runs, sent, strict=True)
+            replace(run, floor_pct=_floor_pct([each for each in runs if _sent(each) == _sent(run)])) for run in runs
         ]
+
+
+def _sent(run: MeasuredRun) -> list[tuple[int, int]]:
+    """What the client sent, and when: repeats have it in common."""
+    return [(request.id, request.arrival_ns) for request in run.workload.requests]
 
 
 def _run(recording: Recording) -> MeasuredRun:
@@ -96,12 +93,12 @@ def _offered_per_s(workload: Workload) -> float | None:
     return (len(arrivals) - 1) * 1e9 / (arrivals[-1] - arrivals[0])
 
 
-def _floor_pct(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _floor_pct(repeats: Sequence[MeasuredRun]) -> dict[str, float]:
     """How far apart each figure of the repeats is, in percent of their mean; nothing of a single run."""
     found = {}
-    for name in repeats[0]:
-        values = [figures[name] for figures in repeats if name in figures]
-        mean = math.fsum(values) / len(values)
-        if len(values) > 1 and mean:
-            found[name] = 100 * (max(values) - min(values)) / abs(mean)
+    for name in repeats[0].figures:
+        values = [run.figures[name] for run in repeats if name in run.figures]
+        centre = mean(values)
+        if len(values) > 1 and centre:
+            found[name] = 100 * (max(values) - min(values)) / centre
     return found
