@@ -95,13 +95,12 @@ def _work(served: _Served) -> list[float]:
     from scipy.optimize import least_squares
 
     scale = np.array(_SCALE_NS)
-    found = least_squares(
-        lambda prices: (served.predicted_ns(prices * scale) - served.measured_ns) / _USUAL_NS,
-        np.full(len(scale), 0.5),
-        bounds=(0, np.inf),
-        loss="soft_l1",
-        diff_step=1e-3,
-    )
+
+    def off(prices: Floats) -> Floats:
+        return (served.predicted_ns(prices * scale) - served.measured_ns) / _USUAL_NS
+
+    start = np.full(len(scale), 0.5)
+    found = least_squares(off, start, bounds=(0, np.inf), loss="soft_l1", diff_step=np.full(len(scale), 1e-3))
     return [float(price) for price in found.x * scale]
 
 

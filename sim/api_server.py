@@ -115,7 +115,7 @@ class ApiServer:
         def texts(at: int, later_ns: int = 0) -> list[int | None]:
             return [visit.texts_ns[at] + later_ns if ok else None for visit, ok in zip(visits, done, strict=True)]
 
-        served = {
+        served: dict[str, Sequence[Any]] = {
             "received_ns": [visit.received_ns for visit in visits],
             "first_text_ns": texts(0),
             "first_sent_ns": texts(0),
@@ -125,7 +125,7 @@ class ApiServer:
         }
         self._sink.add_requests({**columns, **served})
         if self._clients is not None:
-            seen = {
+            seen: dict[str, Sequence[Any]] = {
                 "arrival_ns": [visit.sent_ns for visit in visits],
                 "send_ns": [visit.sent_ns for visit in visits],
                 "first_token_ns": [visit.texts_ns[0] if visit.texts_ns else None for visit in visits],

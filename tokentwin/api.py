@@ -198,13 +198,13 @@ def calibrate(
     *,
     overwrite: bool = False,
     **request: Any,
-) -> Calibration | ExternalCalibration:
+) -> Calibration | ExternalCalibration | FrontDoor:
     """Measure the real engine on this machine, or read what was measured of one, and fit what a step costs.
 
     deployment  what to measure, or what wrote the `iterations`
     out         directory of the calibration and the recordings; by default a temporary one, kept until Python ends
     request     more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
-                `iterations` with `gpu`, or `case` with `data`, which are read instead
+                `iterations` with `gpu`, or `case` with `data`, or `served` with `client`, which are read instead
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements that nothing can be
     learnt from, and if `out` holds a calibration and `overwrite` is not set.

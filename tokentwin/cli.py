@@ -17,7 +17,7 @@ import click
 from serving.errors import UserError, reason, shortened
 
 VERBS = {
-    "bench": "Replay a trace on the real engine and record it.",
+    "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
     "columns": "Explain the columns of a dataset.",
     "compare": "Compare two deployments, policies or runs on the same requests.",

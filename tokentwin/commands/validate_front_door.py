@@ -40,15 +40,14 @@ def front_door(
 
     CLIENTS are recordings of `tokentwin bench --url`; repeats of one run give the noise floor.
     """
-    from planning.costs import base_deployment
+    from planning.costs import base_deployment, check_timed
     from planning.deployments import read_deployment
     from planning.measure.front_door import hold_against_clients
     from planning.priced_scenario import with_fleet
-    from planning.timing import Timing
     from serving.deployments.fleet import RouterConfig
     from serving.front_door import FrontDoor
 
-    Timing(calibration=calibration, gpu=gpu).check()
+    check_timed(calibration, gpu)
     deployment = with_fleet(
         read_deployment(deployment_file, flags, base_deployment(calibration)),
         replicas,
