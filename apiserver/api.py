@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece, Style, Usage, event
 from apiserver.api_keys import check_key
+from apiserver.connection import expect
 from apiserver.engine_client import Answer, EngineClient
 from apiserver.filler import PlainTexts, Texts
 from apiserver.messages import About, Add, Output
@@ -60,11 +61,12 @@ class Api:
         """The routes, of a port where every replica is at hand, or only the one at `place`."""
         app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
         app[_PLACE] = place
+        post = partial(web.post, expect_handler=expect)
         app.add_routes(
             [
-                web.post("/v1/completions", self.completions),
-                web.post("/v1/chat/completions", self.chat),
-                web.post("/tokenize", self.tokenize),
+                post("/v1/completions", self.completions),
+                post("/v1/chat/completions", self.chat),
+                post("/tokenize", self.tokenize),
                 web.get("/v1/models", self.models),
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
