@@ -172,8 +172,11 @@ class Api:
             if body.stream:
                 include = body.stream_options is not None and body.stream_options.include_usage
                 return await _stream(request, answer, pieces, documents, usage if include else None, self._deadline_s)
-            async with asyncio.timeout(self._deadline_s):
-                return await _whole(request, answer, pieces, documents, usage)
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    return await _whole(request, answer, pieces, documents, usage)
+            except TimeoutError:
+                raise _timed_out() from None
 
     async def _body(self, request: web.Request, kind: type[Body]) -> Body:
         """The JSON document of a request. Raises Refusal for what is no such document."""
@@ -315,9 +318,9 @@ async def _stream(
                 if not first_sent_ns:
                     first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
     except (Refusal, TimeoutError) as error:
-        if response is None:
-            raise
         refusal = error if isinstance(error, Refusal) else _timed_out()
+        if response is None:
+            raise refusal from None
         await response.write(event(refusal.document()) + DONE)
         await response.write_eof()
         raise _Told(response, refusal.message) from error
@@ -376,8 +379,6 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         raise  # nobody is there to be told
     except UserError as error:
         refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
-    except TimeoutError:
-        refusal = _timed_out()
     except web.HTTPException as error:
         refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
     except Exception:
