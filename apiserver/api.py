@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece, Style, Usage, event
 from apiserver.api_keys import check_key
+from apiserver.connection import expect
 from apiserver.engine_client import Answer, EngineClient
 from apiserver.filler import PlainTexts, Texts
 from apiserver.messages import About, Add, Output
@@ -60,11 +61,12 @@ class Api:
         """The routes, of a port where every replica is at hand, or only the one at `place`."""
         app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
         app[_PLACE] = place
+        post = partial(web.post, expect_handler=expect)
         app.add_routes(
             [
-                web.post("/v1/completions", self.completions),
-                web.post("/v1/chat/completions", self.chat),
-                web.post("/tokenize", self.tokenize),
+                post("/v1/completions", self.completions),
+                post("/v1/chat/completions", self.chat),
+                post("/tokenize", self.tokenize),
                 web.get("/v1/models", self.models),
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
@@ -171,8 +173,11 @@ class Api:
             if body.stream:
                 include = body.stream_options is not None and body.stream_options.include_usage
                 return await _stream(request, answer, pieces, documents, usage if include else None, self._deadline_s)
-            async with asyncio.timeout(self._deadline_s):
-                return await _whole(request, answer, pieces, documents, usage)
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    return await _whole(request, answer, pieces, documents, usage)
+            except TimeoutError:
+                raise _timed_out() from None
 
     async def _body(self, request: web.Request, kind: type[Body]) -> Body:
         """The JSON document of a request. Raises Refusal for what is no such document."""
@@ -314,9 +319,9 @@ async def _stream(
                 if not first_sent_ns:
                     first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
     except (Refusal, TimeoutError) as error:
-        if response is None:
-            raise
         refusal = error if isinstance(error, Refusal) else _timed_out()
+        if response is None:
+            raise refusal from None
         await response.write(event(refusal.document()) + DONE)
         await response.write_eof()
         raise _Told(response, refusal.message) from error
@@ -375,8 +380,6 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         raise  # nobody is there to be told
     except UserError as error:
         refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
-    except TimeoutError:
-        refusal = _timed_out()
     except web.HTTPException as error:
         refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
     except Exception:

@@ -48,6 +48,9 @@ class Connection(web.RequestHandler):
             self._drops.cancel()
             self._drops = None
 
+    def log_exception(self, *args: Any, **more: Any) -> None:
+        """What clients do wrong is no exception; what goes wrong here is logged where requests are handled."""
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
@@ -57,6 +60,12 @@ class Connection(web.RequestHandler):
         response = answer_to(Refusal(status, "this is not a request of HTTP, or its head is too long"))
         response.force_close()
         return response
+
+
+async def expect(request: web.Request) -> None:
+    """For a header `Expect`: the body may come. What else it may ask for is not known to HTTP."""
+    if request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 async def listen(server: web.Server, patience_s: float, **where: Any) -> asyncio.Server:

@@ -172,4 +172,4 @@ class Answer:
         self._client.forget(self.id)
         if error is not None:
             gone = isinstance(error, asyncio.CancelledError | ConnectionError)
-            self._client._send(Abort(self.id, "its client went away" if gone else f"it failed: {error}".rstrip(": ")))
+            self._client._send(Abort(self.id, "its client went away" if gone else f"it failed: {error}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
@@ -178,5 +179,7 @@ class LiveRecording:
             write(self._writer)
         except (UserError, OSError) as error:
             _LOG.error("the recording ends here: %s", error)
+            with suppress(OSError):
+                self._workload.close()
             self._writer.discard()
             self._writer = None

@@ -7,11 +7,12 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Server:
         address = re.fullmatch(r"https?://(.*):(\d+)/v1", url)
         assert address is not None
         self.address = address[1], int(address[2])
+        self.tls: ssl.SSLContext | None = None
 
     @property
     def said(self) -> str:
@@ -35,8 +37,8 @@ class Server:
 
     def children(self) -> dict[str, int]:
         """The process ids of its API and engine processes, by `api` and `engine`."""
-        listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True)
-        kinds = {"engine": [], "api": []}
+        listed = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True)
+        kinds: dict[str, list[int]] = {"engine": [], "api": []}
         for line in listed.stdout.decode().splitlines():
             pid, args = line.split(None, 1)
             if "spawn_main" in args:
@@ -45,6 +47,8 @@ class Server:
         return {kind: pids[0] for kind, pids in kinds.items()}
 
     def connect(self) -> HTTPConnection:
+        if self.tls is not None:
+            return HTTPSConnection(*self.address, context=self.tls, timeout=60)
         return HTTPConnection(*self.address, timeout=60)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:

@@ -1,0 +1,226 @@
+"""The server holds: many requests, slow ones, clients that go, keys, processes that die, a full disk, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from apiserver.ledger import LiveRecording
+from serving.errors import UserError
+from serving.workload import WorkloadRequest
+from tests.apiserver.served import TWIN, serving
+from tests.tokentwin.test_full_disk import disk_of
+from traces.recording import Recording
+
+LONG = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+class Stream:
+    """A streamed answer that is read event by event; leaving the context hangs up."""
+
+    def __init__(self, server, body=LONG, **headers):
+        self._connection = server.connect()
+        self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        self.response = self._connection.getresponse()
+        assert self.response.status == 200, self.response.read()
+
+    def __iter__(self):
+        for line in self.response:
+            if line.startswith(b"data: "):
+                yield line[6:].strip()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._connection.close()
+        self.response.close()
+
+    def words(self, most):
+        """Text of so many events."""
+        return [json.loads(event)["choices"][0]["text"] for event, _ in zip(self, range(most), strict=False)]
+
+
+def soon(holds):
+    """Wait until `holds()`; a test that waits in vain is ended by its time limit."""
+    while not holds():
+        time.sleep(0.05)
+
+
+def answered(server):
+    """Whether it answers a good request, wherever that gets to."""
+    try:
+        return server.complete().status == 200
+    except OSError:
+        return False
+
+
+def test_limits_of_one_server(tmp_path):
+    recorded = tmp_path / "out"
+    limits = ("--max-requests", 6, "--request-timeout", 2, "--client-timeout", 1, "--api-workers", 2)
+    with serving(tmp_path, *TWIN, *limits, "-o", recorded) as server:
+        too_many_are_sent_away(server)
+        what_takes_too_long_ends(server)
+        half_a_body_is_told(server)
+        assert answered(server)
+        assert "Access-Control-Allow-Origin" not in server.ask("GET", "/v1/models", None, Origin="http://a").headers
+        assert "Traceback" not in server.said
+    rows = Recording.load(recorded).requests.to_pylist()
+    gone = {row["reason"] for row in rows if row["status"] == "cancelled"}
+    assert gone == {"its client went away", "it failed: the request took longer than this server allows"}
+    assert_gone_within_one_step(Recording.load(recorded))
+
+
+def too_many_are_sent_away(server):
+    streams = [Stream(server) for _ in range(6)]
+    for stream in streams:
+        assert len(stream.words(3)) == 3
+    refused = server.complete()
+    assert (
+        refused.status == 429 and refused.headers["Retry-After"] == "1" and refused.error["type"] == "rate_limit_error"
+    )
+    for stream in streams:
+        stream.__exit__()
+    soon(lambda: answered(server))
+
+
+def what_takes_too_long_ends(server):
+    with Stream(server) as stream:
+        *_, last, done = stream
+    assert json.loads(last)["error"]["code"] == 504 and done == b"[DONE]"
+    refused = server.ask("POST", "/v1/completions", {**LONG, "stream": False})
+    assert refused.status == 504 and refused.error["type"] == "timeout_error"
+
+
+def half_a_body_is_told(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
+    answer = server.raw(head + b'{"prompt"')
+    assert answer.startswith(b"HTTP/1.1 408") and b"timeout_error" in answer
+
+
+def assert_gone_within_one_step(recording):
+    """Of a request whose client went away nothing is planned any more."""
+    steps = recording.steps.to_pylist()
+    for row in recording.requests.to_pylist():
+        if row["status"] == "cancelled":
+            after = [step for step in steps if row["request_id"] in step["row_ids"] and step["plan_ns"] > row["end_ns"]]
+            assert not after
+    assert steps[-1]["used_blocks"] < max(step["used_blocks"] for step in steps)
+
+
+def test_keys_and_tls(tmp_path):
+    keys, cert, key = tmp_path / "keys.txt", tmp_path / "cert.pem", tmp_path / "key.pem"
+    keys.write_text("secret-one\n\n  secret-two \n")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    try:
+        subprocess.run([*make, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl, which makes a certificate, is not installed")
+    options = ("--api-key-file", keys, "--tls-cert", cert, "--tls-key", key)
+    with serving(tmp_path, *TWIN, *options) as server:
+        assert server.url.startswith("https://")
+        server.tls = ssl.create_default_context(cafile=cert)
+        server.tls.check_hostname = False
+        for given in (None, "Bearer secret-thre", "Bearer ", "\xff"):
+            shown = {} if given is None else {"Authorization": given}
+            for path in ("/v1/models", "/tokenize", "/v1/completions", "/nowhere"):
+                refused = server.ask("GET", path, None, **shown)
+                assert refused.status == 401 and refused.error["type"] == "authentication_error"
+        for given in ("secret-one", "secret-two"):
+            assert server.ask("GET", "/v1/models", None, Authorization=f"Bearer {given}").status == 200
+        assert server.ask("GET", "/ready").status == server.ask("GET", "/metrics").status == 200
+        assert b" 200 " not in server.raw(b"GET / HTTP/1.1\r\n\r\n")
+        assert "secret" not in server.said
+
+
+def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twice(tmp_path):
+    with serving(tmp_path, *TWIN) as server:
+        with Stream(server) as stream:
+            assert len(stream.words(2)) == 2
+            server.process.send_signal(signal.SIGSTOP)  # so that nothing is started again before it was looked at
+            os.kill(server.children()["engine"], signal.SIGKILL)
+            *_, last, done = stream
+            assert json.loads(last)["error"]["code"] == 503 and done == b"[DONE]"
+            assert server.ask("GET", "/health").status == 200
+            assert server.ask("GET", "/ready").status == server.complete().status == 503
+            server.process.send_signal(signal.SIGCONT)
+        soon(lambda: server.ask("GET", "/ready").status == 200)
+        asked_twice_it_ends_at_once(server)
+
+
+def asked_twice_it_ends_at_once(server):
+    with Stream(server) as stream:
+        stream.words(2)
+        server.process.send_signal(signal.SIGTERM)
+        soon(lambda: server.ask("GET", "/ready").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        *_, last, done = stream
+        assert done == b"[DONE]" and json.loads(last)["choices"][0]["finish_reason"] == "abort"
+        assert server.process.wait(60) == 0
+
+
+def test_an_api_process_that_dies_comes_back_and_the_end_waits_for_what_is_under_way(tmp_path):
+    recorded = tmp_path / "out"
+    with serving(tmp_path, *TWIN, "-o", recorded) as server:
+        with Stream(server) as stream:
+            stream.words(2)
+            os.kill(server.children()["api"], signal.SIGKILL)
+            soon(lambda: answered(server))
+        with Stream(server, {**LONG, "max_tokens": 300}) as stream:
+            stream.words(2)
+            server.process.send_signal(signal.SIGTERM)
+            soon(lambda: server.ask("GET", "/ready").status == 503)
+            assert server.complete().status == 503
+            *_, last, done = stream
+            assert done == b"[DONE]" and json.loads(last)["choices"][0]["finish_reason"] == "length"
+            assert server.process.wait(60) == 0
+    first, *others = sorted(Recording.load(recorded).requests.to_pylist(), key=lambda row: row["request_id"])
+    assert (first["status"], first["reason"]) == ("cancelled", "its API process has ended")
+    assert others and {row["status"] for row in others} == {"finished"}
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_service(tmp_path):
+    with ExitStack() as stack:
+        with disk_of(40_000):
+            server = stack.enter_context(serving(tmp_path, *TWIN, "--speed", 1000, "-o", tmp_path / "out"))
+        for at in range(3):
+            assert server.complete(prompt=[5 + at] * 3000, max_tokens=3000, ignore_eos=True).status == 200
+    assert "the recording ends here" in server.said and "Traceback" not in server.said
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
+class FullDisk:
+    """A writer of recordings whose disk has no more room after `rows` rows."""
+
+    def __init__(self, path, rows):
+        self.workload_path = path / "workload.parquet"
+        self.discarded = False
+        self._rows = rows
+
+    def _write(self, **row):
+        self._rows -= 1
+        if self._rows < 0:
+            raise UserError("recording", "a disk", "cannot be written: No space left on device")
+
+    add_request = add_step = _write
+
+    def discard(self):
+        self.discarded = True
+
+
+def test_a_recording_that_cannot_be_written_is_given_up_once(tmp_path, caplog):
+    writer = FullDisk(tmp_path, 3)
+    recording = LiveRecording(writer)
+    for id in range(20):
+        recording.arrived(WorkloadRequest(id, id, (("", 5),), 3))
+        recording.add_step({})
+        recording.add_request({"request_id": id, "status": "finished", "reason": "", "output_tokens": 3})
+    recording.close()
+    assert writer.discarded and caplog.text.count("the recording ends here") == 1
