@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tokentwin.deployment_options import deployment_options
+from tokentwin.options import deployment_options
 from tokentwin.finite import Finite
 
 TARGET_MISSED = 3
