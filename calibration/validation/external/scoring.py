@@ -166,8 +166,7 @@ def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
     deployment, has_blocks = case.deployment_of(run)
     prediction = predictor(case, run.gpu or case.gpu, deployment)
     if not has_blocks:
-        scheduler = deployment.scheduler.model_copy(update={"num_blocks": prediction.num_blocks})
-        deployment = deployment.model_copy(update={"scheduler": scheduler})
+        deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)
     return _Ready(case, run, deployment, prediction)
 
 

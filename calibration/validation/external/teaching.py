@@ -86,8 +86,7 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
             gpu = run.gpu or case.gpu
             if not stated:
                 blocks = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment).num_blocks
-                scheduler = deployment.scheduler.model_copy(update={"num_blocks": blocks})
-                deployment = deployment.model_copy(update={"scheduler": scheduler})
+                deployment = deployment.rescheduled(num_blocks=blocks)
             teaching = tuple(
                 name
                 for name in _FIGURES
