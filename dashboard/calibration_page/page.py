@@ -15,10 +15,9 @@ from calibration.kernels.surface_file import about_surfaces
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage
 from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
-from dashboard.badge import figure, heading, titled
+from dashboard.blocks import figure, heading, mistake, titled
 from dashboard.calibration_page import charts, step_calibration
-from dashboard.mistake import mistake
-from dashboard.sweeps_page.charts import SERIES
+from dashboard.palette import SERIES
 from dashboard.url import choose, choose_many, in_url, pick, usual_first
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError

@@ -10,8 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.marks import band, bars, line
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, symbols, tint
 from dashboard.plan_page.words import carriers
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point

@@ -11,7 +11,7 @@ import streamlit as st
 
 from calibration.provenance import of_run
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.badge import badge
+from dashboard.blocks import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
 from dashboard.run_page.words import bands_of
