@@ -155,8 +155,8 @@ def bars(figure: go.Figure, x: Values, y: Values, name: str, colour: Any, hover:
 def band(
     figure: go.Figure,
     x: Values,
-    low: Values,
-    high: Values,
+    one: Values,
+    other: Values,
     name: str,
     colour: str,
     alpha: float = 0.14,
@@ -164,7 +164,7 @@ def band(
 ) -> None:
     """What lies between two lines over `x`."""
     filled = {"fill": "toself", "mode": "none", "fillcolor": tint(colour, alpha), "hoverinfo": "skip"}
-    figure.add_scatter(x=[*x, *x[::-1]], y=[*high, *low[::-1]], name=name or None, **filled | more)
+    figure.add_scatter(x=[*x, *x[::-1]], y=[*one, *other[::-1]], name=name or None, **filled | more)
 
 
 def legend_once(figure: go.Figure) -> None:

@@ -40,7 +40,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     alone = structure_of(operation).ns(gpu, operation, fit.efficiency)
     figure = go.Figure()
     spread = np.exp(_BAND * found.sigma)
-    band(figure, x, found.ns / spread / 1e3, found.ns * spread / 1e3, "90 % band", SIMULATED)
+    band(figure, x, found.ns * spread / 1e3, found.ns / spread / 1e3, "90 % band", SIMULATED)
     for ns, name, colour, width, dash in (
         (floor, "roofline", NEUTRAL, 1.5, "dash"),
         (alone, "structure alone", pale(SIMULATED), 1.5, None),
