@@ -153,17 +153,11 @@ def _beside(others: list[str]) -> list[str]:
 def _held_out(errors: dict[str, float] | None) -> None:
     if errors is None:
         return
-    cells = (
-        ("shapes p50", "shapes_median"),
-        ("shapes p90", "shapes_p90"),
-        ("sizes p50", "sizes_median"),
-        ("sizes p90", "sizes_p90"),
-    )
     heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
-    for place, (label, name) in zip(st.columns(4), cells, strict=True):
-        place.metric(
-            label, f"± {100 * errors[name]:.1f} %", help="The error at shapes, or sizes, that the fit did not see."
-        )
+    help = "The error at shapes, or sizes, that the fit did not see."
+    for place, name in zip(st.columns(4), ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90"), strict=True):
+        label = name.replace("_", " ").replace("median", "p50")
+        place.metric(label, f"± {100 * errors[name]:.1f} %", help=help)
 
 
 def _provenance(about: dict[str, Any]) -> None:

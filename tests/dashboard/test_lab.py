@@ -26,9 +26,9 @@ from dashboard.examples import comparison_request, recordings_request
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page.charts import Sides
-from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED, check_few_enough, recorded, simulated
 from dashboard.policy_lab_page.words import side_names
+from dashboard.shapes import mixes
 from dashboard.uploads import keep_trace
 from planning.compare import document
 from planning.compare.document import Row
