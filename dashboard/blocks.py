@@ -121,7 +121,10 @@ def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def mistake(error: UserError | str, runs: Path | None = None) -> None:
-    """Show the line, letter by letter. Where the directory of runs lies on the server is nobody's business."""
+    """Show what is wrong with a file or an input: one line, letter by letter, in which paths are those under `runs`.
+
+    Where the directory of runs lies on the server is nobody's business.
+    """
 
     def told(text: object) -> object:
         return text.replace(f"{runs}/", "") if runs and isinstance(text, str) else text
