@@ -243,7 +243,7 @@ def test_any_text_is_a_deployment_or_one_line(text: str) -> None:
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     found = bundled_answer(comparison_request().as_json())
-    assert found is not None, "python -m dashboard.policy_lab_page.example makes it anew"
+    assert found is not None, "python -m dashboard.examples makes it anew"
     app = lab(tmp_path)
     text = shown(app)
     assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's fairness index is" in text
