@@ -47,7 +47,7 @@ def bundled_pair() -> dict[str, Path]:
 
 
 def sample_diagnosis(run: Path = RUN_SAMPLE) -> DiagnoseRequest:
-    """What the Run page asks of the bundled run before anything is changed, of a `run`."""
+    """What the Run page asks of the bundled run before anything is changed, asked of `run`."""
     return DiagnoseRequest(run=str(run.resolve()), gpu=RUN_GPU)
 
 

@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.marks import legend_once, line
-from dashboard.palette import empty, finish
+from dashboard.palette import empty, finish, legend_once, line
 from serving.metrics import axis_of
 
 _FEW = 10  # values of which a line alone would show little

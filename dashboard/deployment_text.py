@@ -74,10 +74,6 @@ def check_bundled(deployment: Deployment) -> None:
     fleet = deployment.fleet
     if fleet is None:
         return
-    for number, pool in enumerate(fleet.pools):
-        if pool.calibration is not None:
-            remedy = "is a path; choose one on the page"
-            raise UserError(f"{WHERE}.fleet.pools.{number}.calibration", pool.calibration, remedy)
     most = {fleet.pool_number(scaler.pool): scaler.max_replicas for scaler in fleet.autoscaler or ()}
     replicas = sum(max(pool.replicas, most.get(number, 0)) for number, pool in enumerate(fleet.pools))
     if replicas > MOST_REPLICAS:
@@ -96,6 +92,8 @@ def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], 
         yield from _names_of_engine(f"{where}deployment.", pool_deployment(deployment, pool))
         if pool.gpu is not None:
             yield f"{where}gpu", pool.gpu, gpus(), f"must be one of {', '.join(gpus())}"
+        if pool.calibration is not None:
+            yield f"{where}calibration", pool.calibration, (), "is a path; choose one on the page"
 
 
 def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:

@@ -14,8 +14,7 @@ from typing import Any
 from dashboard.bundled import ANSWERS, DEMO, RUN_GPU, RUN_SAMPLE, bundled_pair, portable, sample_diagnosis
 from dashboard.plan_page import inputs as plan_inputs
 from dashboard.policy_lab_page import inputs as lab_inputs
-from dashboard.policy_lab_page.mixes import mixes
-from dashboard.shapes import shapes
+from dashboard.shapes import mixes, shapes
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.jobs.files import write_json
 from planning.plan.request import PlanRequest

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.mistake import mistake
+from dashboard.blocks import mistake
 from dashboard.shown import capitalised
 from planning.jobs.job import Job, Status
 from serving.errors import UserError, reason

@@ -1,11 +1,13 @@
 """One visual language for every figure: blue is simulated, orange is real, everywhere.
 
 The colours hold on a light and on a dark background. Fonts, grid lines and backgrounds are left to the theme of
-the page, so that a figure follows it.
+the page, so that a figure follows it. Lines, dots, bars and bands are drawn here; whatever else Plotly knows of them is
+passed on. `hover` is what one says when it is pointed at, as Plotly's templates have it; None is nothing.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from calibration.provenance import EXTRAPOLATED
+from dashboard.shown import shown
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"
@@ -34,8 +37,15 @@ POLICY = {
 # A policy of a user's own gets one of these, so that it is never taken for another.
 OWN_POLICY = ("#c2557f", "#5b8f2a", "#5f6b7d", "#b5651d", "#3b8ea5", "#7a5cc2")
 
+# Of the series of one figure, which are all simulated.
+SERIES = (SIMULATED, "#18936f", "#8b5cd6", "#c2557f", "#3aa7b8", "#a07a2c", "#5f6b7d", "#7fb24a")
+
 CLOCK = {"virtual": SIMULATED, "wall": REAL}
 CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
+
+Values = Any  # a sequence or an array, one value a mark
+_STEPS = (tuple(range(1, 10)), (1, 2, 5), (1,))  # ticks within a decade, the finest first
+_MANY = 9  # ticks
 
 
 def policy_colour(name: str) -> str:
@@ -87,3 +97,84 @@ def empty(message: str, height: int) -> go.Figure:
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return finish(figure, height, legend=False)
+
+
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """What to update an axis with that shows values from `low` to `high`; both are above 0.
+
+    Its ticks are whole numbers: Plotly's leave the power of ten out (5, 100, 2, 5).
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _STEPS:
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        seen = [tick for tick in ticks if low / 1.2 <= tick <= 1.2 * high]
+        if len(seen) <= _MANY:
+            break
+    return {"type": "log", "tickvals": ticks, "ticktext": [shown(tick) for tick in ticks]}
+
+
+def line(
+    figure: go.Figure,
+    x: Values,
+    y: Values,
+    name: str,
+    colour: str,
+    hover: str | None,
+    width: float = 2,
+    dash: str | None = None,
+    shape: str | None = None,
+    **more: Any,
+) -> None:
+    """A line, from point to point or of another `shape`."""
+    stroke = {"color": colour, "width": width, "dash": dash, "shape": shape}
+    known = {key: value for key, value in stroke.items() if value is not None}
+    figure.add_scatter(x=x, y=y, name=name or None, line=known, **{"mode": "lines"} | _on_hover(hover) | more)
+
+
+def dots(
+    figure: go.Figure,
+    x: Values,
+    y: Values,
+    name: str,
+    colour: Any,
+    hover: str | None,
+    size: Any = 7,
+    marker: dict[str, Any] | None = None,
+    **more: Any,
+) -> None:
+    """Markers; `colour` and `size` may be of each, and `marker` says what else they are like."""
+    look = {"color": colour, "size": size} | (marker or {})
+    figure.add_scatter(x=x, y=y, name=name or None, marker=look, **{"mode": "markers"} | _on_hover(hover) | more)
+
+
+def bars(figure: go.Figure, x: Values, y: Values, name: str, colour: Any, hover: str | None, **more: Any) -> None:
+    """Bars, upright unless `orientation="h"`."""
+    figure.add_bar(x=x, y=y, name=name or None, marker_color=colour, **_on_hover(hover) | more)
+
+
+def band(
+    figure: go.Figure,
+    x: Values,
+    one: Values,
+    other: Values,
+    name: str,
+    colour: str,
+    alpha: float = 0.14,
+    **more: Any,
+) -> None:
+    """What lies between two lines over `x`."""
+    filled = {"fill": "toself", "mode": "none", "fillcolor": tint(colour, alpha), "hoverinfo": "skip"}
+    figure.add_scatter(x=[*x, *x[::-1]], y=[*one, *other[::-1]], name=name or None, **filled | more)
+
+
+def legend_once(figure: go.Figure) -> None:
+    """Have each name stand in the legend once, for its marks in all panels."""
+    seen: set[str] = set()
+    for trace in figure.data:
+        if trace.name:
+            trace.update(legendgroup=trace.name, showlegend=trace.name not in seen)
+            seen.add(trace.name)
+
+
+def _on_hover(hover: str | None) -> dict[str, Any]:
+    return {"hoverinfo": "skip"} if hover is None else {"hovertemplate": hover}

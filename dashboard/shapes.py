@@ -1,4 +1,4 @@
-"""Kinds of traffic to start from, before there is a trace: lengths by name, to which rate and burstiness are added."""
+"""Kinds of traffic to start from, before there is a trace: shapes, to which a rate is added, and mixes of several."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from traces.lengths import Drawn
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
-_FILE = Path(__file__).with_name("shapes.yaml")
 LEAST_REQUESTS = 500  # fewer say nothing about a 99th percentile
 MOST_REQUESTS = 20_000  # more take minutes to plan for
 TPOT_MS = 50.0
 _FILLS = 3  # times that the longest answers fit into the traffic
 SEED = 1
+_APART = 1000  # seeds of the parts of a mix, so that another seed of one is no other part
 
 
 _Drawn = Annotated[Drawn, Field(discriminator="kind")]
 
 
-class Shape(BaseModel):
-    """Lengths of a kind of request, and how many minutes of them to simulate: as many as fill a fleet if left out."""
-
+class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shape(_Entry):
+    """Lengths of a kind of request, and how many minutes of them to simulate: as many as fill a fleet if left out."""
 
     title: str
     about: str
@@ -62,5 +64,52 @@ class Shape(BaseModel):
 @cache
 def shapes() -> dict[str, Shape]:
     """The bundled ones, by name."""
-    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return {name: Shape.model_validate(entry) for name, entry in entries.items()}
+    return {name: Shape.model_validate(entry) for name, entry in _entries("shapes.yaml").items()}
+
+
+class Part(_Entry):
+    """A kind of request, `share` of the arrivals (in proportion to the other parts')."""
+
+    shape: str
+    share: float = Field(1.0, gt=0)
+    cv: float = Field(1.0, gt=0)
+    tenant: str = ""
+    slo_class: str = ""
+    priority: int = 0
+
+
+class Mix(_Entry):
+    """Parts that arrive together."""
+
+    title: str
+    about: str
+    parts: tuple[Part, ...]
+
+    def traffic(self, rate: float, duration_s: float) -> tuple[SynthSpec, ...]:
+        """A specification of each part; together they arrive at `rate` requests a second."""
+        whole = sum(part.share for part in self.parts)
+        return tuple(
+            shapes()[part.shape]
+            .traffic(rate * part.share / whole, part.cv)
+            .model_copy(
+                update={
+                    "name": self.title,
+                    "seed": SEED + _APART * number,
+                    "requests": None,
+                    "duration_s": duration_s,
+                    **part.model_dump(include={"tenant", "slo_class", "priority"}),
+                }
+            )
+            for number, part in enumerate(self.parts)
+        )
+
+
+@cache
+def mixes() -> dict[str, Mix]:
+    """The bundled ones, by name."""
+    return {name: Mix.model_validate(entry) for name, entry in _entries("mixes.yaml").items()}
+
+
+def _entries(name: str) -> dict[str, Any]:
+    entries: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return entries

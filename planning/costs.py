@@ -15,7 +15,6 @@ from typing import NamedTuple
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.observed import JudgedCost, observed, pure
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import identity, predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
 from serving.deployments.config import Deployment, parse
@@ -23,8 +22,7 @@ from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.own_cost import identity as own_identity
-from serving.own_cost import names_own_cost, own_cost
+from serving.own_cost import identity, names_own_cost, own_cost
 
 
 class Priced(NamedTuple):
@@ -103,7 +101,7 @@ def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with your own cost model; leave --gpu out")
     _check_blocks(deployment)
-    return Priced(deployment, observed(own_cost(name, deployment)), own_identity(name))
+    return Priced(deployment, observed(own_cost(name, deployment)), identity(name))
 
 
 def _check_blocks(deployment: Deployment) -> None:
@@ -114,6 +112,11 @@ def _check_blocks(deployment: Deployment) -> None:
 
 
 def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment) -> Priced:
+    from calibration.steps.predict import (  # imports slowly: kernels are interpolated with scipy
+        identity,
+        predicted_cost,
+    )
+
     if deployment.gpu_memory_utilization is not None:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         capacity.check(deployment)

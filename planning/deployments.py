@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, load_deployment, parse
+from serving.errors import UserError
 
 SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
 FLAGS: dict[str, type] = {
@@ -29,9 +29,6 @@ def read_deployment(
     deployment_file: str | None, flags: dict[str, Any], otherwise: Deployment | None = None
 ) -> Deployment:
     """The deployment in the file (else `otherwise`, else the default), with every flag that was given in its place."""
-    from serving.deployments.config import Deployment, load_deployment, parse
-    from serving.errors import UserError
-
     stated = load_deployment(deployment_file) if deployment_file else None
     data = completed(stated, otherwise or Deployment()).model_dump()
     if flags.get("num_blocks") is not None:
@@ -50,8 +47,6 @@ def read_deployment(
 
 def refuse_engine_flags(flags: dict[str, Any]) -> None:
     """Raises UserError for a flag that only the real engine heeds: a GPU's kernel tables know no such choice."""
-    from serving.errors import UserError
-
     for name in _OF_THE_REAL_ENGINE:
         if flags.get(name) is not None:
             raise UserError(name, flags[name], "works only on the real engine; leave it out with --gpu")
@@ -71,6 +66,4 @@ def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
 
 def served() -> Deployment:
     """What a GPU serves where nothing else is stated."""
-    from serving.deployments.config import Deployment
-
     return Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.kernels.surfaces import bundled_names
 from calibration.steps.external_calibration import FILE, ExternalCalibration
-from calibration.steps.predict import identity
 from planning.costs import Priced, calibration_in, priced
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
@@ -32,6 +30,9 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
     `run` is its row of `runs`. A damaged calibration is passed over.
     """
+    from calibration.kernels.surfaces import bundled_names
+    from calibration.steps.predict import identity
+
     wanted = run["calibration"]
     if not wanted:
         return None

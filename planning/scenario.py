@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from planning.request import Request, TimedBy
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import RouterConfig
+from serving.deployments.gpu_spec import gpus
+from serving.scheduler import find_policy
 from serving.workload import Workload
+from traces.slo import check_slo
 
 if TYPE_CHECKING:
     from planning.priced_scenario import PricedScenario
@@ -61,15 +64,11 @@ class Scenario(Request):
     @field_validator("slo")
     @classmethod
     def _known_bounds(cls, slo: dict[str, float]) -> dict[str, float]:
-        from traces.slo import check_slo
-
         return check_slo(slo)
 
     @field_validator("prices")
     @classmethod
     def _of_known_gpus(cls, prices: dict[str, float]) -> dict[str, float]:
-        from serving.deployments.gpu_spec import gpus
-
         unknown = prices.keys() - {*gpus(), "cpu", "cuda"}
         if unknown:
             raise ValueError(f"{min(unknown)} is not a GPU of the catalogue; set the price in your own GPU's file")
@@ -78,7 +77,6 @@ class Scenario(Request):
     @field_validator("workload")
     @classmethod
     def _complete(cls, workload: dict[str, Any]) -> dict[str, Any]:
-        from serving.deployments.config import parse
         from traces.synth import parse_spec
 
         if "trace" in workload:
@@ -113,7 +111,6 @@ class Scenario(Request):
     def priced(self) -> PricedScenario:
         """Ready to be simulated. Raises UserError when its settings do not go together."""
         from planning.priced_scenario import price_scenario, with_fleet
-        from serving.scheduler import find_policy
         from sim.router import find_router
 
         deployment = with_fleet(self.deployment, self.replicas, self.router)

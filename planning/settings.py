@@ -7,13 +7,11 @@ are YAML.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.yaml_file import parse_yaml
-
-if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
 
 
 def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
@@ -40,8 +38,6 @@ def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
     """`base` with each setting in its place. Raises UserError that names the setting that is wrong."""
-    from serving.deployments.config import Deployment, SchedulerConfig, parse
-
     data = base.model_dump(mode="json")
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields

@@ -41,7 +41,7 @@ def modules(package: str) -> list[Path]:
 
 
 def named(tree: ast.AST) -> set[str]:
-    """Our packages of which a string under `tree` names a module, as `dashboard.badge:figure`, to import later."""
+    """Our packages of which a string under `tree` names a module, as `dashboard.blocks:figure`, to import later."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {text.split(".")[0] for text in texts if re.fullmatch(r"\w+\.[\w.]*(:\w*)?", text) and is_module(text)}
 
@@ -143,11 +143,11 @@ def test_one_file_starts_the_dashboard() -> None:
 @pytest.mark.parametrize(
     ("text", "package"),
     [
-        ("dashboard.badge:figure", {"dashboard"}),
+        ("dashboard.blocks:figure", {"dashboard"}),
         ("dashboard.html_reports.", {"dashboard"}),
         ("planning.jobs.worker", {"planning"}),
         ("dashboard.yaml", set()),
-        ("what the dashboard.badge shows", set()),
+        ("what the dashboard.blocks shows", set()),
     ],
 )
 def test_a_module_in_a_string_is_found(text: str, package: set[str]) -> None:

@@ -133,14 +133,11 @@ class RecordingWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            try:
+        try:
+            if kind is None:
                 self.close()
-            except BaseException:
-                self.discard()
-                raise
-        else:
-            self.discard()
+        finally:
+            self.discard()  # nothing once it is closed
 
     def _temporary(self, name: str) -> Path:
         return self.path / f".{name}.partial"

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from calibration.kernels.shapes import equal_decodes, equal_prompts
+from calibration.kernels.structure import structure_of
 from calibration.operations import Collective, Experts, Gemm, Operation
 from serving.errors import UserError
 
@@ -38,8 +39,8 @@ SYSTEMS = {
 }
 _ROUTING = "power_law_1.01"
 _KV_TYPES = ("bfloat16", "fp8")
-_GEMM_TYPES = {"bfloat16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
-_EXPERT_TYPES = {**_GEMM_TYPES, "w4a16_mxfp4": "mxfp4"}
+_GEMM_TYPES = ("bfloat16", "fp8", "fp8_block")
+_EXPERT_TYPES = {**{name: name for name in _GEMM_TYPES}, "w4a16_mxfp4": "mxfp4"}
 _COLLECTIVES = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -63,7 +64,8 @@ class _Table:
     """One kind of file: where it lies, what its rows are grouped by, and the operation that a group is.
 
     filters, keep   which rows count, and the columns that say it
-    key, operation  the kernel that a group is of, and the group itself
+    operation       a group itself, from its shape and its sizes
+    key             the kernel that it is of, if it is not the operation's usual one
     """
 
     folder: str
@@ -72,8 +74,8 @@ class _Table:
     sizes: tuple[str, ...]
     filters: tuple[str, ...]
     keep: Callable[[dict[str, Column]], NDArray[np.bool_]]
-    key: Callable[..., str]
     operation: Callable[..., Operation]
+    key: str = ""
 
 
 def measurements(source: str, gpu: str) -> Iterator[Measured]:
@@ -144,27 +146,26 @@ def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
     for rows in np.split(order, starts[1:]):
         shape = [columns[name][rows[:1]].tolist()[0] for name in table.shape]
         sizes = [columns[name][rows].astype(np.float64) for name in table.sizes]
-        yield Measured(table.key(*shape), table.operation(*shape, *sizes), 1e6 * columns["latency"][rows])
+        operation = table.operation(*shape, *sizes)
+        key = table.key or structure_of(operation).key(operation)
+        yield Measured(key, operation, 1e6 * columns["latency"][rows])
 
 
 _ATTENTION = ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
 _TABLES = (
     _Table(
         "gemm/vllm", "gemm", ("n", "k", "gemm_dtype"), ("m",), (),
-        lambda c: np.isin(c["gemm_dtype"], list(_GEMM_TYPES)),
-        lambda n, k, dtype: f"gemm/{_GEMM_TYPES[dtype]}",
-        lambda n, k, dtype, m: Gemm("", m, n, k, _GEMM_TYPES[dtype]),
+        lambda c: np.isin(c["gemm_dtype"], _GEMM_TYPES),
+        lambda n, k, dtype, m: Gemm("", m, n, k, dtype),
     ),
     _Table(
         "attention/vllm", "context_attention", _ATTENTION, ("batch_size", "isl"), ("step",),
         lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES) & (c["step"] == 0),
-        lambda heads, kv, dim, window, kv_type: f"prefill/{kv_type}",
         equal_prompts,
     ),
     _Table(
         "attention/vllm", "generation_attention", _ATTENTION, ("batch_size", "step"), (),
         lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES),
-        lambda heads, kv, dim, window, kv_type: f"decode/{kv_type}",
         lambda heads, kv, dim, window, kv_type, rows, step: equal_decodes(
             heads, kv, dim, window, kv_type, rows, step + 1
         ),
@@ -174,7 +175,6 @@ _TABLES = (
         ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "moe_dtype"),
         ("num_tokens",), ("distribution",),
         lambda c: np.isin(c["moe_dtype"], list(_EXPERT_TYPES)) & (c["distribution"] == _ROUTING),
-        lambda hidden, inter, topk, experts, tp, ep, dtype: f"experts/{_EXPERT_TYPES[dtype]}",
         lambda hidden, inter, topk, experts, tp, ep, dtype, tokens: Experts(
             "", tokens, hidden, inter, topk, experts, tp, ep, _EXPERT_TYPES[dtype]
         ),
@@ -182,13 +182,11 @@ _TABLES = (
     _Table(
         "comm/nccl", "nccl", ("op_name", "num_gpus"), ("message_size",), ("nccl_dtype",),
         lambda c: (c["nccl_dtype"] == "half") & np.isin(c["op_name"], list(_COLLECTIVES)),
-        lambda kind, gpus: f"nccl/{_COLLECTIVES[kind]}",
         lambda kind, gpus, elements: Collective("", _COLLECTIVES[kind], gpus, elements),
     ),
     _Table(
         "comm/vllm", "custom_allreduce", ("num_gpus",), ("message_size",), ("kernel_source",),
         lambda c: c["kernel_source"] == "vLLM_custom_graph",
-        lambda gpus: "custom/all_reduce",
-        lambda gpus, elements: Collective("", "all_reduce", gpus, elements),
+        lambda gpus, elements: Collective("", "all_reduce", gpus, elements), "custom/all_reduce",
     ),
 )  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from calibration.kernels.structure import structure_of
-from calibration.kernels.surfaces import KernelFit
-from calibration.kernels.times import Estimate, floor_ns
+from calibration.kernels.surfaces import KernelFit, fitted
+from calibration.kernels.times import Estimate
 from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec
 
@@ -103,11 +103,7 @@ def operation_at(key: str, shape: Sequence[float], sizes: Sequence[Any]) -> Oper
 
 def estimate_at(gpu: GpuSpec, key: str, fit: KernelFit, shape: Sequence[float], sizes: Sequence[Any]) -> Estimate:
     """Times of `fit` at a shape and sizes, never below the roofline."""
-    operation = operation_at(key, shape, sizes)
-    structure = structure_of(operation)
-    residual = fit.surface.of(tuple(shape)).at(*structure.sizes(operation))
-    ns = structure.ns(gpu, operation, fit.efficiency) * np.exp(residual.log)
-    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.coverage)
+    return fitted(gpu, operation_at(key, shape, sizes), fit, tuple(shape))
 
 
 def measured_at(gpu: GpuSpec, key: str, fit: KernelFit, number: int) -> tuple[tuple[Any, ...], Any]:

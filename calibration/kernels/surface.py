@@ -9,6 +9,7 @@ what makes it honest away from the data: there it goes back to the mean of all s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,6 @@ class Surface:
     error: float
     spread: float
     _curves: dict[tuple[float, ...], Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _solved: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def of(self, shape: tuple[float, ...]) -> Curve:
         """The surface over sizes, at one shape."""
@@ -64,11 +64,8 @@ class Surface:
         return curve
 
     def _curve(self, at: Array) -> Curve:
-        if not self._solved:
-            alike = kernel(self.shapes, self.shapes, self.scales)
-            self._solved.append(cho_factor(alike + self.nugget * np.eye(len(self.shapes))))
         near = kernel(at[None], self.shapes, self.scales)[0]
-        weights = cho_solve(self._solved[0], near)
+        weights = cho_solve(self._solved, near)
         mean = self.values.mean(axis=0)
         values = mean + np.tensordot(weights, self.values - mean, axes=1)
         unknown = float(np.clip(1.0 - near @ weights, 0.0, 1.0))
@@ -76,6 +73,10 @@ class Surface:
         within = bool(np.all((at >= low) & (at <= high))) and unknown <= _FAR
         measured = bool(np.any(np.all(np.abs(self.shapes - at) < 1e-4, axis=1)))
         return Curve(self, values, unknown, within, measured)
+
+    @cached_property
+    def _solved(self) -> Any:
+        return cho_factor(kernel(self.shapes, self.shapes, self.scales) + self.nugget * np.eye(len(self.shapes)))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,15 @@ class KernelFit:
     surface: Surface
 
 
+def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[float, ...] | None = None) -> Estimate:
+    """Times by `fit`, at the operation's own shape or another; never below the roofline."""
+    structure = structure_of(operation)
+    sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
+    residual = fit.surface.of(shape or structure.shape(operation)).at(*sizes)
+    ns = structure.ns(gpu, operation, fit.efficiency) * np.exp(residual.log)
+    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.coverage)
+
+
 @dataclass
 class KernelSurfaces:
     """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `nccl/all_reduce`, ...).
@@ -54,22 +63,15 @@ class KernelSurfaces:
         """By its own fit, else by that of a similar type, else by the structure alone."""
         fit = self.fits.get(key)
         if fit is not None:
-            return self._fitted(operation, fit)
+            return fitted(self.gpu, operation, fit)
         kind, _, dtype = key.partition("/")
         for similar in _SIMILAR.get(dtype, ("bfloat16",)):
             fit = self.fits.get(f"{kind}/{similar}")
             if fit is not None:
-                found = self._fitted(operation, fit)
+                found = fitted(self.gpu, operation, fit)
                 sigma = np.hypot(found.sigma, _STAND_IN_SIGMA)
                 return Estimate(found.ns, sigma, np.full_like(found.coverage, Coverage.EXTRAPOLATED))
         return self._plain(operation)
-
-    def _fitted(self, operation: Operation, fit: KernelFit) -> Estimate:
-        structure = structure_of(operation)
-        sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
-        residual = fit.surface.of(structure.shape(operation)).at(*sizes)
-        ns = structure.ns(self.gpu, operation, fit.efficiency) * np.exp(residual.log)
-        return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), residual.sigma, residual.coverage)
 
     def _collective(self, operation: Collective, key: str) -> Estimate:
         """As vLLM does: its own all-reduce for small messages, NCCL beyond and for everything else."""
@@ -78,7 +80,7 @@ class KernelSurfaces:
         limit = self.custom_bytes.get(operation.gpus, 0)
         if custom is None or limit == 0:
             return nccl
-        own = self._fitted(operation, custom)
+        own = fitted(self.gpu, operation, custom)
         taken = 2.0 * np.asarray(operation.elements) <= limit
         return Estimate(*(np.where(taken, one, other) for one, other in zip(own, nccl, strict=True)))
 

@@ -36,32 +36,23 @@ def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> l
         ("full", most, longest / 16, longest / 40),
         ("long", max(most // 4, 1), longest / 3, longest / 64),
     ]
-    return [
-        _closed(f"calibrate-{name}", number, concurrency, prompt, output, config, pace, seconds / len(shapes))
-        for number, (name, concurrency, prompt, output) in enumerate(shapes)
-    ]
-
-
-def _closed(
-    name: str,
-    number: int,
-    concurrency: int,
-    prompt: float,
-    output: float,
-    config: SchedulerConfig,
-    pace: Pace,
-    seconds: float,
-) -> Workload:
-    prompt, output = max(prompt, 4.0), max(output, 4.0)
-    request_ns = prompt * pace.prompt_token_ns + output * pace.decode_step_ns / concurrency
-    room = config.max_model_len - 1
-    longest_output = max(min(int(4 * output), room // 2), 1)
-    spec = {
-        "name": name,
-        "seed": _SEED + number,
-        "requests": max(round(seconds * 1e9 / request_ns), concurrency + 1),
-        "arrivals": {"kind": "closed", "concurrency": concurrency},
-        "prompt": {"kind": "lognormal", "mean": prompt, "sigma": 0.8, "max": max(room - longest_output, 1)},
-        "output": {"kind": "lognormal", "mean": output, "sigma": 0.6, "max": longest_output},
-    }
-    return synthesise(parse_spec(spec, where=name))
+    made = []
+    for number, (name, concurrency, mean_prompt, mean_output) in enumerate(shapes):
+        prompt, output = max(mean_prompt, 4.0), max(mean_output, 4.0)
+        request_ns = prompt * pace.prompt_token_ns + output * pace.decode_step_ns / concurrency
+        longest_output = max(min(int(4 * output), (longest - 1) // 2), 1)
+        spec = {
+            "name": f"calibrate-{name}",
+            "seed": _SEED + number,
+            "requests": max(round(seconds / len(shapes) * 1e9 / request_ns), concurrency + 1),
+            "arrivals": {"kind": "closed", "concurrency": concurrency},
+            "prompt": {
+                "kind": "lognormal",
+                "mean": prompt,
+                "sigma": 0.8,
+                "max": max(longest - 1 - longest_output, 1),
+            },
+            "output": {"kind": "lognormal", "mean": output, "sigma": 0.6, "max": longest_output},
+        }
+        made.append(synthesise(parse_spec(spec, where=f"calibrate-{name}")))
+    return made

@@ -112,11 +112,10 @@ class OperationCost:
             return StatedDraft(speculative)
         draft = find_model(speculative.model)
         check_vocabulary(self.model, draft)
-        alone = self.deployment.scheduler.model_copy(update={"speculative": None})
-        own = {"model": speculative.model, "scheduler": alone}
+        own: dict[str, object] = {"model": speculative.model}
         if not draft.num_experts:
             own["expert_imbalance"] = 1.0
-        deployment = self.deployment.model_copy(update=own)
+        deployment = self.deployment.rescheduled(speculative=None).model_copy(update=own)
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
     def scaled(self, decode: float, prompts: float) -> OperationCost:

@@ -13,11 +13,8 @@ from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operat
 from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit
 from calibration.kernels.times import Coverage, floor_ns
-from dashboard.log_axis import log_axis
-from dashboard.marks import band, dots, line
-from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, tint
+from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, log_axis, pale, tint
 from dashboard.series import thin
-from dashboard.sweeps_page.charts import SERIES
 from serving.deployments.gpu_spec import GpuSpec
 
 Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
@@ -43,7 +40,7 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     alone = structure_of(operation).ns(gpu, operation, fit.efficiency)
     figure = go.Figure()
     spread = np.exp(_BAND * found.sigma)
-    band(figure, x, found.ns / spread / 1e3, found.ns * spread / 1e3, "90 % band", SIMULATED)
+    band(figure, x, found.ns * spread / 1e3, found.ns / spread / 1e3, "90 % band", SIMULATED)
     for ns, name, colour, width, dash in (
         (floor, "roofline", NEUTRAL, 1.5, "dash"),
         (alone, "structure alone", pale(SIMULATED), 1.5, None),

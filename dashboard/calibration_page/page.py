@@ -15,10 +15,9 @@ from calibration.kernels.surface_file import about_surfaces
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage
 from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
-from dashboard.badge import figure, heading, titled
+from dashboard.blocks import figure, heading, mistake, titled
 from dashboard.calibration_page import charts, step_calibration
-from dashboard.mistake import mistake
-from dashboard.sweeps_page.charts import SERIES
+from dashboard.palette import SERIES
 from dashboard.url import choose, choose_many, in_url, pick, usual_first
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
@@ -154,17 +153,11 @@ def _beside(others: list[str]) -> list[str]:
 def _held_out(errors: dict[str, float] | None) -> None:
     if errors is None:
         return
-    cells = (
-        ("shapes p50", "shapes_median"),
-        ("shapes p90", "shapes_p90"),
-        ("sizes p50", "sizes_median"),
-        ("sizes p90", "sizes_p90"),
-    )
     heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
-    for place, (label, name) in zip(st.columns(4), cells, strict=True):
-        place.metric(
-            label, f"± {100 * errors[name]:.1f} %", help="The error at shapes, or sizes, that the fit did not see."
-        )
+    help = "The error at shapes, or sizes, that the fit did not see."
+    for place, name in zip(st.columns(4), ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90"), strict=True):
+        label = name.replace("_", " ").replace("median", "p50")
+        place.metric(label, f"± {100 * errors[name]:.1f} %", help=help)
 
 
 def _provenance(about: dict[str, Any]) -> None:

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
 from calibration.steps.step_cost import Calibration
-from dashboard.badge import figure, heading
+from dashboard.blocks import figure, heading, mistake, table
 from dashboard.calibration_page import charts as calibration_charts
 from dashboard.library import OWN_CALIBRATION, calibrations
-from dashboard.mistake import mistake
-from dashboard.table import table
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
 from dashboard.url import choose

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from calibration.provenance import UNKNOWN
-from dashboard.marks import line
-from dashboard.palette import NEUTRAL, SIMULATED, finish, symbols
+from dashboard.palette import NEUTRAL, SIMULATED, finish, line, symbols
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.metrics import metric
 

@@ -13,13 +13,12 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import Provenance
-from dashboard.badge import badge, figure, titled
+from dashboard.blocks import badge, figure, mistake, table, titled
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.examples import plan_request
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.job_view import follow, start
-from dashboard.mistake import mistake
 from dashboard.plan_page.tasks import FLEET, PLAN
 from dashboard.plan_page.words import (
     EXAMPLE,
@@ -32,7 +31,6 @@ from dashboard.plan_page.words import (
     provenance_of,
 )
 from dashboard.shown import literal
-from dashboard.table import table
 from dashboard.url import choose, go_to, in_url, keep, named
 from planning.jobs.job import Job, finished
 from planning.plan.document import PlanDocument

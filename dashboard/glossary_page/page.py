@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.badge import titled
+from dashboard.blocks import table, titled
 from dashboard.shown import sentence, verbatim
-from dashboard.table import table
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 

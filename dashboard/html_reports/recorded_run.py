@@ -20,7 +20,7 @@ from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
 from dashboard.run_page.step_time_charts import part_times
-from dashboard.run_page.words import distribution_rows, scalar_rows
+from dashboard.run_page.words import backlog, distribution_rows, scalar_rows
 from dashboard.series import column
 from dashboard.shown import capitalised, sentence
 from dashboard.step_page.charts import roofline
@@ -43,13 +43,13 @@ def run_report(source: RecordedRun) -> tuple[str, list[str]]:
     recording = source.recording
     metrics, run = RunMetrics.of(recording), recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
-    outcome = RequestEndings.of(metrics)
+    outcome, found = RequestEndings.of(metrics), metrics.saturation
     over_time = HeldSteps.recorded(recording), FleetOverTime.of(run, metrics)
     facts = (clock, run["workload"], outcome.text, f"{(run['duration_ns'] or 0) / 1e9:,.1f} s")
     blocks = [
         paragraph(" · ".join(filter(None, facts)), soft=True),
         warning(f"{outcome.shortfall}: {outcome.latencies_of}") if outcome.shortfall else "",
-        *(paragraph(line, soft=True) for line in _verdict(metrics)),
+        paragraph(f"{capitalised(found.verdict.lower())}: {backlog(found)}", soft=True) if found else "",
         heading("Over time"),
         figure(run_charts.timeline(*over_time, run_colour(run)), of_run(run)),
         heading("Where step time goes"),
@@ -65,16 +65,6 @@ def run_report(source: RecordedRun) -> tuple[str, list[str]]:
         _provenance(run),
     ]
     return source.name, blocks
-
-
-def _verdict(metrics: RunMetrics) -> list[str]:
-    found = metrics.saturation
-    if found is None:
-        return []
-    return [
-        f"{capitalised(found.verdict.lower())}: the backlog changes by {found.slope:+.3g} requests/s "
-        f"(95 %: {found.low:+.3g} to {found.high:+.3g}) while {found.arrival_rate:.3g} requests/s arrive"
-    ]
 
 
 def _step_time(source: RecordedRun) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dashboard.html_reports.document import beside, code, details, figure, heading, paragraph, table, warning
-from dashboard.sweeps_page.view import FIRST, drawn, opening_view, provenance
+from dashboard.sweeps_page.charts import FIRST, drawn, opening_view, provenance
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.results import SweepResults
 from serving.metrics import METRICS

@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.live_page.snapshot import GAUGES, LATENCIES, Snapshot, quantile_ms, tokens_per_second
-from dashboard.marks import bars, line
-from dashboard.palette import NEUTRAL, OWN_POLICY, SIMULATED
+from dashboard.palette import NEUTRAL, OWN_POLICY, SIMULATED, bars, finish, line
 
 _WINDOW_S = 30.0  # latencies are of what came in these
 _PHASES = {
@@ -41,8 +40,7 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
     plot.update_yaxes(rangemode="tozero")
     plot.update_yaxes(range=[0, 100], ticksuffix=" %", row=2, col=1)
     plot.update_xaxes(title="seconds", row=2)
-    plot.update_layout(height=480, margin={"t": 40, "b": 40}, showlegend=len(replicas) > 1)
-    return plot
+    return finish(plot, 480, legend=len(replicas) > 1)
 
 
 def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, Any]]:
@@ -66,10 +64,10 @@ def waterfall(journey: Mapping[str, Any]) -> go.Figure:
     begins = [step["start_ns"] - origin for step in steps]
     took = [step["end_ns"] - step["start_ns"] for step in steps]
     _bar(plot, "steps", "steps", begins, took, SIMULATED, said)
-    plot.update_layout(height=330, barmode="overlay", showlegend=False, margin={"t": 10, "b": 40})
+    plot.update_layout(barmode="overlay")
     plot.update_xaxes(title="ms since the server had the request")
     plot.update_yaxes(autorange="reversed")
-    return plot
+    return finish(plot, 330, legend=False)
 
 
 def _bar(
@@ -91,5 +89,4 @@ def mates(journey: Mapping[str, Any]) -> go.Figure:
     line(plot, begins, [step["blocks"] for step in steps], "", SIMULATED, "%{y} blocks<extra></extra>", row=1, col=2)
     plot.update_yaxes(rangemode="tozero")
     plot.update_xaxes(title="ms")
-    plot.update_layout(height=240, showlegend=False, margin={"t": 40, "b": 40})
-    return plot
+    return finish(plot, 240, legend=False)

@@ -11,12 +11,10 @@ from uuid import uuid4
 import streamlit as st
 
 from calibration.provenance import Provenance
-from dashboard.badge import figure, heading, titled
+from dashboard.blocks import figure, heading, mistake, table, titled
 from dashboard.live_page.charts import latency_rows, mates, over_time, waterfall
 from dashboard.live_page.server import Server
 from dashboard.live_page.snapshot import Snapshot
-from dashboard.mistake import mistake
-from dashboard.table import table
 from dashboard.url import in_url, text
 from serving.errors import UserError
 

@@ -10,8 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.marks import band, bars, line
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, empty, finish, symbols, tint
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, symbols, tint
 from dashboard.plan_page.words import carriers
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
@@ -30,7 +29,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
     x = [p.replicas for p in points]
     figure = go.Figure()
     low, high = [100 * p.if_slow for p in points], [100 * p.if_fast for p in points]
-    band(figure, x, low, high, "90 % interval", SIMULATED, 0.18)
+    band(figure, x, high, low, "90 % interval", SIMULATED, 0.18)
     hover = "%{x} replicas: %{y:.1f} %, 90 % interval %{customdata[0]:.1f} to %{customdata[1]:.1f} %<extra></extra>"
     marker = {"size": [13 if n == chosen else 7 for n in x], "symbol": symbols(p.mark for p in points)}
     y, ends = [100 * p.attainment for p in points], list(zip(low, high, strict=True))

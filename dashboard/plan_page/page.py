@@ -16,12 +16,11 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import ASSUMED, Provenance
-from dashboard.badge import BARE, badge, figure, heading
+from dashboard.blocks import BARE, badge, figure, heading, mistake, table
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.job_view import offer
 from dashboard.kept_inputs import Incomplete
-from dashboard.mistake import mistake
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.plan_page.inputs import plan_inputs
@@ -29,7 +28,6 @@ from dashboard.plan_page.tasks import COARSE, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import literal, sentence, verbatim
-from dashboard.table import table
 from dashboard.trust_page.external_results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job

@@ -10,8 +10,20 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.cdf_panels import Line, cdf_panels
-from dashboard.marks import bars, dots, legend_once, line
-from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, pale, policy_colour, tint
+from dashboard.palette import (
+    NEUTRAL,
+    REAL,
+    SIMULATED,
+    bars,
+    dots,
+    empty,
+    finish,
+    legend_once,
+    line,
+    pale,
+    policy_colour,
+    tint,
+)
 from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
 from serving.metrics import METRICS, label_of
 

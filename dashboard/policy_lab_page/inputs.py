@@ -12,8 +12,8 @@ import streamlit as st
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
-from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.tasks import check_few_enough
+from dashboard.shapes import mixes
 from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.request import Timing

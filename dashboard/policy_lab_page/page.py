@@ -12,13 +12,12 @@ from pathlib import Path
 import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.badge import badge, figure, titled
+from dashboard.blocks import badge, figure, mistake, table, titled
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.job_view import offer, start_once
 from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
-from dashboard.mistake import mistake
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
@@ -26,7 +25,6 @@ from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
 from dashboard.policy_lab_page.words import side_names
 from dashboard.shown import capitalised, verbatim
-from dashboard.table import table
 from dashboard.url import go_to, in_url, named, pick, switch
 from planning.compare.document import ComparisonDocument
 from planning.compare.runs import recordings

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.marks import bars, dots, line
-from dashboard.palette import ALARM, NEUTRAL, empty, finish, pale, tint
+from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.held_steps import HELD, HeldSteps
 from dashboard.series import bucket_means, envelope, held_at, held_between, thin

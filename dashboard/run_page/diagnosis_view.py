@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.badge import BARE, figure
+from dashboard.blocks import BARE, figure, table
 from dashboard.bundled import bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
@@ -21,7 +21,6 @@ from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
 from dashboard.run_page.words import NO_STEPS, lift_rows, provenance, symptom_rows
 from dashboard.shown import literal, sentence
-from dashboard.table import table
 from dashboard.url import choose
 from planning.diagnose.baseline import LATENCIES
 from planning.diagnose.document import DiagnosisDocument

@@ -11,11 +11,11 @@ import streamlit as st
 
 from calibration.provenance import of_run
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.badge import badge
+from dashboard.blocks import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
-from dashboard.run_page.words import bands_of
-from dashboard.shown import literal, sentence, shown
+from dashboard.run_page.words import backlog, bands_of
+from dashboard.shown import capitalised, literal, sentence, shown
 from planning.exports.recorded_run import RecordedRun
 from planning.request_endings import RequestEndings
 from serving.metrics import metric
@@ -95,8 +95,5 @@ def _backlog(metrics: RunMetrics) -> str | None:
     found = metrics.saturation
     if found is None:
         return None
-    return (
-        f"The backlog changes by {found.slope:+.3g} requests/s (95 %: {found.low:+.3g} to {found.high:+.3g}) "
-        f"while {found.arrival_rate:.3g} requests/s arrive; requests wait {100 * found.waiting_share:.0f} % of "
-        f"the time.\n\n{metric('saturation').help}"
-    )
+    waiting = f"requests wait {100 * found.waiting_share:.0f} % of the time"
+    return f"{capitalised(backlog(found))}; {waiting}.\n\n{metric('saturation').help}"

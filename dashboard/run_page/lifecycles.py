@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import of_run
-from dashboard.badge import BARE, figure
+from dashboard.blocks import BARE, figure
 from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts

@@ -14,10 +14,10 @@ from typing import Any
 
 import streamlit as st
 
+from dashboard.blocks import mistake, table
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
 from dashboard.loading import open_run, prefetch
-from dashboard.mistake import mistake
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
@@ -25,7 +25,6 @@ from dashboard.run_page.request_table import request_table
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.run_page.words import distribution_rows, scalar_rows
-from dashboard.table import table
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from serving.metrics import STATISTICS

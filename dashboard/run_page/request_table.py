@@ -10,13 +10,12 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from calibration.provenance import of_run
-from dashboard.badge import BARE, figure
+from dashboard.blocks import BARE, choosing, figure, table
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
 from dashboard.shown import shown
-from dashboard.table import choosing, table
 from dashboard.url import choose, keep, named
 from planning.request_endings import status_word
 from serving.metrics import metric

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.badge import BARE, figure
+from dashboard.blocks import BARE, figure
 from dashboard.loading import BY_FILES
 from dashboard.palette import run_colour
 from dashboard.run_page.explained_steps import explained_steps

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import of_run
-from dashboard.badge import figure
+from dashboard.blocks import figure
 from dashboard.loading import BY_FILES, open_run
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts

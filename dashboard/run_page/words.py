@@ -12,6 +12,7 @@ from planning.diagnose.document import DiagnosisDocument
 from serving.metrics import metric
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
+from traces.saturation import Saturation
 
 NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
 
@@ -65,6 +66,14 @@ def _change(share: float | None) -> str:
 
 Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def backlog(found: Saturation) -> str:
+    """Whether requests pile up, as a clause."""
+    return (
+        f"the backlog changes by {found.slope:+.3g} requests/s (95 %: {found.low:+.3g} to {found.high:+.3g}) "
+        f"while {found.arrival_rate:.3g} requests/s arrive"
+    )
 
 
 def bands_of(run: Mapping[str, Any]) -> Bands:

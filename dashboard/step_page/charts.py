@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from calibration.steps.explanation import ExplainedOperation
-from dashboard.marks import bars, dots, line
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale, symbols
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, dots, finish, line, pale, symbols
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 

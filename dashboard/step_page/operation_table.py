@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibration.steps.explanation import ExplainedOperation
-from dashboard.table import table
+from dashboard.blocks import table
 
 
 def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:

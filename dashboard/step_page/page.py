@@ -9,8 +9,7 @@ from calibration.provenance import Provenance, weakest
 from calibration.steps.explanation import Explanation, explain
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
-from dashboard.badge import figure, heading
-from dashboard.mistake import mistake
+from dashboard.blocks import figure, heading, mistake
 from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number, usual_first

@@ -1,4 +1,4 @@
-"""Figures of the Sweeps page: a metric against a parameter, a series for each value of another."""
+"""Figures of the Sweeps page: a metric against a parameter, a series for each value of another; which come first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import pyarrow as pa
 
-from dashboard.log_axis import log_axis
-from dashboard.marks import band, line
-from dashboard.palette import SIMULATED, empty, finish, policy_colour, symbols
+from calibration.provenance import Provenance, noted, weakest
+from dashboard.palette import SERIES, band, empty, finish, line, log_axis, policy_colour, symbols
 from dashboard.series import thin
+from planning.exports.sweep import SweepView
+from planning.sweep.results import SweepResults
 
-# Orange stays the colour of what is real; a sweep is simulated.
-SERIES = (SIMULATED, "#18936f", "#8b5cd6", "#c2557f", "#3aa7b8", "#a07a2c", "#5f6b7d", "#7fb24a")
+FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
+SERIES_AT_FIRST = 4
 _LINE = 30  # values of x up to which they are joined
 _POINTS = 2000
 _DECADE_AND_HALF = 30.0
@@ -105,3 +107,58 @@ def shown(value: Any) -> str:
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "none"
     return f"{value:.10g}" if isinstance(value, float) else str(value).replace(",", " ")
+
+
+def opening_view(found: SweepResults) -> SweepView:
+    """What the page opens on. The sweep must have a metric."""
+    y, x = metrics_in_order(found)[0], parameters_in_order(found)[0]
+    by = next(iter(others_in_order(found, x)), None)
+    return SweepView(y, x, by, (None,) if by is None else some(found.values(by)))
+
+
+def metrics_in_order(found: SweepResults) -> list[str]:
+    """Those that most are after come first."""
+    return sorted(found.metrics, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+
+def parameters_in_order(found: SweepResults) -> list[str]:
+    """For the axis: numbers of many values come first, seeds late."""
+    parameters = list(found.parameters) or ["run_id"]
+    likely = sorted(parameters, key=lambda name: (not numeric(found, name), name.endswith("seed")))
+    likely.sort(key=lambda name: -len(found.values(name)) if numeric(found, name) else 0)
+    return likely
+
+
+def others_in_order(found: SweepResults, x: str) -> list[str]:
+    """For the colours: all other parameters, names of few values first."""
+    others = [name for name in list(found.parameters) or ["run_id"] if name != x]
+    return sorted(others, key=lambda name: (numeric(found, name), len(found.values(name))))
+
+
+def some(values: Sequence[Any], most: int = SERIES_AT_FIRST) -> list[Any]:
+    """At most so many of the values, from the first to the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+
+
+def numeric(found: SweepResults, name: str) -> bool:
+    """Whether a column holds numbers."""
+    kind = found.runs.schema.field(name).type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def drawn(found: SweepResults, runs: pa.Table, view: SweepView) -> Any:
+    """The figure of `runs`, which are some of the sweep's."""
+    y, x, by, values, log_y = view
+    ends = [end for end in (f"{y}_low", f"{y}_high") if end in runs.column_names]
+    columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
+    titles = {**found.metrics, x: parameter_title(x)}
+    return metric_over(runs.select(list(columns)).to_pandas(), x, y, by, titles, values, log_y)
+
+
+def provenance(runs: pa.Table) -> Provenance:
+    """Of the runs shown together."""
+    columns = (runs[name].to_pylist() for name in ("standing", "standing_reason"))
+    each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
+    return weakest((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")

@@ -13,26 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
 
-from dashboard.badge import figure, titled
+from dashboard.blocks import choosing, figure, mistake, table, titled
 from dashboard.downloads import downloads
 from dashboard.library import find
 from dashboard.loading import BY_FILES
-from dashboard.mistake import mistake
-from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.sweeps_page.charts import shown
-from dashboard.sweeps_page.query import ROWS, SECONDS, query
-from dashboard.sweeps_page.view import (
+from dashboard.palette import SERIES
+from dashboard.sweeps_page.charts import (
     FIRST,
-    SERIES,
+    SERIES_AT_FIRST,
     drawn,
     metrics_in_order,
     numeric,
     others_in_order,
     parameters_in_order,
     provenance,
+    shown,
     some,
 )
-from dashboard.table import choosing, table
+from dashboard.sweeps_page.query import ROWS, SECONDS, query
 from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, switch
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.dataset import ABOUT
@@ -42,7 +40,7 @@ from serving.metrics import METRICS
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).parents[1] / "samples"
-_MOST = len(sweep_charts.SERIES)
+_MOST = len(SERIES)
 _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
 
@@ -92,7 +90,7 @@ def _axes(found: SweepResults) -> SweepView:
     by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
-    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=SERIES)
+    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=SERIES_AT_FIRST)
     return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
 
 

@@ -13,9 +13,7 @@ from plotly.subplots import make_subplots
 
 from calibration.validation.report import RunRow
 from dashboard.cdf_panels import Line, cdf_panels
-from dashboard.log_axis import log_axis
-from dashboard.marks import band, dots, legend_once, line
-from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish, tint
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, band, dots, empty, finish, legend_once, line, log_axis, tint
 from dashboard.series import thin
 from serving.metrics import label_of
 from traces.ecdf import Floats, ecdf

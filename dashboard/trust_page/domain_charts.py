@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.marks import dots, legend_once
-from dashboard.palette import ALARM, CLOCK_NAME, NEUTRAL, REAL, finish, run_colour, tint
+from dashboard.palette import ALARM, CLOCK_NAME, NEUTRAL, REAL, dots, finish, legend_once, run_colour, tint
 from dashboard.series import thin
 from dashboard.trust_page.domain import NO_ROWS, Domain, Map
 

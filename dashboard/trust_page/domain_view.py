@@ -8,9 +8,8 @@ import streamlit as st
 
 from calibration.provenance import Provenance
 from calibration.steps.coverage import shown_share
-from dashboard.badge import figure
+from dashboard.blocks import figure, mistake
 from dashboard.loading import BY_FILES
-from dashboard.mistake import mistake
 from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.url import choose, forget, moved

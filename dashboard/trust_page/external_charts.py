@@ -9,8 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.marks import dots, legend_once, line
-from dashboard.palette import NEUTRAL, REAL, SIMULATED, empty, finish
+from dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, legend_once, line
 from dashboard.trust_page.external_results import Column, Figure, Source
 
 _RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")

@@ -6,9 +6,8 @@ from typing import get_args
 
 import streamlit as st
 
-from dashboard.badge import figure
+from dashboard.blocks import figure, table
 from dashboard.shown import when
-from dashboard.table import table
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import Column, External, Source, provenance, source_row
 from dashboard.url import pick

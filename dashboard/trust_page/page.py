@@ -10,14 +10,12 @@ from pathlib import Path
 import streamlit as st
 
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
-from dashboard.badge import badge, figure, titled
+from dashboard.blocks import badge, figure, mistake, table, titled
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import open_run
-from dashboard.mistake import mistake
 from dashboard.shown import literal, when
-from dashboard.table import table
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.disturbance import Disturbance
 from planning.compare.comparison import compare as compare_pairs
 from planning.compare.comparison import ranking
 from planning.compare.document import Compared, ComparisonDocument
@@ -34,6 +34,9 @@ from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.recording import Recording
+
+if TYPE_CHECKING:
+    from calibration.validation.disturbance import Disturbance
 
 
 def compare(request: CompareRequest, tell: Tell = quiet) -> ComparisonDocument:

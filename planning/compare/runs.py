@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -15,8 +16,6 @@ from calibration.provenance import UNKNOWN, Provenance, of_run, weakest
 from calibration.steps.observed import pure
 from calibration.steps.step_cost import StepCost
 from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.disturbance import Disturbance, disturbance
-from calibration.validation.same_weather import known_weather, slowed_fleet
 from planning.compare.document import RanDeployment, Side
 from planning.compare.paired_runs import COLUMNS, PairedRuns
 from planning.priced_scenario import PricedScenario, price_scenario
@@ -25,6 +24,9 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.recording import Recording
+
+if TYPE_CHECKING:
+    from calibration.validation.disturbance import Disturbance
 
 _NAMED = 5  # recordings that an error names
 
@@ -87,6 +89,8 @@ def in_weather(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario]
 ) -> list[list[PricedScenario]] | None:
     """What each recording was simulated as, one engine in the weather of that recording; None where it is not known."""
+    from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, as it fits
+
     found = []
     for side, scenario in zip(sides, scenarios, strict=False):
         cost = pure(scenario.cost)
@@ -104,6 +108,8 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
 
     `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
     """
+    from calibration.validation.disturbance import disturbance  # imports slowly, as it fits
+
     if any(recording.run["clock"] != "wall" for side in sides for recording in side):
         return None
     costs = [pure(scenario.cost) for scenario in scenarios]

@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from calibration.steps.coverage import shown_share
 from serving.document import Document, Number, Part, fact
 from serving.metrics import label_of, metric
 from traces.document_table import table_of
@@ -133,6 +132,8 @@ class DiagnosisDocument(Document):
 
 
 def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
+    from calibration.steps.coverage import shown_share
+
     def share(finished: float | None) -> list[str]:
         return [shown_share(finished)] if found.sheds and finished is not None else ["-"] if found.sheds else []
 

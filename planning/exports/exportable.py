@@ -8,9 +8,6 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
-from planning.compare.document import ComparisonDocument
-from planning.diagnose.document import DiagnosisDocument
-from planning.plan.document import PlanDocument
 from serving.document import Document
 from serving.errors import UserError, reason
 
@@ -59,6 +56,10 @@ def open_exportable(path: Path) -> Exportable:
 
 def _answer(path: Path) -> Document:
     """By a field that no other answer has."""
+    from planning.compare.document import ComparisonDocument
+    from planning.diagnose.document import DiagnosisDocument
+    from planning.plan.document import PlanDocument
+
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

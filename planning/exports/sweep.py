@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from planning.sweep.results import SweepResults
+if TYPE_CHECKING:
+    from planning.sweep.results import SweepResults
 
 
 class SweepView(NamedTuple):
@@ -29,6 +30,8 @@ class Sweep:
 
     def __init__(self, path: Path, results: SweepResults | None = None, view: SweepView | None = None) -> None:
         """The dataset in `path`, unless `results` of it are given. Raises UserError when it is damaged."""
+        from planning.sweep.results import SweepResults
+
         self.path, self.view = path, view
         self.results = SweepResults.load(path) if results is None else results
 

@@ -135,6 +135,7 @@ class Job:
 
     @property
     def _alive(self) -> bool:
+        """Whether its process is: then nobody else gets the lock."""
         try:
             with self._lock.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from planning.settings import with_settings
 from serving.deployments.config import Deployment
@@ -20,9 +20,7 @@ from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.vllm_defaults import served_by_default
 from serving.errors import UserError
-
-if TYPE_CHECKING:
-    from serving.workload import Workload
+from serving.workload import Workload
 
 _ROUND = 1024  # tokens to which the longest request is rounded up
 _NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # in the name of an engine

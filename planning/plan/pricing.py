@@ -15,7 +15,6 @@ from typing import NamedTuple
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import base_deployment, priced
 from planning.deployments import completed, served
@@ -39,6 +38,8 @@ class KernelPricing:
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
+        from calibration.steps.predict import predicted_cost
+
         key = engine.gpu, engine.deployment.model_dump_json()
         if key not in self._known:
             self._known[key] = predicted_cost(engine.gpu, engine.deployment, self.learnt)

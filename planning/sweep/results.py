@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -118,6 +117,8 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _rows(directory: Path, keys: pa.Schema) -> pa.Table:
+    import pyarrow.dataset as ds  # imports slowly
+
     try:
         rows = ds.dataset(directory / "runs", format="parquet", partitioning=ds.partitioning(keys, flavor="hive"))
         table = rows.to_table()

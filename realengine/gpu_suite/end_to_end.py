@@ -133,10 +133,8 @@ def _row(engine: Checked, check: str, error: float | str, limit: float, ok: bool
 
 
 def _simplest(deployment: Deployment) -> Deployment:
-    scheduler = deployment.scheduler.model_copy(
-        update={"async_scheduling": False, "enable_prefix_caching": False, "num_blocks": 1200}
-    )
-    return deployment.model_copy(update={"scheduler": scheduler, "attention": "torch", "enforce_eager": True})
+    roomy = deployment.rescheduled(async_scheduling=False, enable_prefix_caching=False, num_blocks=1200)
+    return roomy.model_copy(update={"attention": "torch", "enforce_eager": True})
 
 
 def _requests(spec: ModelSpec) -> list[Answer]:

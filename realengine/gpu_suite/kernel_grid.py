@@ -170,8 +170,8 @@ def sample_cost(rows: int, vocab: int, draws: bool) -> Cost:
 def _points(device: torch.device) -> Iterator[Point]:
     large, small = RANDOM["llama-3.1-8b"], RANDOM["qwen3-0.6b"]
     for spec in (large, small):
-        yield from _decode_points(spec, device, spec is large)
-        yield from _prefill_points(spec, device, spec is large)
+        yield from _decode_points(spec, spec is large)
+        yield from _prefill_points(spec, spec is large)
     for spec in (large, small):
         targets = (1, 8, 64, 8192) if spec is large else (256,)
         for part, tokens in ((part, tokens) for part in _parts(spec) for tokens in _SIZES):
@@ -192,7 +192,7 @@ def _points(device: torch.device) -> Iterator[Point]:
                 yield sample_point(order, spec, rows, how, device)
 
 
-def _decode_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterator[Point]:
+def _decode_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
     targets = {(1, 1024), (8, 1024), (64, 1024), (16, 4096), (64, 4096), (16, 16384), (64, 16384), (256, 4096)}
     for context in (128, 1024, 4096, 16384, 65536, 131072):
         for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -200,14 +200,14 @@ def _decode_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterat
                 continue
             coarse = rows in (1, 16, 64, 256) and context in (1024, 4096, 16384)
             order = 0 if large and (rows, context) in targets else 1 if coarse else 2
-            yield attention_point(order, spec, [(context, 1)] * rows, _BF16, "triton", device)
+            yield attention_point(order, spec, [(context, 1)] * rows, _BF16, "triton")
             if coarse:
-                yield attention_point(2, spec, [(context, 1)] * rows, _FP8, "triton", device)
+                yield attention_point(2, spec, [(context, 1)] * rows, _FP8, "triton")
     for rows in (16, 64, 256):
         for mean in (1024, 4096):
             order = 1 if rows == 64 else 2
-            yield attention_point(order, spec, uneven(rows, mean), _BF16, "triton", device)
-            yield attention_point(order, spec, [*[(mean // 4, 1)] * (rows - 1), (8 * mean, 1)], _BF16, "triton", device)
+            yield attention_point(order, spec, uneven(rows, mean), _BF16, "triton")
+            yield attention_point(order, spec, [*[(mean // 4, 1)] * (rows - 1), (8 * mean, 1)], _BF16, "triton")
 
 
 def uneven(rows: int, mean: int) -> list[Row]:
@@ -216,19 +216,19 @@ def uneven(rows: int, mean: int) -> list[Row]:
     return [(context, 1) for context in np.random.default_rng(rows).permutation(contexts).tolist()]
 
 
-def _prefill_points(spec: ModelSpec, device: torch.device, large: bool) -> Iterator[Point]:
+def _prefill_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
     for tokens in (8192, 512, 2048, 1024, 4096, 16384):
         order = 0 if large and tokens == 8192 else 1
         for backend in ("triton", "hybrid"):
-            yield attention_point(order, spec, [(tokens, tokens)], _BF16, backend, device)
-    yield attention_point(2, spec, [(512, 512)] * 16, _BF16, "triton", device)
+            yield attention_point(order, spec, [(tokens, tokens)], _BF16, backend)
+    yield attention_point(2, spec, [(512, 512)] * 16, _BF16, "triton")
     for tokens in (2, 4, 16, 64, 256, 512, 2048):  # of one token it is a decode row
         for past in (2048, 8192, 32768):
             order = 1 if past == 8192 or (large and tokens in (16, 256)) else 2
-            yield attention_point(order, spec, [(past + tokens, tokens)], _BF16, "triton", device)
+            yield attention_point(order, spec, [(past + tokens, tokens)], _BF16, "triton")
     for past in (2048, 8192, 32768):
-        yield attention_point(1, spec, [(past + 1, 1)], _BF16, "triton", device)
-    yield attention_point(2, spec, [(8192, 8192)], _FP8, "triton", device)
+        yield attention_point(1, spec, [(past + 1, 1)], _BF16, "triton")
+    yield attention_point(2, spec, [(8192, 8192)], _FP8, "triton")
 
 
 def _tiny_points(device: torch.device) -> Iterator[Point]:
@@ -237,9 +237,9 @@ def _tiny_points(device: torch.device) -> Iterator[Point]:
         yield gemm_point(0, spec, "gate_up", tokens, _BF16)
     yield gemm_point(2, spec, "qkv", 4, _FP8)
     for cached in (_BF16, _FP8):
-        yield attention_point(0, spec, [(33, 1), (70, 1)], cached, "torch", device)
-    yield attention_point(1, spec, [(20, 20)], _BF16, "torch", device)
-    yield attention_point(1, spec, [(40, 8)], _BF16, "torch", device)
+        yield attention_point(0, spec, [(33, 1), (70, 1)], cached, "torch")
+    yield attention_point(1, spec, [(20, 20)], _BF16, "torch")
+    yield attention_point(1, spec, [(40, 8)], _BF16, "torch")
     for make in (norm_point, silu_point, rope_point):
         yield make(1, spec, 4, device)
     yield sample_point(1, spec, 2, None, device)
@@ -275,9 +275,7 @@ def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch
     return Point(order, about, gemm_cost(tokens, inputs, outputs, dtype.itemsize), measure)
 
 
-def attention_point(
-    order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str, device: torch.device
-) -> Point:
+def attention_point(order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str) -> Point:
     """Decode if every row has one query token; else prefill, over past KV where the context is longer."""
     contexts = [context for context, _ in rows]
     tokens = sum(count for _, count in rows)

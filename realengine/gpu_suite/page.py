@@ -201,12 +201,10 @@ def _ceilings(found: dict[str, Any]) -> Iterable[tuple[object, ...]]:
     for name, value in ceilings_of(found).items():
         if name not in spread:
             yield name, value, "a stand-in: another H200"
+        elif value is None:
+            yield name, "none", ""
         else:
-            yield (
-                name,
-                "none" if value is None else value,
-                "" if value is None else f"measured, spread {spread[name]:.2g} %",
-            )
+            yield name, value, f"measured, spread {spread[name]:.2g} %"
 
 
 def _word(met: bool | None) -> str:

@@ -31,5 +31,4 @@ def served_by_default(deployment: Deployment, gpu: GpuSpec, stated: Collection[s
         "max_num_seqs": seqs,
         "max_num_batched_tokens": min(tokens, seqs * scheduler.max_model_len),
     }
-    unstated = {name: value for name, value in settings.items() if name not in stated}
-    return deployment.model_copy(update={"scheduler": scheduler.model_copy(update=unstated)})
+    return deployment.rescheduled(**{name: value for name, value in settings.items() if name not in stated})

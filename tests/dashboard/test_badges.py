@@ -70,7 +70,7 @@ def test_a_plot_without_a_badge_is_found():
         import streamlit as st
 
         from calibration.provenance import Provenance
-        from dashboard.badge import figure
+        from dashboard.blocks import figure
 
         figure(go.Figure(), "one", "With", Provenance("validated", "measured"))
         st.plotly_chart(go.Figure(), key="two")

@@ -26,9 +26,9 @@ from dashboard.examples import comparison_request, recordings_request
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page.charts import Sides
-from dashboard.policy_lab_page.mixes import mixes
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED, check_few_enough, recorded, simulated
 from dashboard.policy_lab_page.words import side_names
+from dashboard.shapes import mixes
 from dashboard.uploads import keep_trace
 from planning.compare import document
 from planning.compare.document import Row
@@ -243,7 +243,7 @@ def test_any_text_is_a_deployment_or_one_line(text: str) -> None:
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     found = bundled_answer(comparison_request().as_json())
-    assert found is not None, "python -m dashboard.policy_lab_page.example makes it anew"
+    assert found is not None, "python -m dashboard.examples makes it anew"
     app = lab(tmp_path)
     text = shown(app)
     assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's fairness index is" in text

@@ -75,11 +75,8 @@ class Observed:
 
 def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | None = None) -> dict[str, float]:
     """The figures of a run measured request by request."""
-    schema = arrow_schema("requests")
-    columns = {name: [getattr(r, name) for r in requests] for name in Observed.__dataclass_fields__ if name != "id"}
-    columns |= {"request_id": [r.id for r in requests], "status": ["finished"] * len(requests)}
-    nulls = [None] * len(requests)
-    table = pa.Table.from_arrays([pa.array(columns.get(f.name, nulls), f.type) for f in schema], schema=schema)
+    rows = [{**vars(request), "request_id": request.id, "status": "finished"} for request in requests]
+    table = pa.Table.from_pylist(rows, schema=arrow_schema("requests"))
     return figures(RunMetrics(table), offered_per_s)
 
 

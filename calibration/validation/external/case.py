@@ -7,7 +7,7 @@ deployment file; what vLLM would have taken by default at that version is writte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from serving.settings import Settings
 from serving.yaml_file import read_yaml
+from sim.priced_pool import merged
 from traces.measured.formats import measured_format
 from traces.measured.run import LATENCIES, RATES, STATISTICS, MeasuredFormat, MeasuredRun
 from traces.recording import Recording
@@ -88,22 +89,14 @@ class Case(Settings):
 
         What the measurement states overrides the case file.
         """
-        merged = _merged({"device": "cuda", **self.deployment}, run.settings)
-        deployment = parse(Deployment, merged, where=f"{self.name}.deployment")
+        stated = merged({"device": "cuda", **self.deployment}, dict(run.settings))
+        deployment = parse(Deployment, stated, where=f"{self.name}.deployment")
         return deployment, "num_blocks" in deployment.scheduler.model_fields_set
 
 
 def source_of(case: Case, deployment: Deployment) -> str:
     """Runs of one case and one model are a source: what one taught, another of them must not profit from."""
     return f"{case.name}/{deployment.model}"
-
-
-def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def case_of_recordings(

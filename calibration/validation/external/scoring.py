@@ -92,7 +92,7 @@ def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
     rows = []
     for each in ready:
         is_anchor = case.anchor is not None and each.run.name == case.anchor.run
-        rows += _rows(case.shown, each, None if is_anchor else correction)
+        rows += _rows(each, None if is_anchor else correction)
     runs = [each.run for each in ready]
     scored = [run.name for run in runs if case.anchor is None or run.name != case.anchor.run]
     verdicts = [_judge(case, target, rows, scored) for target in case.targets]
@@ -134,21 +134,17 @@ def simulated_figures(
 class _Ready:
     """A run with all that it takes to simulate it."""
 
+    case: Case
     run: MeasuredRun
     deployment: Deployment
     prediction: Prediction
-    replicas: int
-    router: str
 
     def simulated(self, correction: Correction | None = None) -> dict[str, float]:
         """The figures as predicted, with or without a correction."""
         cost: CostModel = self.prediction.cost
         if correction is None:
-            return simulated_figures(self.run, self.deployment, cost, 0.0, self.replicas, self.router)
-        corrected = Corrected(cost, correction)
-        return simulated_figures(
-            self.run, self.deployment, corrected, correction.overhead_ms, self.replicas, self.router
-        )
+            return self._figures(self.run, cost)
+        return self._figures(self.run, Corrected(cost, correction), correction.overhead_ms)
 
     def at_ends(self) -> list[dict[str, float]]:
         """The figures at both ends of the interval, of every workload that the run may have been.
@@ -160,20 +156,18 @@ class _Ready:
         runs = [self.run]
         if self.run.or_workload is not None:
             runs.append(replace(self.run, workload=self.run.or_workload))
-        return [
-            simulated_figures(run, self.deployment, cost, ms, self.replicas, self.router)
-            for run in runs
-            for cost, ms in ((fast, 0.0), (slow, outside_ms))
-        ]
+        return [self._figures(run, cost, ms) for run in runs for cost, ms in ((fast, 0.0), (slow, outside_ms))]
+
+    def _figures(self, run: MeasuredRun, cost: CostModel, overhead_ms: float = 0.0) -> dict[str, float]:
+        return simulated_figures(run, self.deployment, cost, overhead_ms, self.case.replicas, self.case.router)
 
 
 def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
     deployment, has_blocks = case.deployment_of(run)
     prediction = predictor(case, run.gpu or case.gpu, deployment)
     if not has_blocks:
-        scheduler = deployment.scheduler.model_copy(update={"num_blocks": prediction.num_blocks})
-        deployment = deployment.model_copy(update={"scheduler": scheduler})
-    return _Ready(run, deployment, prediction, case.replicas, case.router)
+        deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)
+    return _Ready(case, run, deployment, prediction)
 
 
 def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
@@ -186,7 +180,7 @@ def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
     raise UserError(f"{case.name}.anchor.run", case.anchor.run, f"is not a run of this case; choose one of {names}")
 
 
-def _rows(shown: Sequence[str], ready: _Ready, correction: Correction | None) -> list[Row]:
+def _rows(ready: _Ready, correction: Correction | None) -> list[Row]:
     measured, floors = ready.run.figures, ready.run.floor_pct
     blind = ready.simulated()
     around = [blind, *ready.at_ends()]
@@ -203,7 +197,7 @@ def _rows(shown: Sequence[str], ready: _Ready, correction: Correction | None) ->
             anchored=anchored.get(figure),
             floor_pct=floors.get(figure),
         )
-        for figure in shown
+        for figure in ready.case.shown
         if figure in measured and figure in blind
     ]
 

@@ -86,8 +86,7 @@ def lessons(cases: Sequence[Case], data: Path) -> list[Lesson]:
             gpu = run.gpu or case.gpu
             if not stated:
                 blocks = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment).num_blocks
-                scheduler = deployment.scheduler.model_copy(update={"num_blocks": blocks})
-                deployment = deployment.model_copy(update={"scheduler": scheduler})
+                deployment = deployment.rescheduled(num_blocks=blocks)
             teaching = tuple(
                 name
                 for name in _FIGURES
@@ -188,8 +187,20 @@ class Linearised:
         return sorted(set(self.source.tolist()))
 
     def without(self, *left_out: str) -> Floats:
-        """The numbers that all sources but these teach."""
-        return _solve(self.at, self.slopes, self.logs, self.source, ~np.isin(self.source, left_out))
+        """The numbers that all sources but these teach: one step of Gauss and Newton's from `logs`.
+
+        Every source weighs the same, large errors less.
+        """
+        used = ~np.isin(self.source, left_out)
+        spread = np.array([sd for _, sd in _PRIORS.values()])
+        names, count = np.unique(self.source[used], return_counts=True)
+        share = dict(zip(names.tolist(), (1.0 / np.sqrt(count)).tolist(), strict=True))
+        weight = np.array([share.get(name, 0.0) for name in self.source.tolist()]) / _NOISE
+        weight *= np.sqrt(1.0 / (1.0 + (self.at / _OUTLIER) ** 2)) * used * np.sqrt(np.median(count))
+        rows = np.vstack([self.slopes * weight[:, None], np.diag(1.0 / spread)])
+        wanted = np.concatenate([-(self.at - self.slopes @ self.logs) * weight, np.zeros(len(self.logs))])
+        solution: Floats = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+        return np.clip(solution, self.logs - 1.0, self.logs + 1.0)
 
     def interval(self, left_out: str) -> StepInterval:
         """How far off a further source may be, by all but `left_out`, each of them predicted by the rest.
@@ -235,19 +246,6 @@ def _late_ms(taken: Sequence[Lesson], numbers: Mapping[str, Floats]) -> dict[str
 
 def _ttft_ms(lesson: Lesson) -> float:
     return lesson.run.figures.get("ttft_ms.mean", np.inf)
-
-
-def _solve(at: Floats, slopes: Floats, logs: Floats, source: NDArray[np.str_], used: NDArray[np.bool_]) -> Floats:
-    """One step of Gauss and Newton's from `logs`, every source weighing the same, large errors less."""
-    spread = np.array([sd for _, sd in _PRIORS.values()])
-    names, count = np.unique(source[used], return_counts=True)
-    share = dict(zip(names.tolist(), (1.0 / np.sqrt(count)).tolist(), strict=True))
-    weight = np.array([share.get(name, 0.0) for name in source.tolist()]) / _NOISE
-    weight *= np.sqrt(1.0 / (1.0 + (at / _OUTLIER) ** 2)) * used * np.sqrt(np.median(count))
-    rows = np.vstack([slopes * weight[:, None], np.diag(1.0 / spread)])
-    wanted = np.concatenate([-(at - slopes @ logs) * weight, np.zeros(len(logs))])
-    solution: Floats = np.linalg.lstsq(rows, wanted, rcond=None)[0]
-    return np.clip(solution, logs - 1.0, logs + 1.0)
 
 
 def save(found: Mapping[str, ExternalCalibration], path: Path) -> None:

@@ -1,15 +1,21 @@
-"""What every figure is drawn with: its heading and the badge that says how far it can be trusted, why on hover."""
+"""What pages are made of: titles, figures under their badges, tables, and what is wrong with a file or an input.
+
+The badge says how far a figure can be trusted, and why on hover.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Provenance
-from dashboard.shown import sentence
+from dashboard.shown import NOTHING, sentence, verbatim
+from dashboard.url import go_to
+from serving.errors import UserError
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
@@ -83,3 +89,46 @@ def figure(
     with st.container():
         heading(text, provenance, help, place or st, small)
         return st.plotly_chart(plot, key=key, config=menu, **events)
+
+
+def table(
+    rows: Any,
+    formats: Mapping[str, str] | None = None,
+    help: Mapping[str, str | None] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> None:
+    """Draw it: `formats` are printf formats of numbers, `help` what a column with a format means, on hover.
+
+    `columns` are as `column_config` has them and `how` as `st.dataframe` does.
+    """
+    said = help or {}
+    numbers = {
+        name: st.column_config.NumberColumn(format=form, help=said.get(name)) for name, form in (formats or {}).items()
+    }
+    st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
+
+
+def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
+    """What makes the rows of a table selectable: the page then has `parameter` name the id of the one selected."""
+
+    def selected() -> None:
+        rows = st.session_state[key].selection.rows
+        if rows:
+            go_to(**{parameter: str(ids[rows[0]])})
+
+    return {"key": key, "on_select": selected, "selection_mode": "single-row"}
+
+
+def mistake(error: UserError | str, runs: Path | None = None) -> None:
+    """Show what is wrong with a file or an input: one line, letter by letter, in which paths are those under `runs`.
+
+    Where the directory of runs lies on the server is nobody's business.
+    """
+
+    def told(text: object) -> object:
+        return text.replace(f"{runs}/", "") if runs and isinstance(text, str) else text
+
+    if isinstance(error, UserError):
+        error = str(UserError(str(told(error.field)), told(error.value), error.remedy))
+    st.error(verbatim(error), icon=":material/error:")

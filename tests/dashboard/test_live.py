@@ -1,0 +1,67 @@
+"""What the Live page makes of two scrapes, and of what a server tells of one request."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dashboard.live_page.charts import latency_rows, over_time, waterfall
+from dashboard.live_page.server import Server
+from dashboard.live_page.snapshot import Snapshot, quantile_ms, tokens_per_second
+from serving.errors import UserError
+
+
+class Scraped:
+    """A server with two replicas, scraped once a second."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = {"labelnames": ["model_name", "engine"], "registry": self.registry}
+        self.running = Gauge("vllm:num_requests_running", "", **labels)
+        self.tokens = Counter("vllm:generation_tokens", "", **labels)
+        self.ttft = Histogram("vllm:time_to_first_token_seconds", "", buckets=(0.1, 0.2, 0.4, math.inf), **labels)
+        self.seconds = 0.0
+
+    def step(self, *observed: tuple[str, float, int]) -> Snapshot:
+        for replica, ttft_s, tokens in observed:
+            self.ttft.labels("m", replica).observe(ttft_s)
+            self.tokens.labels("m", replica).inc(tokens)
+            self.running.labels("m", replica).set(1)
+        self.seconds += 1
+        text = generate_latest(self.registry).decode()
+        return Snapshot.of(self.seconds, text_string_to_metric_families(text))
+
+
+def test_what_happened_between_two_scrapes_is_of_all_replicas() -> None:
+    server = Scraped()
+    history = [server.step(("0", 9.0, 5)), server.step(("0", 0.15, 10), ("1", 0.15, 30)), server.step()]
+    assert history[-1].replicas == ["0", "1"]
+    assert tokens_per_second(history) == ([2.0, 3.0], [40.0, 0.0])
+    assert quantile_ms(*history[:2], "time_to_first_token_seconds", 0.5) == pytest.approx(150)
+    assert math.isnan(quantile_ms(*history[1:], "time_to_first_token_seconds", 0.5))
+    assert len(over_time(history).data) == 2 * 3 + 1
+    assert [row["metric"] for row in latency_rows(history)] == ["TTFT", "ITL", "E2E"]
+
+
+def test_a_server_that_was_started_again_counts_anew() -> None:
+    server = Scraped()
+    before = server.step(("0", 0.1, 50))
+    after = Scraped().step(("0", 0.1, 3))
+    assert tokens_per_second([before, Snapshot(2.0, after.values, after.buckets)]) == ([], [])
+    assert math.isnan(quantile_ms(before, Scraped().step(), "time_to_first_token_seconds", 0.5))
+
+
+def test_a_request_under_way_is_drawn_as_far_as_it_is_known() -> None:
+    times = {"received_ns": 0, "arrival_ns": 2_000_000, "scheduled_ns": 5_000_000}
+    step = {"step": 7, "start_ns": 5_000_000, "end_ns": 9_000_000, "rows": 3, "tokens": 12, "blocks": 1}
+    drawn = {bar.name: (bar.base[0], bar.x[0]) for bar in waterfall({"times": times, "steps": [step]}).data}
+    assert drawn == {"tokenise": (0, 2), "queue": (2, 3), "steps": (5, 4)}
+
+
+@pytest.mark.parametrize("url", ["ftp://here", "http://127.0.0.1:1", "http://[", "http://a b"])
+def test_a_server_that_cannot_be_asked_is_one_line(url: str) -> None:
+    with pytest.raises(UserError, match=r"^server: "):
+        Server(url).model()
