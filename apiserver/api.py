@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache, partial
 from time import monotonic_ns, time
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -101,7 +102,7 @@ class Api:
         """In Prometheus' text format."""
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         replica = self._engine.replica(request.app[_PLACE])
-        text = await self._engine.metrics()
+        text = await self._engine.metrics(replica)
         return web.Response(body=text if replica is None else of_one_replica(text, replica), headers=headers)
 
     async def version(self, request: web.Request) -> web.Response:
@@ -164,10 +165,13 @@ class Api:
     ) -> web.StreamResponse:
         about, _ = self._served()
         asked.place = request.app[_PLACE]
-        asked.client_id = _their_id(request)
+        asked.client_id = _plain_header(request, "X-Request-Id", 128)
+        asked.operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+        asked.answer_id = asked.client_id or f"{kind}-{uuid4().hex}"
+        asked.traceparent = _plain_header(request, "traceparent", 512)
+        asked.tracestate = _plain_header(request, "tracestate", 512)
         with self._engine.open(asked) as answer:
-            id = asked.client_id or f"{kind}-{monotonic_ns():x}{answer.id:x}"
-            documents = Documents(style, id, about.model, int(time()))
+            documents = Documents(style, asked.answer_id, about.model, int(time()))
             usage = Usage(len(asked.prompt))
             pieces = _pieces(answer, self._detokenizer(about, body.stop), usage)
             if body.stream:
@@ -290,6 +294,7 @@ async def _whole(
     response = web.json_response(documents.whole(Piece(text, tokens, logprobs, finish), usage))
     await response.prepare(request)
     await response.write_eof()
+    answer.left(whole=True)
     answer.delivered(first_ns, monotonic_ns(), made_ns)
     return response
 
@@ -316,6 +321,7 @@ async def _stream(
                         await response.write(opening)
                 if documents.every or piece.text or piece.finish or piece.logprobs:
                     await response.write(documents.chunk(piece))
+                    answer.left()
                 if not first_sent_ns:
                     first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
     except (Refusal, TimeoutError) as error:
@@ -357,10 +363,10 @@ def _for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     return [message.for_template() for message in messages]
 
 
-def _their_id(request: web.Request) -> str:
-    """The id that a client gave its request, if it is fit to be repeated; else empty."""
-    id = request.headers.get("X-Request-Id", "")
-    return id if len(id) <= 128 and id.isascii() and id.isprintable() else ""
+def _plain_header(request: web.Request, name: str, most: int) -> str:
+    """What a client says there, if it is fit to be repeated and has at most so many characters; else empty."""
+    text = request.headers.get(name, "")
+    return text if len(text) <= most and text.isascii() and text.isprintable() else ""
 
 
 @web.middleware

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
+from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.filler import PlainTexts, filler_tokens
 from apiserver.kv_events import KvEvents
 from apiserver.kv_feeds import KvFeeds
-from apiserver.ledger import ForwardingLedger, Ledger, LiveRecording
+from apiserver.ledger import ForwardingLedger, Ledger, LiveRecording, Tracer
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About, Row
+from apiserver.messages import About, From
 from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
+from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
 from traces.recording import RecordingWriter
@@ -87,8 +89,9 @@ def make_twin(
     )
     if settings.kv_events is not None:
         follow_kv(twin, settings, settings.kv_events, [pool.deployment for pool in scenario.all_pools], poller)
-    metrics = LiveMetrics(about.model)
-    twin.ledger = ledger = Ledger(twin, metrics, _recording(out, run, overwrite))
+    drafts = any(pool.deployment.scheduler.speculative is not None for pool in scenario.all_pools)
+    metrics = LiveMetrics(about.model, about.max_model_len, drafts)
+    twin.ledger = ledger = Ledger(twin, metrics, _recording(out, run, overwrite), _tracer(settings, twin))
     return twin, ledger, metrics
 
 
@@ -121,9 +124,9 @@ def make_real(
 ) -> tuple[RealEngine, Ledger, LiveMetrics]:
     """The real engine, loaded. Raises UserError if it cannot be."""
     real = _real(settings, deployment, exchange, wake, say, monotonic_ns())
-    metrics = LiveMetrics(real.about.model)
+    metrics = LiveMetrics(real.about.model, real.about.max_model_len)
     run = {**real.about.run, **_identity(settings, out)}
-    real.ledger = ledger = Ledger(real, metrics, _recording(out, run, overwrite))
+    real.ledger = ledger = Ledger(real, metrics, _recording(out, run, overwrite), _tracer(settings, real))
     return real, ledger, metrics
 
 
@@ -138,12 +141,12 @@ def make_one_of_several(
     """The real engine, whose rows go to the process that asks it. Raises UserError if it cannot be loaded."""
     real = _real(settings, deployment, exchange, wake, say, origin_ns)
 
-    def send(dataset: str, row: dict[str, Any]) -> None:
+    def send(message: From) -> None:
         for peer in exchange.peers:
-            exchange.send(peer, Row(dataset, row))
+            exchange.send(peer, message)
 
     real.ledger = ledger = ForwardingLedger(send)
-    return real, ledger, LiveMetrics(real.about.model)
+    return real, ledger, LiveMetrics(real.about.model, real.about.max_model_len)
 
 
 def make_fleet(
@@ -163,9 +166,9 @@ def make_fleet(
     fleet = RealFleet(context, addresses, exchange, find_router(settings.router or "round-robin"), origin_ns)
     fleet.register(poller)
     fleet.await_all(poller)
-    metrics = LiveMetrics(fleet.about.model)
+    metrics = LiveMetrics(fleet.about.model, fleet.about.max_model_len)
     run = {**fleet.about.run, **_identity(settings, out), "replicas": len(addresses)}
-    fleet.ledger = ledger = Ledger(fleet, metrics, _recording(out, run, overwrite))
+    fleet.ledger = ledger = Ledger(fleet, metrics, _recording(out, run, overwrite), _tracer(settings, fleet))
     return fleet, ledger, metrics
 
 
@@ -213,6 +216,18 @@ def _identity(settings: ServeSettings, out: str | None) -> dict[str, Any]:
 
 def _recording(out: str | None, run: dict[str, Any], overwrite: bool) -> LiveRecording | None:
     return None if out is None else LiveRecording(RecordingWriter(out, run, overwrite=overwrite))
+
+
+def _tracer(settings: ServeSettings, backend: Backend) -> Tracer | None:
+    """Raises UserError if spans are wanted and what sends them is not installed."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from apiserver.request_spans import RequestSpans
+    except ImportError:
+        remedy = "needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http; pip install 'tokentwin[server]'"
+        raise UserError("otlp_endpoint", settings.otlp_endpoint, remedy) from None
+    return RequestSpans(settings.otlp_endpoint, backend.about.model, backend)
 
 
 def _tokenizer_folder(model: str) -> str:

@@ -10,6 +10,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from apiserver.exposition import Distribution
+from apiserver.families import LATENESS_S
 from apiserver.messages import (
     Abort,
     About,
@@ -17,26 +19,31 @@ from apiserver.messages import (
     Delivered,
     Drain,
     Hello,
+    Late,
     Metrics,
     Output,
     Outputs,
     Scrape,
+    To,
     encode,
     read_answer,
 )
 from apiserver.refusal import Refusal
 
 _SCRAPE_S = 5.0
+_LATE_S = 1.0  # how often the engine process is told how late tokens left here
 
 
 class EngineClient:
-    """A DEALER socket to the engine process at `address`; `about` is what it serves, None while it is not there."""
+    """A DEALER socket to the engine process at `address`; `about` is what it serves, None while it is not there.
+
+    `lateness` is how late tokens left, in seconds, since the engine process was last told.
+    """
 
     def __init__(self, address: str, identity: str) -> None:
         self.about: About | None = None
         self.drains = False
         self.served = asyncio.Event()  # whether there was ever an engine
-        self.late_ns = 0  # how late the last tokens came here
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -47,10 +54,11 @@ class EngineClient:
         self._answers: dict[int, Answer] = {}
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
         self._next = 0
+        self.lateness = Distribution(LATENESS_S)
 
     def start(self) -> list[asyncio.Task[None]]:
         """The tasks that listen; they end when they are cancelled."""
-        return [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        return [asyncio.create_task(task) for task in (self._listen(), self._watch(), self._tell())]
 
     def open(self, asked: Add) -> Answer:
         """Hand a request over; its id is set here. Raises Refusal while no engine takes requests."""
@@ -72,12 +80,13 @@ class EngineClient:
             raise Refusal(503, "the replica of this port has crashed", retry_after_s=1)
         return replica
 
-    async def metrics(self) -> bytes:
-        """In Prometheus' text format. Raises Refusal while there is no engine process."""
+    async def metrics(self, replica: int | None) -> bytes:
+        """Those of one replica, or of all, as Prometheus reads them. Raises Refusal while there is no engine process."""
         self.replica(None)
+        self._tell_lateness()
         id = self._id()
         scraped = self._scrapes[id] = asyncio.get_running_loop().create_future()
-        self._send(Scrape(id))
+        self._send(Scrape(id, replica))
         try:
             return await asyncio.wait_for(scraped, _SCRAPE_S)
         except TimeoutError:
@@ -89,7 +98,7 @@ class EngineClient:
         self._next += 1
         return self._next
 
-    def _send(self, message: Hello | Add | Abort | Delivered | Scrape) -> None:
+    def _send(self, message: To) -> None:
         self._socket.send(encode(message), zmq.NOBLOCK)
 
     async def _listen(self) -> None:
@@ -99,7 +108,7 @@ class EngineClient:
                 case Outputs():
                     for output in message.outputs:
                         if (answer := self._answers.get(output.id)) is not None:
-                            answer.take(output)
+                            answer.take(output, message.due_ns)
                 case Metrics() if message.id in self._scrapes:
                     self._scrapes[message.id].set_result(message.text)
                 case About():
@@ -117,7 +126,17 @@ class EngineClient:
             else:
                 self.about = None
                 for answer in list(self._answers.values()):
-                    answer.take(Output(answer.id, [], finish="crashed", reason="the engine process has ended"))
+                    answer.take(Output(answer.id, [], finish="crashed", reason="the engine process has ended"), 0)
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(_LATE_S)
+            self._tell_lateness()
+
+    def _tell_lateness(self) -> None:
+        if self.about is not None and any(self.lateness.counts):
+            self._send(Late(self.lateness.counts, self.lateness.sum))
+            self.lateness = Distribution(LATENESS_S)
 
     def forget(self, id: int) -> None:
         """Nobody wants to hear of request `id` any more."""
@@ -132,11 +151,14 @@ class Answer:
         self.ended = False
         self._client = client
         self._new: list[Output] = []
+        self._due: list[tuple[int, int]] = []  # of tokens that came, when they should have left, and how many
         self._waiter: asyncio.Future[None] | None = None
 
-    def take(self, output: Output) -> None:
-        """Something came."""
+    def take(self, output: Output, due_ns: int) -> None:
+        """Something came, which should have left at `due_ns`."""
         self._new.append(output)
+        if output.tokens:
+            self._due.append((due_ns, len(output.tokens)))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -160,6 +182,13 @@ class Answer:
         if not self.ended:
             self._client._send(Abort(self.id, "stop"))
         self.ended = True
+
+    def left(self, whole: bool = False) -> None:
+        """What came is with its client: of a `whole` answer only the last was to leave when it came."""
+        now_ns = monotonic_ns()
+        for due_ns, tokens in self._due[-1:] if whole else self._due:
+            self._client.lateness.observe((now_ns - due_ns) / 1e9, tokens)
+        self._due.clear()
 
     def delivered(self, first_text_ns: int, first_sent_ns: int, last_text_ns: int) -> None:
         """Its last byte is written."""

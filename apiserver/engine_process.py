@@ -12,7 +12,7 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Abort, Add, Delivered, Drain, Hello, Message, Metrics, Scrape
+from apiserver.messages import Abort, Add, Delivered, Drain, Hello, Late, Message, Metrics, Scrape
 
 _DELIVERED_S = 2.0  # how long the end waits for word of the last answers
 
@@ -84,6 +84,7 @@ class EngineProcess:
                     exchange.flush(0)
                 elif self._stops or self._ledger.under_way >= self._most:
                     why = "the server is about to end" if self._stops else f"{self._most} requests are under way"
+                    self._metrics.refused()
                     exchange.end(id, "refused", why)
                     exchange.flush(0)
                 else:
@@ -97,8 +98,11 @@ class EngineProcess:
             case Delivered() if (known := exchange.known(peer, message.id)) is not None:
                 self._ledger.delivered(known, message)
                 exchange.forget(known)
+            case Late():
+                self._metrics.late(message)
             case Scrape():
-                exchange.send(peer, Metrics(message.id, self._metrics.text()))
+                text = self._metrics.text(self._backend.replicas(), self._ledger.records, message.replica)
+                exchange.send(peer, Metrics(message.id, text))
 
     def _abort(self, id: int, why: str) -> None:
         """Nobody waits for request `id` any more."""

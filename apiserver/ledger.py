@@ -9,7 +9,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from apiserver.messages import Add, Delivered
+from apiserver.messages import Add, Delivered, From, Row, StepEnd
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.parquet import WorkloadWriter
@@ -18,30 +18,47 @@ from traces.recording import RecordingWriter
 _LOG = logging.getLogger("tokentwin")
 
 
-class RowCounter(Protocol):
-    """Counts rows of `requests` and `steps` as metrics."""
+class Counter(Protocol):
+    """Counts as metrics what comes, what steps do, and what ends."""
+
+    def expects(self, id: int, received_ns: int) -> None: ...
+    def step(self, end: StepEnd) -> None: ...
+    def request(self, row: Mapping[str, Any], asked: Add) -> None: ...
+
+
+class Tracer(Protocol):
+    """Traces requests that are over."""
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None: ...
-    def step(self, row: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Clock(Protocol):
-    """The run's own time of a moment on the machine's monotonic clock, both in ns."""
+    """The run's own time of a moment on the machine's monotonic clock, both in ns, and back."""
 
     def run_ns(self, monotonic_ns: int) -> int: ...
+    def monotonic_ns(self, run_ns: int) -> int: ...
 
 
 class Ledger:
     """Takes rows from a backend. A finished request's row waits for word that its answer was delivered."""
 
-    def __init__(self, clock: Clock, counter: RowCounter, recording: LiveRecording | None) -> None:
+    def __init__(
+        self, clock: Clock, counter: Counter, recording: LiveRecording | None, tracer: Tracer | None = None
+    ) -> None:
         self._clock = clock
         self._counter = counter
         self._recording = recording
+        self._tracer = tracer
         self._asked: dict[int, Add] = {}
         self._ended: dict[int, dict[str, Any]] = {}  # rows of requests that have finished, and
         self._delivered: dict[int, Delivered | None] = {}  # deliveries of those that have not; None: there is none
         self.under_way = 0
+
+    @property
+    def records(self) -> bool:
+        """Whether a recording is written."""
+        return self._recording is not None and self._recording.goes_on
 
     @property
     def undelivered(self) -> int:
@@ -51,6 +68,7 @@ class Ledger:
     def expects(self, id: int, asked: Add) -> None:
         """Request `id` is about to be handed to the backend."""
         self._asked[id] = asked
+        self._counter.expects(id, self._clock.run_ns(asked.received_ns))
         self.under_way += 1
 
     def arrived(self, request: WorkloadRequest) -> None:
@@ -62,14 +80,18 @@ class Ledger:
         """A row of `requests`, from the backend."""
         self.under_way -= 1
         id = row["request_id"]
+        self._counter.request(row, self._asked[id])
         if row["status"] == "finished" and id not in self._delivered:
             self._ended[id] = row
         else:
             self._write(id, row, self._delivered.pop(id, None))
 
+    def step_ended(self, end: StepEnd) -> None:
+        """A step has ended in the backend."""
+        self._counter.step(end)
+
     def add_step(self, **row: Any) -> None:
         """A row of `steps`, from the backend."""
-        self._counter.step(row)
         if self._recording is not None:
             self._recording.add_step(row)
 
@@ -87,9 +109,10 @@ class Ledger:
         if delivered is not None:
             for name in ("first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns"):
                 row[name] = self._clock.run_ns(getattr(delivered, name))
-        self._counter.request(row, asked)
         if self._recording is not None:
             self._recording.add_request(row)
+        if self._tracer is not None:
+            self._tracer.request(row, asked)
 
     def close(self) -> None:
         """Nothing more happens: what is here is written."""
@@ -97,12 +120,16 @@ class Ledger:
             self.delivered(id, None)
         if self._recording is not None:
             self._recording.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
 
 class ForwardingLedger:
-    """A `Ledger` that hands every row to whoever asked, as `send` does."""
+    """A `Ledger` that hands everything to whoever asked, as `send` does."""
 
-    def __init__(self, send: Callable[[str, dict[str, Any]], None]) -> None:
+    records = False
+
+    def __init__(self, send: Callable[[From], None]) -> None:
         self._send = send
         self.under_way = 0
         self.undelivered = 0
@@ -117,11 +144,15 @@ class ForwardingLedger:
     def add_request(self, **row: Any) -> None:
         """See `Ledger`."""
         self.under_way -= 1
-        self._send("requests", row)
+        self._send(Row("requests", row))
+
+    def step_ended(self, end: StepEnd) -> None:
+        """See `Ledger`."""
+        self._send(end)
 
     def add_step(self, **row: Any) -> None:
         """See `Ledger`."""
-        self._send("steps", row)
+        self._send(Row("steps", row))
 
     def delivered(self, id: int, delivered: Delivered | None) -> None:
         """See `Ledger`."""
@@ -139,6 +170,11 @@ class LiveRecording:
         self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids that are not in the workload yet
         self._requests: dict[int, WorkloadRequest] = {}
         self._ended: dict[int, WorkloadRequest] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is written still."""
+        return self._writer is not None
 
     def arrived(self, request: WorkloadRequest) -> None:
         """A request; it enters the workload when it and all before it have ended, and it is known what it was."""

@@ -1,36 +1,209 @@
-"""The metrics of a running server, by the names, types and buckets of vLLM 0.33."""
+"""The metrics of a running server, which move when vLLM's do: with every step, not when a request ends.
+
+Gauges are what schedulers held when their last steps had ended, which is all that vLLM tells, too. Times are the run's
+own: at ten times its speed, a twin's seconds are its fleet's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from apiserver.exposition import Series, exposition
+from apiserver.families import CACHE_CONFIG, OF_THE_SERVER, of_an_engine
+from apiserver.finish_reason import finish_reason
+from apiserver.messages import Add, Admitted, Late, StepEnd
+from serving.deployments.config import Deployment
 
-from apiserver.messages import Add
+_SECOND_NS = 1e9
+_TIERS = {"cpu": "host", "disk": "disk"}
+
+
+class ReplicaNow(NamedTuple):
+    """A replica that lives: whether it holds any requests, its KV blocks without the null block, and its settings."""
+
+    number: int
+    holds: bool
+    blocks: int
+    deployment: Deployment
+
+
+class _Life:
+    """A request under way. Its last token's time is -1 before the first; `preempted` preemptions of it are counted."""
+
+    __slots__ = ("admitted", "last_ns", "preempted", "received_ns")
+
+    def __init__(self, received_ns: int) -> None:
+        self.received_ns = received_ns
+        self.last_ns = -1
+        self.preempted = 0
+        self.admitted: Admitted | None = None
 
 
 class LiveMetrics:
-    """Counts what is served as `model`."""
+    """Counts what is served as `model`, whose requests have at most `longest` tokens; steps may verify `drafts`."""
 
-    def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()
-        labels: dict[str, Any] = {"labelnames": ["model_name", "engine"], "registry": self.registry}
-        self._running = Gauge("vllm:num_requests_running", "Requests in the batch.", **labels).labels(model, "0")
-        self._waiting = Gauge("vllm:num_requests_waiting", "Requests that wait.", **labels).labels(model, "0")
-        self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens.", **labels).labels(model, "0")
-        self._generated = Counter("vllm:generation_tokens", "Tokens generated.", **labels).labels(model, "0")
+    def __init__(self, model: str, longest: int, drafts: bool = False) -> None:
+        self._model = model
+        self._families = of_an_engine(longest, drafts)
+        self._drafts = drafts
+        self._engines: dict[int, Series] = {}
+        self._server = Series(OF_THE_SERVER, {"model_name": model})
+        self._lives: dict[int, _Life] = {}
+        self._ended: list[int] = []  # their last steps may not have been told yet
 
-    def step(self, row: Mapping[str, Any]) -> None:
-        """A row of `steps`."""
-        self._running.set(row["running"])
-        self._waiting.set(row["waiting"])
-        self._generated.inc(row["sampled_rows"])
+    def expects(self, id: int, received_ns: int) -> None:
+        """Request `id` came to the API server then."""
+        self._lives[id] = _Life(received_ns)
+
+    def refused(self) -> None:
+        """A request was refused because too many were there."""
+        self._server.inc("vllm:admission_rejections", split="max_num_queued_reqs")
+
+    def late(self, late: Late) -> None:
+        """How late tokens left an API process."""
+        self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
+
+    def step(self, end: StepEnd) -> None:
+        """A step has ended."""
+        engine = self._engine(end.replica)
+        _holds(engine, end.running, end.waiting, end.deferred, end.usage)
+        engine.inc("vllm:generation_tokens", end.generated)
+        engine.observe("vllm:iteration_tokens_total", end.tokens)
+        if self._drafts:
+            for name, more in zip(("drafts", "draft_tokens", "accepted_tokens"), end.drafts, strict=True):
+                engine.inc(f"vllm:spec_decode_num_{name}", more)
+        for admitted in end.admitted:
+            self._admitted(engine, admitted)
+        gaps: dict[int, int] = {}  # most requests of a step have waited equally long for it
+        for id in end.sampled:
+            if (life := self._lives.get(id)) is None:
+                continue  # it has left since
+            if life.last_ns < 0:
+                self._first_token(engine, life, end.now_ns)
+            else:
+                gap_ns = end.now_ns - life.last_ns
+                gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
+            life.last_ns = end.now_ns
+        for id in self._ended:
+            del self._lives[id]
+        self._ended.clear()
+        for gap_ns, times in gaps.items():
+            engine.observe("vllm:inter_token_latency_seconds", gap_ns / _SECOND_NS, times)
+
+    def _admitted(self, engine: Series, admitted: Admitted) -> None:
+        if (life := self._lives.get(admitted.id)) is None:
+            return
+        if admitted.preemptions:
+            life.preempted += 1
+            engine.inc("vllm:num_preemptions")
+        if life.admitted is None:
+            life.admitted = admitted
+            engine.inc("vllm:prefix_cache_queries", admitted.prompt_tokens)
+            engine.inc("vllm:prefix_cache_hits", admitted.hit_tokens)
+            engine.inc("vllm:prompt_tokens_cached_by_source", admitted.hit_tokens, "device")
+
+    def _first_token(self, engine: Series, life: _Life, now_ns: int) -> None:
+        engine.observe("vllm:time_to_first_token_seconds", (now_ns - life.received_ns) / _SECOND_NS)
+        if life.admitted is not None:
+            prompt, hit = life.admitted.prompt_tokens, life.admitted.hit_tokens
+            engine.inc("vllm:prompt_tokens", prompt)
+            engine.inc("vllm:prompt_tokens_by_source", prompt - hit, "local_compute")
+            engine.inc("vllm:prompt_tokens_by_source", hit, "local_cache_hit")
+            engine.inc("vllm:prompt_tokens_cached", hit)
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None:
-        """A row of `requests`, which has ended."""
-        self._prompt.inc(row["prompt_tokens"])
+        """A row of `requests`: one has ended."""
+        life = self._lives[row["request_id"]]
+        self._ended.append(row["request_id"])
+        if row["replica"] is None:
+            if row["status"] == "rejected":
+                self.refused()
+            return
+        if not (reason := finish_reason(row, asked)):
+            return  # vLLM counts nothing of a request that can never fit
+        engine = self._engine(row["replica"])
+        engine.inc("vllm:request_success", split=reason)
+        engine.inc("vllm:num_preemptions", max(row.get("preemptions", 0) - life.preempted, 0))  # it never came back
+        if row["status"] == "finished":
+            self._finished(engine, row, asked, life)
 
-    def text(self) -> bytes:
-        """In Prometheus' text format."""
-        return generate_latest(self.registry)
+    def _finished(self, engine: Series, row: Mapping[str, Any], asked: Add, life: _Life) -> None:
+        prompt, tokens, hit = row["prompt_tokens"], row["output_tokens"], row["prefix_hit_tokens"]
+        arrival_ns, scheduled_ns, finish_ns = row["arrival_ns"], row["scheduled_ns"], row["finish_ns"]
+        first_ns = row["first_token_ns"]
+        if first_ns is not None:
+            decode_ns = finish_ns - first_ns
+            seconds = {
+                "e2e_request_latency": finish_ns - life.received_ns,
+                "request_queue_time": scheduled_ns - arrival_ns,
+                "request_prefill_time": first_ns - scheduled_ns,
+                "request_decode_time": decode_ns,
+                "request_inference_time": finish_ns - scheduled_ns,
+                "request_time_per_output_token": decode_ns / (tokens - 1) if tokens > 1 else 0,
+            }
+            for name, ns in seconds.items():
+                engine.observe(f"vllm:{name}_seconds", ns / _SECOND_NS)
+        counts = {
+            "prompt_tokens": prompt,
+            "generation_tokens": tokens,
+            "max_num_generation_tokens": tokens,
+            "params_max_tokens": asked.max_tokens,
+            "params_n": 1,
+            "num_preemptions": row["preemptions"],
+            "prefill_kv_computed_tokens": prompt - hit,
+        }
+        for name, count in counts.items():
+            engine.observe(f"vllm:request_{name}", count)
+        if (loaded := row.get("tier_hit_tokens")) is not None:
+            engine.inc("vllm:external_prefix_cache_queries", prompt)
+            for tier, found in loaded:
+                engine.inc("vllm:external_prefix_cache_hits", found)
+                engine.inc("vllm:prompt_tokens_cached_by_source", found, _TIERS.get(tier, "external_unspecified"))
+
+    def text(self, living: Iterable[ReplicaNow], records: bool, only: int | None = None) -> bytes:
+        """In Prometheus' text format, of the replicas that live, or `only` one; whether a recording is written."""
+        self._server.set("tokentwin:recording", int(records))
+        engines, caches = {}, []
+        for now in living:
+            engines[now.number] = engine = self._engine(now.number)
+            if not now.holds:
+                _holds(engine, 0, 0, 0, 0)
+            if only in (None, now.number):
+                cache = Series([CACHE_CONFIG], _cache_labels(now))
+                cache.set(CACHE_CONFIG.name, 1)
+                caches.append(cache)
+        self._engines = engines
+        shown = list(engines.values()) if only is None else [engines[only]] if only in engines else []
+        return (
+            exposition(self._families, shown)
+            + exposition([CACHE_CONFIG], caches)
+            + exposition(OF_THE_SERVER, [self._server])
+        )
+
+    def _engine(self, number: int) -> Series:
+        if (engine := self._engines.get(number)) is None:
+            engine = self._engines[number] = Series(self._families, {"model_name": self._model, "engine": str(number)})
+            engine.set("vllm:engine_sleep_state", 1, "awake")
+        return engine
+
+
+def _holds(engine: Series, running: int, waiting: int, deferred: int, usage: float) -> None:
+    engine.set("vllm:num_requests_running", running)
+    engine.set("vllm:num_requests_waiting", waiting)
+    engine.set("vllm:num_requests_waiting_by_reason", waiting - deferred, "capacity")
+    engine.set("vllm:num_requests_waiting_by_reason", deferred, "deferred")
+    engine.set("vllm:kv_cache_usage_perc", usage)
+
+
+def _cache_labels(now: ReplicaNow) -> dict[str, str]:
+    scheduler, deployment = now.deployment.scheduler, now.deployment
+    return {
+        "block_size": str(scheduler.block_size),
+        "cache_dtype": deployment.kv_cache_dtype,
+        "enable_prefix_caching": str(scheduler.enable_prefix_caching),
+        "gpu_memory_utilization": str(deployment.gpu_memory_utilization),
+        "kv_cache_size_tokens": str(now.blocks * scheduler.block_size),
+        "num_gpu_blocks": str(now.blocks + 1),
+        "engine": str(now.number),
+    }

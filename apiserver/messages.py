@@ -47,8 +47,10 @@ class About(Message):
 class Add(Message):
     """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
 
-    `place` is the place in the fleet of the replica whose port it came to; None where a router chooses. `client_id` is
-    what its client calls it, or empty.
+    place        place in the fleet of the replica whose port it came to; None where a router chooses
+    client_id    what its client calls it, or empty
+    operation    what was asked for, as OpenTelemetry names it; its answer is called `answer_id`
+    traceparent  the client's span and, `tracestate`, what vendors add, as its headers had them
     """
 
     id: int
@@ -67,6 +69,10 @@ class Add(Message):
     session: str = ""
     place: int | None = None
     client_id: str = ""
+    operation: str = ""
+    answer_id: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 class Abort(Message):
@@ -86,10 +92,18 @@ class Delivered(Message):
     last_sent_ns: int
 
 
+class Late(Message):
+    """How late tokens left an API process since it last said so: how many by the metric's buckets, and the sum."""
+
+    counts: list[int]
+    sum_s: float
+
+
 class Scrape(Message):
-    """Asks for the metrics; answered by `Metrics` with the same id."""
+    """Asks for the metrics, or those of one `replica`; answered by `Metrics` with the same id."""
 
     id: int
+    replica: int | None = None
 
 
 class Metrics(Message):
@@ -128,12 +142,45 @@ class Row(Message):
     columns: dict[str, Any]
 
 
+class Admitted(msgspec.Struct, array_like=True):
+    """A request that a step admitted, first or again: its prompt, what of it was cached at first, and how often it was
+    preempted before."""
+
+    id: int
+    prompt_tokens: int
+    hit_tokens: int
+    preemptions: int
+
+
+class StepEnd(Message):
+    """A step of `replica` ended at `now_ns` of the run: what metrics need to know of it, and of its scheduler now.
+
+    deferred   of the requests that wait, those that wait for KV from elsewhere
+    usage      KV blocks referenced / KV blocks
+    tokens     computed in the step
+    generated  output tokens that it brought to the requests `sampled`
+    drafts     drafts verified, their tokens, and how many of those were accepted
+    """
+
+    replica: int
+    now_ns: int
+    running: int
+    waiting: int
+    deferred: int
+    usage: float
+    tokens: int
+    generated: int
+    sampled: list[int]
+    admitted: list[Admitted]
+    drafts: tuple[int, int, int]
+
+
 class Drain(Message):
     """From the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Scrape
-From = About | Outputs | Metrics | Row | Drain
+To = Hello | Add | Abort | Delivered | Late | Scrape
+From = About | Outputs | Metrics | Row | StepEnd | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
+from apiserver.live_metrics import ReplicaNow
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import PromptSegments
+from apiserver.step_end import step_end
 from realengine.engine import Engine, Step
 from realengine.loop import drive
 from realengine.replay import no_cycle_search
@@ -59,6 +61,9 @@ class RealEngine:
     def run_ns(self, monotonic_ns: int) -> int:
         return monotonic_ns - self._origin_ns  # perf_counter_ns and monotonic_ns are one clock on Linux
 
+    def monotonic_ns(self, run_ns: int) -> int:
+        return run_ns + self._origin_ns
+
     def add(self, id: int, asked: Add) -> None:
         self._call(lambda: self._clients.add(id, asked))
 
@@ -74,6 +79,10 @@ class RealEngine:
         if self._failed is not None:
             raise self._failed
         return None
+
+    def replicas(self) -> list[ReplicaNow]:
+        engine = self.engine
+        return [ReplicaNow(0, bool(engine.scheduler.requests), engine.scheduler.pool.total, engine.deployment)]
 
     def close(self) -> None:
         with self._arrived:
@@ -213,6 +222,9 @@ class _Clients:
             answer = self._open.pop(id)
             self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
         new, self._new = self._new, {}
+        now_ns, generated = step.end_ns - self._recorder.started_ns, sum(len(one.tokens) for one in new.values())
+        end = step_end(0, self._engine.scheduler, step.plan, now_ns, list(new), generated)
+        self._home.post(lambda: self._home.ledger.step_ended(end))
         self._recorder.flush_steps()
         self._home.publish(new, ends, step.end_ns)
 

@@ -12,8 +12,22 @@ from zmq.utils.monitor import recv_monitor_message
 
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
-from apiserver.messages import Abort, About, Add, Delivered, Hello, Message, Outputs, Row, encode, read_answer
+from apiserver.live_metrics import ReplicaNow
+from apiserver.messages import (
+    Abort,
+    About,
+    Add,
+    Delivered,
+    Hello,
+    Message,
+    Outputs,
+    Row,
+    StepEnd,
+    encode,
+    read_answer,
+)
 from apiserver.prompt_segments import PromptSegments
+from serving.deployments.config import Deployment
 from serving.request import Status
 from serving.workload import Segment, WorkloadRequest
 from sim.replica import LoadListener
@@ -106,9 +120,13 @@ class RealFleet:
             self.turn()
         self.about = cast(About, self.engines[0].about)
         self._segments = PromptSegments(self.about.block_size)
+        self._deployment = Deployment.model_validate_json(self.about.run["deployment"])
 
     def run_ns(self, monotonic_ns: int) -> int:
         return monotonic_ns - self._origin_ns
+
+    def monotonic_ns(self, run_ns: int) -> int:
+        return run_ns + self._origin_ns
 
     def add(self, id: int, asked: Add) -> None:
         segments = self._segments.of(id, asked.prompt)
@@ -136,6 +154,14 @@ class RealFleet:
             self._listen(engine)
         return None
 
+    def replicas(self) -> list[ReplicaNow]:
+        blocks = int(self.about.run["num_blocks"])
+        return [
+            ReplicaNow(engine.index, bool(engine.answers), blocks, self._deployment)
+            for engine in self.engines
+            if engine.about is not None
+        ]
+
     def close(self) -> None:
         for engine in self.engines:
             engine.socket.disable_monitor()
@@ -160,6 +186,9 @@ class RealFleet:
                     self._pass_on(engine, message)
                 case Row():
                     self._row(engine, message)
+                case StepEnd():
+                    message.replica = engine.index
+                    self.ledger.step_ended(message)
 
     def _pass_on(self, engine: RemoteEngine, message: Outputs) -> None:
         for output in message.outputs:

@@ -59,6 +59,12 @@ class ServeSettings(Request):
     tls_key: str | None = Field(None, description="key of the certificate in PEM format")
     seed: int = Field(0, description="seed of what a twin draws")
 
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]+(/\S*)?$",
+        description="URL of an OpenTelemetry collector that gets the spans of each request, by OTLP over HTTP",
+    )
+
     twin: bool = Field(False, description="serve the fleet's twin on real time instead of the engine")
     gpu: str | None = Field(None, description="GPU whose kernel tables time the twin's steps")
     calibration: TimedBy = None

@@ -12,13 +12,17 @@ from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import Ledger
+from apiserver.live_metrics import ReplicaNow
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import PromptSegments
 from apiserver.served_fleet import class_of
+from apiserver.step_end import step_end
 from serving.request import Request
+from serving.step_plan import StepPlan
 from serving.workload import Segment, WorkloadRequest
 from sim.fleet import Life
 from sim.live_cluster import LiveCluster
+from sim.run_log import TokenObserver
 
 _SECOND_NS = 1_000_000_000
 
@@ -47,7 +51,7 @@ class Twin:
     def __init__(
         self,
         about: About,
-        cluster: Callable[[Any, Callable[[int, list[Request], int], None]], LiveCluster],
+        cluster: Callable[[Any, TokenObserver], LiveCluster],
         exchange: Exchange,
         lengths: AnswerLengths,
         filler: Sequence[int],
@@ -69,7 +73,7 @@ class Twin:
         self._adds: list[Callable[[int], None]] = []  # to be done at a time of the run
         self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
         self._due_ns = 0  # what the exchange has not sent should leave then
-        self.cluster = cluster(self, self._sampled)
+        self.cluster = cluster(self, self._step_ended)
         self.kv_feeds: KvFeeds | None = None
         self._origin_ns = now()
         self.cluster.follow(self._ready, self._gone)
@@ -77,7 +81,7 @@ class Twin:
     def run_ns(self, monotonic_ns: int) -> int:
         return round((monotonic_ns - self._origin_ns) * self._speed)
 
-    def _monotonic_ns(self, run_ns: float) -> int:
+    def monotonic_ns(self, run_ns: float) -> int:
         return round(self._origin_ns + run_ns / self._speed)
 
     def add(self, id: int, asked: Add) -> None:
@@ -113,7 +117,15 @@ class Twin:
         next_ns = self.cluster.next_ns
         if next_ns == float("inf"):
             return None
-        return max((self._monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
+        return max((self.monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
+
+    def replicas(self) -> list[ReplicaNow]:
+        now = []
+        for life in self.cluster.living:
+            replica = life.replica
+            holds, blocks = replica.outstanding_requests > 0, replica.scheduler.pool.total
+            now.append(ReplicaNow(replica.index, holds, blocks, self.cluster.deployment(life)))
+        return now
 
     def close(self) -> None:
         self._advance()
@@ -144,22 +156,27 @@ class Twin:
 
     # What the cluster tells
 
-    def _sampled(self, replica: int, requests: list[Request], now_ns: int) -> None:
-        due_ns = self._monotonic_ns(now_ns)
+    def _step_ended(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
+        due_ns = self.monotonic_ns(now_ns)
         if due_ns != self._due_ns:
             self._exchange.flush(self._due_ns)
             self._due_ns = due_ns
         if self.kv_feeds is not None:
             self.kv_feeds.step_ended(replica)
+        sampled, generated = [], 0
         for request in requests:
             answer = self._open.get(request.id)
             if answer is not None and request.outputs > len(answer.tokens):
                 known = len(answer.tokens)
                 new = [self._token(answer, at) for at in range(known, request.outputs)]
                 answer.tokens += new
+                sampled.append(request.id)
+                generated += len(new)
                 self._exchange.give(request.id, new, [0.0] * len(new) if answer.asked.logprobs else None)
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")
+        scheduler = self.cluster.replicas[replica].scheduler
+        self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated))
 
     def _cut(self, id: int, answer: _Answer, why: str) -> None:
         """The connection to the client of request `id` breaks."""

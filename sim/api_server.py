@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.front_door import FrontDoor
 from serving.request import Request
+from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm, VirtualClock
 from sim.run_log import RunSink
@@ -70,7 +71,7 @@ class ApiServer:
         work_ns = self._times.request_ns + self._times.prompt_token_ns * request.prompt_len
         Alarm(self._clock, self._done(self._clock.now_ns, work_ns), ARRIVAL, lambda _: self._offer(request))
 
-    def sampled(self, replica: int, requests: list[Request], now_ns: int) -> None:
+    def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
         """A step has sampled for `requests`: see `sim.run_log.TokenObserver`."""
         for request in requests:
             if (visit := self._visits.get(request.id)) is None:

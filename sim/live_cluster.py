@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from serving.deployments.config import Deployment
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm
 from sim.cluster import Cluster, Simulated
@@ -25,6 +26,16 @@ class LiveCluster(Cluster):
     def next_ns(self) -> float:
         """When something happens next of its own accord; infinite if nothing will."""
         return self._clock.peek()
+
+    @property
+    def living(self) -> list[Life]:
+        """The replicas that have taken requests and have not ended."""
+        pools = range(len(self._fleet.pools))
+        return [life for pool in pools for life in self._fleet.living(pool) if life.ready_ns is not None]
+
+    def deployment(self, life: Life) -> Deployment:
+        """The settings of a replica."""
+        return self._fleet.pools[life.pool].deployment
 
     def advance(self, to_ns: int, inputs: Sequence[Callable[[int], None]] = ()) -> None:
         """Let everything happen that is due by `to_ns`, and then `inputs`, which call `offer` and `give_up`.

@@ -27,8 +27,8 @@ _FINISHED = Status.FINISHED.value
 # Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (None: none) and its end
 Observer = Callable[[bool, int, int, int | None, int], None]
 
-# A replica, those of its requests that a step has sampled for, and in nanoseconds when it ended
-TokenObserver = Callable[[int, list[Request], int], None]
+# A replica, a step of it, the requests that this has sampled for, and in nanoseconds when it ended
+TokenObserver = Callable[[int, StepPlan, list[Request], int], None]
 
 
 class RunSink(Protocol):
@@ -272,7 +272,7 @@ class RunLog:
         if self.keeps_steps:
             self._step_rows.append(self._under_way[replica].popleft())
             if self._on_tokens is not None:
-                self._on_tokens(replica, self._samples[replica].popleft(), now_ns)
+                self._on_tokens(replica, plan, self._samples[replica].popleft(), now_ns)
             if len(self._step_rows) >= self._block:
                 self._flush_steps()
 

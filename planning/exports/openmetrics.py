@@ -1,8 +1,8 @@
 """What vLLM's `/metrics` would say at the end of a recorded run, as OpenMetrics text.
 
-The names are those that the metric registry gives as Prometheus's, the buckets are vLLM's
-(`vllm/v1/metrics/loggers.py`), so that dashboards and alerts written for vLLM work on a simulated fleet. A replica is
-an `engine`; `job` tells a simulated run (`sim`) from a real one (`real`). What the recording did not keep is left out.
+The names are those that the metric registry gives as Prometheus's. The buckets are vLLM's, so dashboards and alerts
+written for vLLM work on a simulated fleet. A replica is an `engine`; `job` tells a simulated run (`sim`) from a real
+one (`real`). What the recording did not keep is left out.
 
 Format: https://prometheus.io/docs/specs/om/open_metrics_spec/.
 """
@@ -19,35 +19,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from planning.exports.recorded_run import RecordedRun
+from planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 JOB = {"virtual": "sim", "wall": "real"}
 
-# fmt: off
-_TTFT_S = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-    640.0, 2560.0,
-)
-_TOKEN_S = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)
-_REQUEST_S = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
-)
-_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# fmt: on
 _BUCKETS: Mapping[str, tuple[float, ...]] = {
-    "ttft_ms": _TTFT_S,
-    "tpot_ms": _TOKEN_S,
-    "itl_ms": _TOKEN_S,
-    "e2e_ms": _REQUEST_S,
-    "queue_ms": _REQUEST_S,
-    "prefill_ms": _REQUEST_S,
-    "decode_ms": _REQUEST_S,
-    "batch_tokens": _STEP_TOKENS,
+    "ttft_ms": TTFT_S,
+    "tpot_ms": TOKEN_S,
+    "itl_ms": TOKEN_S,
+    "e2e_ms": REQUEST_S,
+    "queue_ms": REQUEST_S,
+    "prefill_ms": REQUEST_S,
+    "decode_ms": REQUEST_S,
+    "batch_tokens": STEP_TOKENS,
 }
 _LENGTHS = {
     "vllm:request_prompt_tokens": "prompt_tokens",
@@ -167,7 +154,7 @@ def _families(engines: list[_Engine], longest: int) -> Iterator[list[str]]:
         yield _histogram(known.prometheus[0], f"{known.label}: {known.definition}", bounds, engines, values)
     inference = [e.inference_ms() / 1e3 for e in engines]
     meaning = "prefill and decode of a finished request"
-    yield _histogram("vllm:request_inference_time_seconds", meaning, _REQUEST_S, engines, inference)
+    yield _histogram("vllm:request_inference_time_seconds", meaning, REQUEST_S, engines, inference)
     for prometheus, column in _LENGTHS.items():
         meaning = f"{column.replace('_', ' ')} of a finished request"
         yield _histogram(prometheus, meaning, one_two_five(longest), engines, [e.lengths(column) for e in engines])
@@ -219,16 +206,6 @@ def _histogram(
 def _described(name: str, kind: str, meaning: str) -> list[str]:
     unit = [f"# UNIT {name} seconds"] if name.endswith("_seconds") else []
     return [f"# TYPE {name} {kind}", *unit, f"# HELP {name} {_escaped(meaning)}."]
-
-
-def one_two_five(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, ... up to `most`: vLLM's buckets of lengths."""
-    bounds: list[float] = []
-    decade = 1
-    while decade <= most:
-        bounds += [times * decade for times in (1, 2, 5) if times * decade <= most]
-        decade *= 10
-    return tuple(bounds)
 
 
 def _deployment(recording: Recording) -> dict[str, Any]:

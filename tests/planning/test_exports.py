@@ -15,9 +15,9 @@ from dashboard.bundled import RUN_SAMPLE, bundled_answer, sample_diagnosis
 from dashboard.html_reports.report import write_report
 from planning.exports.export import export, formats_of, write_export
 from planning.exports.formats import FORMATS
-from planning.exports.openmetrics import one_two_five
 from planning.exports.perfetto import events
 from planning.exports.recorded_run import RecordedRun
+from planning.exports.vllm_buckets import one_two_five
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tests.command import tokentwin

@@ -37,6 +37,7 @@ option = options_of(ServeSettings)
 @option("--api-key-file", type=click.Path())
 @option("--tls-cert", type=click.Path())
 @option("--tls-key", type=click.Path())
+@option("--otlp-endpoint")
 @click.option("--out", "-o", type=click.Path(), help="Directory to write a recording of all that is served to.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options

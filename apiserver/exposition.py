@@ -1,0 +1,145 @@
+"""Numbers that Prometheus reads, kept so that counting one and writing all of them cost little.
+
+A gateway asks for them many times a second, of the thread that hands out tokens: so each line's text is made once, but
+for its number. Format: https://prometheus.io/docs/instrumenting/exposition_formats/.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+
+class Value:
+    """The number of a gauge or a counter."""
+
+    __slots__ = ("_line", "value")
+
+    def __init__(self, name: str, labels: str) -> None:
+        self.value: float = 0
+        self._line = f"{name}{{{labels}}} "
+
+    def lines(self) -> list[str]:
+        """As Prometheus reads it."""
+        return [f"{self._line}{self.value}"]
+
+
+class Distribution:
+    """How many values were at or below each of `bounds`, and the sum of all."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """`value` came, so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """What another with the same bounds has observed."""
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.sum += total
+
+
+class Histogram(Distribution):
+    """A distribution that Prometheus reads."""
+
+    __slots__ = ("_count", "_lines", "_sum")
+
+    def __init__(self, name: str, labels: str, bounds: Sequence[float]) -> None:
+        super().__init__(bounds)
+        edges = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+        self._lines = [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
+        self._sum, self._count = (f"{name}_{end}{{{labels}}} " for end in ("sum", "count"))
+
+    def lines(self) -> list[str]:
+        """As Prometheus reads it: how many were at or below each bound."""
+        below = list(accumulate(self.counts))
+        lines = [f"{line}{count}" for line, count in zip(self._lines, below, strict=True)]
+        return [*lines, f"{self._sum}{self.sum}", f"{self._count}{below[-1]}"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Series of one name. `split` is a label of its own with its values; `bounds` are a histogram's."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    bounds: tuple[float, ...] = ()
+    split: tuple[str, tuple[str, ...]] = ("", ())
+
+    @property
+    def sample_name(self) -> str:
+        """The name in a line: a counter's has an end of its own."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    @property
+    def head(self) -> str:
+        """The lines before the series'."""
+        help = self.help.replace("\\", r"\\").replace("\n", r"\n")
+        return f"# HELP {self.sample_name} {help}.\n# TYPE {self.sample_name} {self.kind}"
+
+
+class Series:
+    """One series of each family, or one for each value that it is split by, all with the same `labels`."""
+
+    def __init__(self, families: Iterable[Family], labels: Mapping[str, str]) -> None:
+        self._by_family: dict[str, list[Value | Histogram]] = {}
+        self._values: dict[tuple[str, str], Value] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for family in families:
+            if family.kind == "histogram":
+                histogram = Histogram(family.name, labelled(labels), family.bounds)
+                self._histograms[family.name] = histogram
+                self._by_family[family.name] = [histogram]
+                continue
+            label, values = family.split
+            for value in values or ("",):
+                own = {**labels, label: value} if label else labels
+                self._values[family.name, value] = made = Value(family.sample_name, labelled(own))
+                self._by_family.setdefault(family.name, []).append(made)
+
+    def set(self, name: str, value: float, split: str = "") -> None:
+        """Of a gauge."""
+        self._values[name, split].value = value
+
+    def inc(self, name: str, more: float = 1, split: str = "") -> None:
+        """Of a counter."""
+        self._values[name, split].value += more
+
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Of a histogram."""
+        self._histograms[name].observe(value, times)
+
+    def add(self, name: str, counts: Sequence[int], total: float) -> None:
+        """To a histogram, what was observed elsewhere."""
+        self._histograms[name].add(counts, total)
+
+    def lines(self, name: str) -> list[str]:
+        """Those of a family."""
+        return [line for one in self._by_family[name] for line in one.lines()]
+
+
+def exposition(families: Iterable[Family], series: Sequence[Series]) -> bytes:
+    """Everything, family by family, as Prometheus wants it."""
+    blocks = [
+        "\n".join([family.head, *(line for one in series for line in one.lines(family.name))]) for family in families
+    ]
+    return "".join(f"{block}\n" for block in blocks).encode()
+
+
+def labelled(labels: Mapping[str, str]) -> str:
+    """Labels as they stand between the braces."""
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

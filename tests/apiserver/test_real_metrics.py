@@ -1,0 +1,71 @@
+"""The real engine's metrics: they agree with its rows, in the plain loop and in the overlapped one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+from time import monotonic_ns
+
+import pytest
+
+pytest.importorskip("torch")
+
+from apiserver.ledger import Ledger
+from apiserver.live_metrics import LiveMetrics
+from apiserver.messages import About, Add
+from apiserver.real import RealEngine
+from realengine.engine import Engine
+from realengine.weights import load_model_files
+from serving.deployments.config import Deployment, SchedulerConfig
+from tests.apiserver.test_live_metrics import Rows, Scraped, Wire
+
+pytestmark = pytest.mark.engine
+TIGHT = {"num_blocks": 24, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_metrics_agree_with_the_rows(overlapped):
+    scheduler = SchedulerConfig(**TIGHT, async_scheduling=overlapped)
+    deployment = Deployment(model="random:llama", dtype="float32", scheduler=scheduler)
+    woken, wire, rows = Event(), Wire(), Rows()
+    real = RealEngine(
+        lambda: Engine(deployment, load_model_files("random:llama", Path())),
+        lambda engine: About("random:llama", 256, [], "", engine.spec.vocab_size, False, 16),
+        wire,
+        woken.set,
+        monotonic_ns(),
+    )
+    metrics = LiveMetrics("random:llama", 256)
+    real.ledger = ledger = Ledger(real, metrics, rows)
+    for id in range(10):
+        asked = Add(id, [*range(40), *range(100 * id + 100, 100 * id + 110)], 30 + id, monotonic_ns())
+        ledger.expects(id, asked)
+        real.add(id, asked)
+    told = 0
+    while ledger.under_way:
+        assert woken.wait(60)
+        woken.clear()
+        real.turn()
+        if not told and any(len(tokens) > 5 for tokens in wire.given.values()):
+            real.abort(3, "its client went away")
+            told = Scraped(metrics.text(real.replicas(), ledger.records))["generation_tokens_total"]
+    assert told  # long before the first request has ended
+    for id in range(10):
+        ledger.delivered(id, None)
+    scraped = Scraped(metrics.text(real.replicas(), ledger.records))
+    real.close()
+
+    done = [row for row in rows.requests if row["status"] == "finished"]
+    assert len(done) == 9 and sum(row["preemptions"] for row in rows.requests) > 0
+    tokens = sum(row["output_tokens"] for row in rows.requests)
+    assert scraped["generation_tokens_total"] == tokens
+    assert scraped["time_to_first_token_seconds_count"] == sum(row["output_tokens"] > 0 for row in rows.requests)
+    assert scraped["inter_token_latency_seconds_count"] == sum(
+        max(row["output_tokens"] - 1, 0) for row in rows.requests
+    )
+    assert scraped["prefix_cache_hits_total"] == sum(row["prefix_hit_tokens"] for row in rows.requests)
+    assert scraped["num_preemptions_total"] == sum(row["preemptions"] for row in rows.requests)
+    assert scraped["e2e_request_latency_seconds_sum"] == pytest.approx(
+        sum(row["finish_ns"] - row["received_ns"] for row in done) / 1e9
+    )
+    assert scraped["num_requests_running"] == scraped["kv_cache_usage_perc"] == 0
