@@ -71,6 +71,7 @@ class Api:
                 web.get("/v1/models", self.models),
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
+                web.get("/journeys/{name}", self.journey),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]
@@ -135,6 +136,13 @@ class Api:
             tokens = await _apart(request, partial(texts.encode, body.prompt or "", body.add_special_tokens))
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len})
 
+    async def journey(self, request: web.Request) -> web.Response:
+        """What became of a request that was to be followed."""
+        found = await self._engine.journey(request.match_info["name"])
+        if not found:
+            raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
+        return web.Response(body=found, content_type="application/json")
+
     # Generation
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -168,6 +176,7 @@ class Api:
         asked.client_id = _plain_header(request, "X-Request-Id", 128)
         asked.operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         asked.answer_id = asked.client_id or f"{kind}-{uuid4().hex}"
+        asked.followed = request.headers.get("X-Journey") == "1"
         asked.traceparent = _plain_header(request, "traceparent", 512)
         asked.tracestate = _plain_header(request, "tracestate", 512)
         with self._engine.open(asked) as answer:

@@ -77,9 +77,7 @@ def make_twin(
     }
     twin = Twin(
         about,
-        lambda sink, told: scenario.cluster(
-            LiveCluster, sink, steps=True, tokens=out is not None, block=1, on_tokens=told
-        ),
+        lambda sink, told: scenario.cluster(LiveCluster, sink, steps=True, tokens=True, block=1, on_tokens=told),
         exchange,
         AnswerLengths(_drawn(settings)),
         filler_tokens(texts, vocab_size),
@@ -91,7 +89,7 @@ def make_twin(
         follow_kv(twin, settings, settings.kv_events, [pool.deployment for pool in scenario.all_pools], poller)
     drafts = any(pool.deployment.scheduler.speculative is not None for pool in scenario.all_pools)
     metrics = LiveMetrics(about.model, about.max_model_len, drafts)
-    twin.ledger = ledger = Ledger(twin, metrics, _recording(out, run, overwrite), _tracer(settings, twin))
+    twin.ledger = ledger = _ledger(twin, metrics, settings, out, run, overwrite)
     return twin, ledger, metrics
 
 
@@ -126,7 +124,7 @@ def make_real(
     real = _real(settings, deployment, exchange, wake, say, monotonic_ns())
     metrics = LiveMetrics(real.about.model, real.about.max_model_len)
     run = {**real.about.run, **_identity(settings, out)}
-    real.ledger = ledger = Ledger(real, metrics, _recording(out, run, overwrite), _tracer(settings, real))
+    real.ledger = ledger = _ledger(real, metrics, settings, out, run, overwrite)
     return real, ledger, metrics
 
 
@@ -168,7 +166,7 @@ def make_fleet(
     fleet.await_all(poller)
     metrics = LiveMetrics(fleet.about.model, fleet.about.max_model_len)
     run = {**fleet.about.run, **_identity(settings, out), "replicas": len(addresses)}
-    fleet.ledger = ledger = Ledger(fleet, metrics, _recording(out, run, overwrite), _tracer(settings, fleet))
+    fleet.ledger = ledger = _ledger(fleet, metrics, settings, out, run, overwrite)
     return fleet, ledger, metrics
 
 
@@ -212,6 +210,18 @@ def _real(
 
 def _identity(settings: ServeSettings, out: str | None) -> dict[str, Any]:
     return {"run_id": Path(out or "live").name, "workload": "served", "seed": settings.seed}
+
+
+def _ledger(
+    backend: Backend,
+    metrics: LiveMetrics,
+    settings: ServeSettings,
+    out: str | None,
+    run: dict[str, Any],
+    overwrite: bool,
+) -> Ledger:
+    recording = _recording(out, run, overwrite)
+    return Ledger(backend, metrics, recording, _tracer(settings, backend), backend.about.block_size)
 
 
 def _recording(out: str | None, run: dict[str, Any], overwrite: bool) -> LiveRecording | None:

@@ -18,19 +18,20 @@ from apiserver.messages import (
     Add,
     Delivered,
     Drain,
+    Follow,
     Hello,
     Late,
-    Metrics,
     Output,
     Outputs,
     Scrape,
     To,
+    Told,
     encode,
     read_answer,
 )
 from apiserver.refusal import Refusal
 
-_SCRAPE_S = 5.0
+_ASK_S = 5.0
 _LATE_S = 1.0  # how often the engine process is told how late tokens left here
 
 
@@ -52,7 +53,7 @@ class EngineClient:
         self._events = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         self._answers: dict[int, Answer] = {}
-        self._scrapes: dict[int, asyncio.Future[bytes]] = {}
+        self._told: dict[int, asyncio.Future[bytes]] = {}
         self._next = 0
         self.lateness = Distribution(LATENESS_S)
 
@@ -81,18 +82,24 @@ class EngineClient:
         return replica
 
     async def metrics(self, replica: int | None) -> bytes:
-        """Those of one replica, or of all, as Prometheus reads them. Raises Refusal while there is no engine process."""
-        self.replica(None)
+        """Those of one replica, or of all, as Prometheus reads them. Raises Refusal if they cannot be had."""
         self._tell_lateness()
-        id = self._id()
-        scraped = self._scrapes[id] = asyncio.get_running_loop().create_future()
-        self._send(Scrape(id, replica))
+        return await self._ask(Scrape(self._id(), replica))
+
+    async def journey(self, name: str) -> bytes:
+        """That of the answer called `name`, in JSON; empty if it is not known. Raises Refusal if it cannot be had."""
+        return await self._ask(Follow(self._id(), name))
+
+    async def _ask(self, question: Scrape | Follow) -> bytes:
+        self.replica(None)
+        told = self._told[question.id] = asyncio.get_running_loop().create_future()
+        self._send(question)
         try:
-            return await asyncio.wait_for(scraped, _SCRAPE_S)
+            return await asyncio.wait_for(told, _ASK_S)
         except TimeoutError:
-            raise Refusal(503, "the engine process is too busy to tell its metrics", retry_after_s=1) from None
+            raise Refusal(503, "the engine process is too busy to answer", retry_after_s=1) from None
         finally:
-            del self._scrapes[id]
+            del self._told[question.id]
 
     def _id(self) -> int:
         self._next += 1
@@ -109,8 +116,8 @@ class EngineClient:
                     for output in message.outputs:
                         if (answer := self._answers.get(output.id)) is not None:
                             answer.take(output, message.due_ns)
-                case Metrics() if message.id in self._scrapes:
-                    self._scrapes[message.id].set_result(message.text)
+                case Told() if message.id in self._told:
+                    self._told[message.id].set_result(message.text)
                 case About():
                     self.about, self.drains = message, self.drains and self.about is not None
                     self.served.set()

@@ -12,7 +12,7 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Abort, Add, Delivered, Drain, Hello, Late, Message, Metrics, Scrape
+from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Scrape, Told
 
 _DELIVERED_S = 2.0  # how long the end waits for word of the last answers
 
@@ -102,7 +102,9 @@ class EngineProcess:
                 self._metrics.late(message)
             case Scrape():
                 text = self._metrics.text(self._backend.replicas(), self._ledger.records, message.replica)
-                exchange.send(peer, Metrics(message.id, text))
+                exchange.send(peer, Told(message.id, text))
+            case Follow():
+                exchange.send(peer, Told(message.id, self._ledger.journey(message.name)))
 
     def _abort(self, id: int, why: str) -> None:
         """Nobody waits for request `id` any more."""

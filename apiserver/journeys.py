@@ -45,6 +45,8 @@ class Journeys:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A row of `steps`, with its `row_ids`."""
+        if not self._under_way:
+            return
         ids = row.get("row_ids") or ()
         for id in self._under_way.keys() & set(ids):
             journey = self._under_way[id]

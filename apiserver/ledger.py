@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
+from apiserver.journeys import Journeys
 from apiserver.messages import Add, Delivered, From, Row, StepEnd
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
@@ -44,12 +46,18 @@ class Ledger:
     """Takes rows from a backend. A finished request's row waits for word that its answer was delivered."""
 
     def __init__(
-        self, clock: Clock, counter: Counter, recording: LiveRecording | None, tracer: Tracer | None = None
+        self,
+        clock: Clock,
+        counter: Counter,
+        recording: LiveRecording | None,
+        tracer: Tracer | None = None,
+        block_size: int = 16,
     ) -> None:
         self._clock = clock
         self._counter = counter
         self._recording = recording
         self._tracer = tracer
+        self._journeys = Journeys(block_size)
         self._asked: dict[int, Add] = {}
         self._ended: dict[int, dict[str, Any]] = {}  # rows of requests that have finished, and
         self._delivered: dict[int, Delivered | None] = {}  # deliveries of those that have not; None: there is none
@@ -68,7 +76,10 @@ class Ledger:
     def expects(self, id: int, asked: Add) -> None:
         """Request `id` is about to be handed to the backend."""
         self._asked[id] = asked
-        self._counter.expects(id, self._clock.run_ns(asked.received_ns))
+        received_ns = self._clock.run_ns(asked.received_ns)
+        self._counter.expects(id, received_ns)
+        if asked.followed:
+            self._journeys.begin(id, asked.answer_id, len(asked.prompt), received_ns)
         self.under_way += 1
 
     def arrived(self, request: WorkloadRequest) -> None:
@@ -92,6 +103,7 @@ class Ledger:
 
     def add_step(self, **row: Any) -> None:
         """A row of `steps`, from the backend."""
+        self._journeys.step(row)
         if self._recording is not None:
             self._recording.add_step(row)
 
@@ -113,6 +125,12 @@ class Ledger:
             self._recording.add_request(row)
         if self._tracer is not None:
             self._tracer.request(row, asked)
+        self._journeys.end(row)
+
+    def journey(self, name: str) -> bytes:
+        """That of the request whose answer is called `name`, in JSON; empty if it was not followed."""
+        found = self._journeys.of(name)
+        return b"" if found is None else json.dumps(found).encode()
 
     def close(self) -> None:
         """Nothing more happens: what is here is written."""
@@ -156,6 +174,10 @@ class ForwardingLedger:
 
     def delivered(self, id: int, delivered: Delivered | None) -> None:
         """See `Ledger`."""
+
+    def journey(self, name: str) -> bytes:
+        """See `Ledger`."""
+        return b""
 
     def close(self) -> None:
         """See `Ledger`."""

@@ -49,6 +49,7 @@ class Add(Message):
 
     place        place in the fleet of the replica whose port it came to; None where a router chooses
     client_id    what its client calls it, or empty
+    followed     whether its journey is to be kept
     operation    what was asked for, as OpenTelemetry names it; its answer is called `answer_id`
     traceparent  the client's span and, `tracestate`, what vendors add, as its headers had them
     """
@@ -71,6 +72,7 @@ class Add(Message):
     client_id: str = ""
     operation: str = ""
     answer_id: str = ""
+    followed: bool = False
     traceparent: str = ""
     tracestate: str = ""
 
@@ -100,14 +102,21 @@ class Late(Message):
 
 
 class Scrape(Message):
-    """Asks for the metrics, or those of one `replica`; answered by `Metrics` with the same id."""
+    """Asks for the metrics, or those of one `replica`; answered by `Told` with the same id."""
 
     id: int
     replica: int | None = None
 
 
-class Metrics(Message):
-    """The metrics in Prometheus' text format."""
+class Follow(Message):
+    """Asks for the journey of the request whose answer is called `name`; answered by `Told` with the same id."""
+
+    id: int
+    name: str
+
+
+class Told(Message):
+    """What was asked: metrics in Prometheus' text format, a journey in JSON; empty if there is none."""
 
     id: int
     text: bytes
@@ -179,8 +188,8 @@ class Drain(Message):
     """From the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Scrape
-From = About | Outputs | Metrics | Row | StepEnd | Drain
+To = Hello | Add | Abort | Delivered | Late | Scrape | Follow
+From = About | Outputs | Told | Row | StepEnd | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode
