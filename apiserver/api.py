@@ -107,8 +107,9 @@ class Api:
         return web.Response(body=text if replica is None else of_one_replica(text, replica), headers=headers)
 
     async def version(self, request: web.Request) -> web.Response:
-        """Ours."""
-        return web.json_response({"version": __version__})
+        """Ours, and whether it is a `twin` or the `real` engine that answers."""
+        about, _ = self._served()
+        return web.json_response({"version": __version__, "engine": "twin" if about.twin else "real"})
 
     async def models(self, request: web.Request) -> web.Response:
         """The one that is served."""

@@ -74,7 +74,7 @@ def figure(
     plot: go.Figure,
     key: str,
     text: str,
-    provenance: Provenance,
+    provenance: Provenance | None,
     help: str | None = None,
     place: Any = None,
     small: bool = False,

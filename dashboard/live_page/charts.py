@@ -24,6 +24,7 @@ _PHASES = {
 
 def over_time(history: Sequence[Snapshot]) -> go.Figure:
     """Requests running and waiting, KV in use, and tokens a second; a line a replica where there are several."""
+    place: dict[str, Any]
     titles = [*GAUGES.values(), "output tokens per second"]
     plot = make_subplots(2, 2, subplot_titles=titles, vertical_spacing=0.18)
     times = [snapshot.seconds for snapshot in history]
@@ -34,9 +35,18 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
             values = [scale * snapshot.values.get((gauge, replica), 0.0) for snapshot in history]
             colour = SIMULATED if len(replicas) == 1 else OWN_POLICY[number % len(OWN_POLICY)]
             hover = f"replica {replica}: %{{y:.3g}}<extra></extra>"
-            place: dict[str, Any] = {"row": at // 2 + 1, "col": at % 2 + 1}
+            place = {"row": at // 2 + 1, "col": at % 2 + 1}
             line(plot, times, values, f"replica {replica}", colour, hover, shape="hv", showlegend=at == 0, **place)
-    line(plot, *tokens_per_second(history), "", SIMULATED, "%{y:,.0f} tokens/s<extra></extra>", row=2, col=2)
+    line(
+        plot,
+        *tokens_per_second(history),
+        "",
+        SIMULATED,
+        "%{y:,.0f} tokens/s<extra></extra>",
+        row=2,
+        col=2,
+        showlegend=False,
+    )
     plot.update_yaxes(rangemode="tozero")
     plot.update_yaxes(range=[0, 100], ticksuffix=" %", row=2, col=1)
     plot.update_xaxes(title="seconds", row=2)

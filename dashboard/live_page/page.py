@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import streamlit as st
 
-from calibration.provenance import Provenance
 from dashboard.blocks import figure, heading, mistake, table, titled
 from dashboard.live_page.charts import latency_rows, mates, over_time, waterfall
 from dashboard.live_page.server import Server
@@ -22,7 +21,10 @@ _USUAL = "http://127.0.0.1:8000"
 _EVERY_S = 2
 _MOST = 900  # snapshots kept: half an hour
 _OFTEN = 8  # pieces of an answer between two looks at its journey
-_MEASURED = Provenance("validated", "the server measured it itself")
+_KINDS = {
+    "twin": "a twin: its schedulers decide, its times are simulated, and its words mean nothing",
+    "real": "the real engine: its times are measured",
+}
 _HISTORY, _JOURNEY = "live-history", "live-journey"
 
 
@@ -33,12 +35,12 @@ def show() -> None:
         url = text("Server", "server", _USUAL)
     try:
         server = Server(url)
-        model = server.model()
+        model, kind = server.model(), server.kind()
     except UserError as error:
         mistake(error)
         st.info("Start one beside the dashboard: `tokentwin serve --twin --gpu H100 --model Llama-3.1-8B`")
         return
-    st.caption(f"{model} at {server.url}. The figures follow it, every {_EVERY_S} seconds.")
+    st.caption(f"{model} at {server.url}: {_KINDS.get(kind, 'a server that is not ours')}.")
     left, right = st.columns([3, 2], gap="large")
     with left:
         _follow(server)
@@ -59,13 +61,13 @@ def _follow(server: Server) -> None:
         return
     begun = history[0].seconds
     shown = [Snapshot(each.seconds - begun, each.values, each.buckets) for each in history]
-    figure(over_time(shown), "live-over-time", "Requests, KV and tokens", _MEASURED)
-    heading("Latency in the last half minute", _MEASURED, help="In ms, from the buckets of vLLM's histograms.")
+    figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
+    heading("Latency in the last half minute", None, help="In ms, from the buckets of vLLM's histograms.")
     table(latency_rows(shown))
 
 
 def _ask(server: Server) -> None:
-    heading("The journey of a prompt", _MEASURED, help="Type one, and see where the time of its answer goes.")
+    heading("The journey of a prompt", None, help="Type one, and see where the time of its answer goes.")
     with st.form("live-prompt", border=False):
         prompt = st.text_area("Prompt", "What is the capital of France?", max_chars=20_000)
         tokens = int(st.number_input("Most tokens of the answer", 1, 4096, 64))
@@ -101,9 +103,9 @@ def _travel(server: Server, prompt: str, tokens: int, said: Any, drawn: Any) -> 
 
 def _draw(journey: dict[str, Any], place: Any, key: str) -> None:
     with place.container():
-        figure(waterfall(journey), f"live-waterfall-{key}", "Where its time went", _MEASURED, small=True)
+        figure(waterfall(journey), f"live-waterfall-{key}", "Where its time went", None, small=True)
         if journey["steps"]:
-            figure(mates(journey), f"live-mates-{key}", "Company and memory", _MEASURED, small=True)
+            figure(mates(journey), f"live-mates-{key}", "Company and memory", None, small=True)
         where = "" if journey["replica"] is None else f", on replica {journey['replica']}"
         st.caption(
             f"{journey['prompt_tokens']} prompt tokens, {len(journey['steps'])} steps{where}: {journey['status']}"

@@ -30,6 +30,11 @@ class Server:
         with self._ask("/v1/models") as response:
             return str(json.load(response)["data"][0]["id"])
 
+    def kind(self) -> str:
+        """`twin` or `real`; empty of a server that is not ours."""
+        with self._ask("/version") as response:
+            return str(json.load(response).get("engine", ""))
+
     def snapshot(self, seconds: float) -> Snapshot:
         """Its metrics now, `seconds` on the caller's clock."""
         with self._ask("/metrics") as response:
