@@ -8,7 +8,7 @@ behind a token of its own that has not returned.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -86,16 +86,11 @@ class Scheduler(Protocol):
         ...
 
 
-class PolicyFactory(Protocol):
-    """What makes a scheduler: a policy's class, as far as the clocks are concerned."""
+def find_policy(name: str) -> Callable[..., Scheduler]:
+    """The policy called `name`, or at `package.module:Class`: what makes a scheduler, called as `Scheduler` is.
 
-    def __call__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> Scheduler: ...
-
-
-def find_policy(name: str) -> PolicyFactory:
-    """The policy called `name`, or at `package.module:Class`. Making one raises UserError if its constructor fails."""
+    Making one raises UserError if its constructor fails.
+    """
     calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
-    policy: PolicyFactory = find("policy", name, POLICIES, calls)
+    policy: Callable[..., Scheduler] = find("policy", name, POLICIES, calls)
     return policy if name in POLICIES else partial(make, "policy", name, policy)

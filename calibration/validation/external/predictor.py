@@ -5,8 +5,9 @@ The blind column has kernels of the GPU, and what measured runs of *other* sourc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
@@ -30,12 +31,11 @@ class Prediction(NamedTuple):
     client_ms: float = 0.0
 
 
-class Predictor(Protocol):
-    """Prices steps of engines that were never measured here."""
+Predictor = Callable[[Case, str, Deployment], Prediction]
+"""Prices steps of engines that were never measured here: a case, for leaving out what its own runs taught, and a GPU.
 
-    def __call__(self, case: Case, gpu: str, deployment: Deployment) -> Prediction:
-        """`case` is for leaving out what its own runs taught. Raises UserError for an unknown GPU or model."""
-        ...
+Raises UserError for an unknown GPU or model.
+"""
 
 
 def blind(case: Case, gpu: str, deployment: Deployment) -> Prediction:
