@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planning.simulation import SimulatedRun
     from planning.sweep.results import SweepResults
     from serving.deployments.config import Deployment
+    from serving.front_door import FrontDoor
     from serving.workload import Workload
     from traces.recording import Recording
 

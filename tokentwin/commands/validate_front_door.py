@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from tokentwin.deployment_options import deployment_options
 from tokentwin.finite import Finite
+from tokentwin.options import deployment_options
 
 TARGET_MISSED = 3
 
