@@ -65,7 +65,8 @@ class RealEngine:
         return run_ns + self._origin_ns
 
     def add(self, id: int, asked: Add) -> None:
-        self._call(lambda: self._clients.add(id, asked))
+        came_ns = self.run_ns(perf_counter_ns())  # what follows until the loop takes it is its queueing
+        self._call(lambda: self._clients.add(id, asked, came_ns))
 
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
         return None
@@ -171,11 +172,11 @@ class _Clients:
     def _now(self) -> int:
         return perf_counter_ns() - self._recorder.started_ns
 
-    def add(self, id: int, asked: Add) -> None:
-        home, now_ns = self._home, self._now()
+    def add(self, id: int, asked: Add, came_ns: int) -> None:
+        home = self._home
         segments = self._segments.of(id, asked.prompt)
         arrived = WorkloadRequest(
-            id, now_ns, segments, asked.max_tokens, asked.priority, asked.tenant, session=asked.session
+            id, came_ns, segments, asked.max_tokens, asked.priority, asked.tenant, session=asked.session
         )
         home.post(lambda: home.ledger.arrived(arrived))
         answer = _Answer(asked, segments)
@@ -192,7 +193,7 @@ class _Clients:
         answer.request = request = self._engine.add(
             arrived, asked.prompt, sampling=sampling, on_token=take, logprobs=asked.logprobs
         )
-        self._recorder.arrived(request, now_ns, now_ns, self._now())
+        self._recorder.arrived(request, came_ns, came_ns, self._now())
         if request.status is Status.REJECTED:
             self._recorder.left(request, "rejected", end_ns=self._now())
             home.publish({}, {id: ("refused", request.reason)}, perf_counter_ns())

@@ -60,8 +60,7 @@ def bench(
         "calibration": "",
     }
     with ctrl_c_heard() as stopped, asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        prefix = f"{run['run_id']}-{uuid4().hex[:8]}-"
-        sender = runner.run(_send(offered, target, model, prefix, stopped, say, progress))
+        sender = runner.run(_send(offered, target, model, f"{uuid4().hex[:12]}-", stopped, say, progress))
     notes = {"client": {"endpoint": target.endpoint, "origin_ns": sender.origin_ns, "chunks_counted": sender.counted}}
     hardware = json.dumps(sender.server.about)
     status = "interrupted" if stopped() and sender.unsent else "complete"

@@ -26,14 +26,18 @@ from planning.bench.request import BenchTarget
 from realengine.segment_tokens import SegmentTokens
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tests.apiserver.served import TWIN, serving
 from tests.command import tokentwin
-from tests.planning.served import made_up, tokentwin_serve
+from tests.planning.made_up_server import made_up
 from traces.client_view import with_client
 from traces.parquet import write_parquet
 from traces.recording import Recording
 from traces.run_metrics import SERVED_METRICS, RunMetrics
 
 MS = 1_000_000
+TIMES = (
+    "received_ns", "arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "last_text_ns", "last_sent_ns"
+)  # fmt: skip
 SHARED = ("system", 64)
 
 
@@ -59,9 +63,8 @@ class Benched:
         self.folder = folder
         trace = folder / "trace.parquet"
         write_parquet(conversations(), trace)
-        twin = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")
-        with tokentwin_serve(*twin, "-o", folder / "served") as url:
-            self.said = tokentwin("bench", trace, "--url", f"{url}/v1", "-o", folder / "client")
+        with serving(folder, *TWIN, "-o", folder / "served") as server:
+            self.said = tokentwin("bench", trace, "--url", server.url, "-o", folder / "client")
         assert self.said.returncode == 0, self.said.stderr
         self.client, self.server = Recording.load(folder / "client"), Recording.load(folder / "served")
 
@@ -121,8 +124,7 @@ def test_what_a_client_saw_adds_up_to_the_nanosecond(benched: Benched) -> None:
     seen = {row["client_id"]: row["finish_ns"] - row["arrival_ns"] for row in benched.client.requests.to_pylist()}
     assert joined.num_rows == 32
     for row in joined.to_pylist():
-        times = ("received_ns", "arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "last_text_ns")
-        ordered = [*(row[name] for name in times), row["last_sent_ns"]]
+        ordered = [row[name] for name in TIMES]
         assert ordered == sorted(ordered)
         phases = [b - a for a, b in pairwise(ordered)]
         assert sum(phases) + row["client_ns"] == seen[row["client_id"]]
@@ -179,6 +181,21 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
     assert ttft["engine_alone"] < ttft["simulated"]
     again = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--max-error", "0")
     assert again.returncode == 3
+
+
+def test_the_real_engine_is_sent_a_workload_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    write_parquet(alone(12), tmp_path / "trace.parquet")
+    with serving(tmp_path, "--model", "random:llama", "--max-model-len", 512, "-o", tmp_path / "served") as server:
+        options = ("--url", server.url, "--vocab-size", 200, "-o", tmp_path / "client")
+        done = tokentwin("bench", tmp_path / "trace.parquet", *options)
+    assert done.returncode == 0, done.stderr
+    served, client = Recording.load(tmp_path / "served"), Recording.load(tmp_path / "client")
+    for row in with_client(served, client).to_pylist():
+        ordered = [row[name] for name in TIMES]
+        assert ordered == sorted(ordered)
+        assert (row["prompt_tokens"], row["output_tokens"]) == (8, 3)
+    assert [len(times) for times in client.requests.column("token_times_ns").to_pylist()] == [3] * 12
 
 
 # Against servers that are made up

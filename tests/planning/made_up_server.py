@@ -1,32 +1,13 @@
-"""A running `tokentwin serve`, and a server that is made up, for tests of what talks to one."""
+"""A server that answers as a test wants, for what talks to servers."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
-
-
-@contextmanager
-def tokentwin_serve(*options: object) -> Iterator[str]:
-    """The URL of a server of our own, on a free port; it drains and ends with the context."""
-    command = [sys.executable, "-m", "tokentwin", "serve", "--port", "0", *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            url = re.search(r"http://\S+(?=/v1)", said)
-            assert url is not None, said
-            yield url[0]
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 @contextmanager
