@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from apiserver.filler import Texts
 
 
@@ -130,6 +132,7 @@ class Documents:
         self._style = style
         self.every = style.token_ids  # a chunk for every token, even if there is nothing to read yet
         self._about = {"id": id, "created": created, "model": model}
+        self._before, self._after = self._event([style.delta(Piece("\0", [], None, None))]).split(rb'"\u0000"')
 
     def whole(self, piece: Piece, usage: Usage) -> dict[str, Any]:
         """The answer in one document."""
@@ -142,7 +145,9 @@ class Documents:
         return b"" if choice is None else self._event([choice])
 
     def chunk(self, piece: Piece) -> bytes:
-        """A server-sent event with some text."""
+        """A server-sent event with some text; where it is text alone, all but that was made before."""
+        if piece.finish is None and piece.logprobs is None:
+            return self._before + msgspec.json.encode(piece.text) + self._after
         return self._event([self._style.delta(piece)])
 
     def usage(self, usage: Usage) -> bytes:

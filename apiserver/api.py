@@ -17,7 +17,7 @@ from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece
 from apiserver.api_keys import check_key
 from apiserver.connection import expect
 from apiserver.engine_client import Answer, EngineClient
-from apiserver.filler import PlainTexts, Texts
+from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.messages import About, Add, Output
 from apiserver.one_replica import of_one_replica
 from apiserver.protocol import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
@@ -219,11 +219,11 @@ class Api:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
 
-    def _detokenizer(self, about: About, stop: list[str]) -> Detokenizer:
+    def _detokenizer(self, about: About, stop: list[str]) -> Detokenizer | Words:
         _, texts = self._served()
         if not about.twin:
             return Detokenizer(texts.decode, stop)
-        return Detokenizer(lambda tokens: "".join(map(self._word, tokens)), stop)  # each is a text of its own
+        return Detokenizer(lambda tokens: "".join(map(self._word, tokens)), stop) if stop else Words(self._word)
 
 
 def _asked(
@@ -258,7 +258,7 @@ def _asked(
     )
 
 
-async def _pieces(answer: Answer, detokenizer: Detokenizer, usage: Usage) -> AsyncIterator[Piece]:
+async def _pieces(answer: Answer, detokenizer: Detokenizer | Words, usage: Usage) -> AsyncIterator[Piece]:
     """The answer, text by text. Raises Refusal when it comes to nothing."""
     async for output in answer:
         if output.finish in ("refused", "crashed"):

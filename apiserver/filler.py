@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
 from zlib import crc32
@@ -34,6 +34,19 @@ def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
     if not words:
         raise ValueError("no token is a word")
     return words
+
+
+class Words:
+    """As a `Detokenizer` for tokens that are each a text of its own, where no stop string is looked for."""
+
+    stopped = False
+
+    def __init__(self, word: Callable[[int], str]) -> None:
+        self.push = word
+
+    def finish(self) -> str:
+        """Nothing was held back."""
+        return ""
 
 
 class PlainTexts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -79,6 +80,7 @@ def engine_main(engine: Engine, told: Connection) -> None:
 
         signal.signal(signal.SIGTERM, stop)
         told.send(("serves", backend.about.model))
+        gc.disable()  # requests leave no cycles behind, and looking for them would make tokens late
         process.run(poller, woken)
     except UserError as error:
         told.send(("cannot", (error.field, error.value, error.remedy)))
@@ -122,6 +124,7 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
         assert runner.server is not None
         servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
+    gc.freeze()  # what is here by now stays
     await stopped.wait()
     for server in servers:
         server.close()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from serving.workload import Segment
 
-_MOST_BLOCKS = 1 << 20  # remembered at once; the one least recently seen goes first
+_MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least recently seen goes first
 
 _Path = tuple[Segment, ...]
 
@@ -30,8 +30,9 @@ class PromptSegments:
         for key in keys:
             if (found := self._paths.get(key)) is None:
                 break
-            self._paths.move_to_end(key)
             known, path = known + self._block_size, found
+        for key in reversed(keys[: known // self._block_size]):  # what others build on goes last
+            self._paths.move_to_end(key)
         if known < len(tokens):
             self._remember(keys, known, path, f"p{id}", len(tokens))
             path = (*path, (f"p{id}", len(tokens) - known))
@@ -44,7 +45,7 @@ class PromptSegments:
 
     def _remember(self, keys: Sequence[int], begins: int, path: _Path, name: str, ends: int) -> None:
         """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""
-        for at in range(begins // self._block_size, ends // self._block_size):
+        for at in reversed(range(begins // self._block_size, ends // self._block_size)):
             end = (at + 1) * self._block_size
             if end > begins:
                 self._paths.setdefault(keys[at], (*path, (name, end - begins)))

@@ -31,5 +31,10 @@ def within(precision: float) -> float:
     return precision if _long() else 2 * precision
 
 
+def soaked(seconds: float) -> float:
+    """How long a soak is: all of it in `long`, a hundredth otherwise."""
+    return seconds if _long() else seconds / 100
+
+
 def _long() -> bool:
     return settings.get_current_profile_name() == "long"

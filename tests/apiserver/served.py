@@ -35,8 +35,8 @@ class Server:
     def said(self) -> str:
         return self._log.read_text()
 
-    def children(self) -> dict[str, int]:
-        """The process ids of its API and engine processes, by `api` and `engine`."""
+    def processes(self) -> dict[str, list[int]]:
+        """The process ids of its API and engine processes, by `api` and `engine`; none has died so far."""
         listed = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True)
         kinds: dict[str, list[int]] = {"engine": [], "api": []}
         for line in listed.stdout.decode().splitlines():
@@ -44,7 +44,7 @@ class Server:
             if "spawn_main" in args:
                 # The engine is started first, so that it has the lower number.
                 kinds["api" if kinds["engine"] else "engine"].append(int(pid))
-        return {kind: pids[0] for kind, pids in kinds.items()}
+        return kinds
 
     def connect(self) -> HTTPConnection:
         if self.tls is not None:

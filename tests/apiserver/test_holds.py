@@ -145,7 +145,7 @@ def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twic
         with Stream(server) as stream:
             assert len(stream.words(2)) == 2
             server.process.send_signal(signal.SIGSTOP)  # so that nothing is started again before it was looked at
-            os.kill(server.children()["engine"], signal.SIGKILL)
+            os.kill(server.processes()["engine"][0], signal.SIGKILL)
             *_, last, done = stream
             assert json.loads(last)["error"]["code"] == 503 and done == b"[DONE]"
             assert server.ask("GET", "/health").status == 200
@@ -171,7 +171,7 @@ def test_an_api_process_that_dies_comes_back_and_the_end_waits_for_what_is_under
     with serving(tmp_path, *TWIN, "-o", recorded) as server:
         with Stream(server) as stream:
             stream.words(2)
-            os.kill(server.children()["api"], signal.SIGKILL)
+            os.kill(server.processes()["api"][0], signal.SIGKILL)
             soon(lambda: answered(server))
         with Stream(server, {**LONG, "max_tokens": 300}) as stream:
             stream.words(2)

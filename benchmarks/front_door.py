@@ -1,0 +1,172 @@
+"""What the front door costs: CPU time of its processes by request and by token, lateness of tokens, and memory.
+
+    python benchmarks/front_door.py [--streams 1,64,512,1000] [--tokens 200] [--rate 20] [--api-workers 1]
+
+Serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, and lets so many clients stream at
+once. A token is late by the time from the end of its step to its arrival at the client, which shares the machine. Every
+answer is held against what its seed gives: no token may be missing, or come twice. CPU time is of the processes alone,
+so that neighbours matter little for it; lateness is wall time, and on a busy machine says more of that than of this.
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.apiserver.served import Server, serving
+from traces.recording import Recording
+
+REPLICAS = 4
+FLEET = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B", "--replicas", REPLICAS, "--max-num-seqs", 256)
+STEP_S = 0.0115  # of a replica with 250 streams, which `--speed` stretches to 1 / rate
+REQUESTS = 400  # of one token each, for the cost of a request
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Stream(asyncio.Protocol):
+    """A client that notes when each piece of its answer came, and looks at it afterwards."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self._request = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+        self.pieces: list[tuple[int, bytes]] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append((monotonic_ns(), data))
+        if data.endswith(b"0\r\n\r\n"):
+            self.transport.close()
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server has hung up"))
+
+    def words(self) -> tuple[list[str], list[int]]:
+        """Every token's word, and when it came; an event is as late as its last byte."""
+        words: list[str] = []
+        times: list[int] = []
+        rest = b""
+        for came_ns, data in self.pieces:
+            *events, rest = (rest + data).split(b"\n\n")
+            for event in events:
+                _, begun, document = event.partition(b"data: {")
+                if begun:
+                    text = json.loads(b"{" + document)["choices"][0]["text"]
+                    new = text.split()
+                    words += new
+                    times += [came_ns] * len(new)
+        return words, times
+
+
+async def stream_all(server: Server, bodies: list[dict[str, Any]]) -> list[Stream]:
+    """All at once, to their ends."""
+    loop = asyncio.get_running_loop()
+    made = [await loop.create_connection(lambda body=body: Stream(body), *server.address) for body in bodies]
+    streams = [stream for _, stream in made]
+    await asyncio.gather(*[stream.done for stream in streams])
+    return streams
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def spent(
+    server: Server, pids: dict[str, list[int]], bodies: list[dict[str, Any]]
+) -> tuple[list[Stream], dict[str, float]]:
+    """The streams of these requests, and CPU seconds by kind of process."""
+    before = {kind: sum(map(cpu_s, each)) for kind, each in pids.items()}
+    streams = asyncio.run(stream_all(server, bodies))
+    return streams, {kind: sum(map(cpu_s, each)) - before[kind] for kind, each in pids.items()}
+
+
+def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any]:
+    """One server, asked by `count` clients at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        options = ("--speed", STEP_S * rate, "--api-workers", workers, "-o", out)
+        with serving(Path(folder), *FLEET, *options) as server:
+            asked = {"prompt": "Hello there", "ignore_eos": True, "stream": True}
+            expected = server.complete(**{**asked, "stream": False}, max_tokens=tokens, seed=1).choice["text"].split()
+            pids = server.processes()
+            _, short = spent(server, pids, [{**asked, "max_tokens": 1} for _ in range(REQUESTS)])
+            bodies = [{**asked, "max_tokens": tokens, "seed": 1} for _ in range(count)]
+            streams, long = spent(server, pids, bodies)
+            memory = {kind: sum(map(resident_mb, each)) for kind, each in pids.items()}
+        rows = Recording.load(out).requests.sort_by("request_id").to_pylist()[-count:]
+    read = [stream.words() for stream in streams]
+    wrong = sum(words != expected for words, _ in read)
+    return {
+        "streams": count,
+        **{f"{kind}_us_per_request": round(seconds / REQUESTS * 1e6) for kind, seconds in short.items()},
+        **{f"{kind}_us_per_token": round(seconds / count / tokens * 1e6, 1) for kind, seconds in long.items()},
+        **{f"{kind}_mb": round(size) for kind, size in memory.items()},
+        **lateness(rows, [times for _, times in read], rate * STEP_S),
+        "wrong": wrong,
+    }
+
+
+def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float) -> dict[str, float]:
+    """In ms. Streams are alike, so the n-th to come first is the n-th that was sent first; the run began where none
+    comes before it was sent."""
+    rows = sorted(rows, key=lambda row: row["first_sent_ns"])
+    came_ns = sorted(came_ns, key=lambda times: times[0])
+    origin_ns = min(times[0] - row["first_sent_ns"] / speed for row, times in zip(rows, came_ns, strict=True))
+    late = np.concatenate(
+        [
+            np.array(times) - origin_ns - np.array(row["token_times_ns"]) / speed
+            for row, times in zip(rows, came_ns, strict=True)
+        ]
+    )
+    seconds = (max(times[-1] for times in came_ns) - min(times[0] for times in came_ns)) / 1e9
+    p50, p99 = np.percentile(late, [50, 99]) / 1e6
+    return {
+        "late_p50_ms": round(float(p50), 2),
+        "late_p99_ms": round(float(p99), 2),
+        "tokens_per_s": round(sum(map(len, came_ns)) / max(seconds, 1e-9)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="1,64,512,1000", help="clients at once, one measurement each")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each stream")
+    parser.add_argument("--rate", type=float, default=20.0, help="tokens a second of each stream")
+    parser.add_argument("--api-workers", type=int, default=1)
+    args = parser.parse_args()
+    rows = [measure(int(count), args.tokens, args.rate, args.api_workers) for count in args.streams.split(",")]
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=200).print(table)
+    print(json.dumps({"tokens": args.tokens, "rate": args.rate, "api_workers": args.api_workers, "measured": rows}))
+
+
+if __name__ == "__main__":
+    main()
