@@ -70,7 +70,7 @@ class Gateway:
                 _, topic, told, batch = asking.recv_multipart()
                 if int.from_bytes(told, "big", signed=True) == -1:
                     return found
-                assert topic == f"kv@{replica}@Llama-3.1-8B".encode()
+                assert topic == f"kv@{replica}:{self.ports[replica]}@Llama-3.1-8B".encode()
                 found.append((int.from_bytes(told, "big"), msgspec.msgpack.decode(batch)[1]))
 
 
@@ -80,7 +80,7 @@ def gateway() -> Iterator[Gateway]:
     published = {
         "endpoint": f"tcp://127.0.0.1:{events}",
         "replay_endpoint": f"tcp://127.0.0.1:{events + 10}",
-        "topic": "kv@{replica}@{model}",
+        "topic": "kv@{replica}:{port}@{model}",
     }
     ports = ("--replicas", "4", "--ports-per-replica")
     with served(*TWIN, *ports, "--kv-events", json.dumps(published), "--failures", json.dumps(FAILURES)) as urls:
@@ -176,7 +176,7 @@ def test_who_subscribes_gets_what_is_published(gateway: Gateway) -> None:
         prompts = iter(range(2000, 3000))
         until(lambda: gateway.ask(SOUND, [next(prompts)] * 16, 1)[0] == 200 and subscribed.poll(100))
         topic, number, batch = subscribed.recv_multipart()
-        assert topic == b"kv@3@Llama-3.1-8B" and len(number) == 8
+        assert topic.startswith(b"kv@3:") and len(number) == 8
         seconds, events, rank = msgspec.msgpack.decode(batch)
         assert seconds > 1.7e9 and events[0]["type"] == "BlockStored" and rank == 0
 

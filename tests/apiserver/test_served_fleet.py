@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from apiserver.failures import Accidents, CutAnswers, RefusedRequests, ServedFailures
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
+from apiserver.supervisor import _listen, _listen_in_a_row
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import Crash, FleetConfig
 from serving.errors import UserError
@@ -108,6 +110,28 @@ def test_a_file_of_failures_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({"cuts": [{"share": 2}]}))
     done = tokentwin("serve", "--twin", "--gpu", "H100", "--failures", path)
     assert done.returncode == 2 and "failures.cuts.0.share: 2" in done.stderr
+
+
+def test_the_failures_of_the_documentation_can_be_read() -> None:
+    page = Path("docs/twin-in-a-gateway.md").read_text()
+    given = yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
+    settings = ServeSettings(**TWIN, replicas=2, ports_per_replica=True, failures=given)
+    fleet = served_fleet(settings, Deployment()).fleet
+    assert fleet is not None and len(fleet.failures.crashes) == len(fleet.failures.slowdowns) == 1
+
+
+def test_ports_in_a_row_are_listened_on_or_none() -> None:
+    ports = _listen_in_a_row("127.0.0.1", 0, 3)
+    first = ports[0].getsockname()[1]
+    assert [port.getsockname()[1] for port in ports] == [first, first + 1, first + 2]
+    ports[0].close()
+    with pytest.raises(UserError, match="cannot be listened on"):
+        _listen_in_a_row("127.0.0.1", first, 2)
+    _listen("127.0.0.1", first).close()
+    for port in ports[1:]:
+        port.close()
+    with pytest.raises(UserError, match="65536"):
+        _listen_in_a_row("127.0.0.1", 65535, 2)
 
 
 def test_only_a_twin_has_them() -> None:
