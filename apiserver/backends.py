@@ -105,7 +105,8 @@ def follow_kv(
         return KvEvents(kv, deployments[life.pool].scheduler.block_size, twin.tokens)
 
     def topic(place: int) -> str:
-        return kv.topic.format(replica=place, port=settings.port, model=twin.about.model)
+        port = settings.port + place if settings.ports_per_replica else settings.port
+        return kv.topic.format(replica=place, port=port, model=twin.about.model)
 
     twin.kv_feeds = feeds = KvFeeds(kv, events, topic, zmq.Context.instance(), poller)
     twin.cluster.follow(feeds.ready, feeds.gone)

@@ -92,7 +92,7 @@ class ServeSettings(Request):
         if self.twin and self.gpu is None and self.calibration is None:
             raise ValueError("give gpu or calibration, which time the twin's steps")
         if not self.twin:
-            for name in ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica"):
+            for name in ("gpu", "calibration", "output_tokens", "kv_events", "failures", "ports_per_replica"):
                 if getattr(self, name):
                     raise ValueError(f"{name} is of a twin; add --twin, or leave it out")
         if self.ports_per_replica and self.router:

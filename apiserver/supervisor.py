@@ -26,6 +26,7 @@ _YOUNG_S = 10.0  # a process that dies younger than this
 _MOST_YOUNG = 3  # and so often one after another would only die again
 _LOOK_S = 0.5  # how often it looks whether it was asked to stop
 _END_S = 5.0
+_TRIES = 100  # to find free ports in a row
 _ENGINE = "engine"
 _SPAWN = get_context("spawn")
 
@@ -46,11 +47,9 @@ def serve(
     scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
     if settings.twin:
         deployment = served_fleet(settings, deployment)
-    fleet, listening = deployment.fleet, []
-    ports = len(fleet.pools) if settings.ports_per_replica and fleet is not None else 1
+    ports = len(deployment.fleet.pools) if settings.ports_per_replica and deployment.fleet is not None else 1
+    listening = _listen_in_a_row(settings.host, settings.port, ports)
     try:
-        for at in range(ports):
-            listening.append(_listen(settings.host, settings.port + at if settings.port else 0))
         addresses = [port.getsockname()[:2] for port in listening]
         settings = settings.model_copy(update={"port": addresses[0][1]})
         with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
@@ -71,6 +70,23 @@ def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def _listen_in_a_row(host: str, port: int, count: int) -> list[socket.socket]:
+    """On `port` and those that follow; with 0 on free ones. Raises UserError where one cannot be listened on."""
+    for tries_left in reversed(range(_TRIES if port == 0 else 1)):
+        listening = [_listen(host, port)]
+        first: int = listening[0].getsockname()[1]
+        try:
+            listening += (_listen(host, first + at) for at in range(1, count))
+        except UserError:
+            for taken in listening:
+                taken.close()
+            if not tries_left:
+                raise
+        else:
+            break
+    return listening
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -78,7 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listening.bind((host, port))
         listening.listen(1024)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
         raise UserError("port", f"{host}:{port}", f"cannot be listened on: {reason(error)}; give another") from None
     return listening

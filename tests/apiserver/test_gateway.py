@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,14 +18,19 @@ import zmq
 from apiserver.block_hash import DEFAULT_SEED, BlockHash
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.one_replica import of_one_replica
+from planning.priced_scenario import price_scenario
+from serving.deployments.config import Deployment
+from sim.cluster import Cluster
+from sim.run_log import TableSink
 from tests.apiserver.served_command import free_ports, served
+from traces.recording import Recording
 
 REFUSED, CUT, DEAD, SOUND = range(4)
 FAILURES = {
     "seed": 3,
     "refusals": [{"replica": REFUSED, "status": 429, "share": 0.5}],
     "cuts": [{"replica": CUT, "after_tokens": 3}],
-    "crashes": [{"at_s": 6, "replica": DEAD, "recovery_s": 3}],
+    "crashes": [{"at_s": 10, "replica": DEAD, "recovery_s": 3}],
     "slowdowns": [{"at_s": 0, "for_s": 1e6, "factor": 2, "replica": SOUND}],
 }
 TWIN = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")
@@ -62,7 +70,7 @@ class Gateway:
                 _, topic, told, batch = asking.recv_multipart()
                 if int.from_bytes(told, "big", signed=True) == -1:
                     return found
-                assert topic == f"kv@{replica}@Llama-3.1-8B".encode()
+                assert topic == f"kv@{replica}:{self.ports[replica]}@Llama-3.1-8B".encode()
                 found.append((int.from_bytes(told, "big"), msgspec.msgpack.decode(batch)[1]))
 
 
@@ -72,7 +80,7 @@ def gateway() -> Iterator[Gateway]:
     published = {
         "endpoint": f"tcp://127.0.0.1:{events}",
         "replay_endpoint": f"tcp://127.0.0.1:{events + 10}",
-        "topic": "kv@{replica}@{model}",
+        "topic": "kv@{replica}:{port}@{model}",
     }
     ports = ("--replicas", "4", "--ports-per-replica")
     with served(*TWIN, *ports, "--kv-events", json.dumps(published), "--failures", json.dumps(FAILURES)) as urls:
@@ -168,14 +176,44 @@ def test_who_subscribes_gets_what_is_published(gateway: Gateway) -> None:
         prompts = iter(range(2000, 3000))
         until(lambda: gateway.ask(SOUND, [next(prompts)] * 16, 1)[0] == 200 and subscribed.poll(100))
         topic, number, batch = subscribed.recv_multipart()
-        assert topic == b"kv@3@Llama-3.1-8B" and len(number) == 8
+        assert topic.startswith(b"kv@3:") and len(number) == 8
         seconds, events, rank = msgspec.msgpack.decode(batch)
         assert seconds > 1.7e9 and events[0]["type"] == "BlockStored" and rank == 0
 
 
 def until(holds: Callable[[], Any]) -> None:
-    """Ask until it holds, a thousand times at most."""
-    for _ in range(1000):
+    """Ask until it holds, three thousand times at most."""
+    for _ in range(3000):
         if holds():
             return
+        sleep(0.02)
     raise AssertionError("never")
+
+
+def test_a_recording_by_ports_with_cuts_and_a_crash_simulates_to_the_same_decisions(tmp_path: Path) -> None:
+    failures = {"cuts": [{"replica": 0, "after_tokens": 5, "share": 0.5}], "crashes": [{"at_s": 8, "replica": 1}]}
+    options = (
+        "--replicas",
+        "2",
+        "--ports-per-replica",
+        "--failures",
+        json.dumps(failures),
+        "-o",
+        str(tmp_path / "run"),
+    )
+    with served(*TWIN, *options) as urls:
+        gateway = Gateway(urls, 0)
+        until(lambda: all(gateway.call(replica, "GET", "/ready")[0] == 200 for replica in range(2)))
+        for _ in range(6):
+            with suppress(http.client.HTTPException, ConnectionError):
+                gateway.ask(0, [1, 2, 3] * 20, 9)
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            gateway.ask(1, [4] * 50, 8000)
+    recording = Recording.load(tmp_path / "run")
+    deployment = Deployment.model_validate_json(recording.run["deployment"])
+    sink = TableSink()
+    price_scenario(recording.workload(), None, "H100", deployment).cluster(Cluster, sink).run(recording.workload())
+    decided = ["request_id", "replica", "status", "arrival_ns", "scheduled_ns", "first_token_ns", "end_ns"]
+    rows = [table.select(decided).sort_by("request_id").to_pylist() for table in (recording.requests, sink.requests)]
+    assert rows[0] == rows[1]
+    assert [row["status"] for row in rows[0]].count("cancelled") > 2 and rows[0][-1]["status"] == "cancelled"
