@@ -30,6 +30,7 @@ REST = {
     "trace convert": ("nothing.csv", "out.parquet"),
     "trace inspect": ("nothing.csv",),
     "trace synth": ("out.parquet", "--spec", "nothing.yaml"),
+    "validate front-door": ("nothing", "--front-door", "nothing", "--gpu", "H100"),
     "validate runs": ("nothing", "-c", "nothing", "-o", "out"),
 }
 MAY_WORK = ("explain", "model inspect")  # they write nothing and take no time
@@ -80,5 +81,5 @@ def test_nonsense_is_one_line(
 def test_the_commands_that_are_left_out_are_few() -> None:
     """Those that take nothing, or would begin what takes long: the engine, a server, a download."""
     left = {name for name, _ in commands()} - {*REST, *MAY_WORK}
-    without = {"calibrate", "conformance", "dashboard", "demo", "gpus", "model fetch", "model list"}
+    without = {"calibrate", "conformance", "dashboard", "demo", "gpus", "model fetch", "model list", "serve"}
     assert left <= {*without, "validate external"}
