@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,6 +54,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     """
     from apiserver.supervisor import serve as serve_until_stopped
     from planning.deployments import read_deployment, refuse_engine_flags, served
+    from serving.deployments.config import Deployment
 
     for name in ("output_tokens", "kv_events", "failures"):
         if flags[name] is not None:
@@ -63,7 +65,10 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     settings = requested(ServeSettings, {**asked, "twin": twin})
     if twin:
         refuse_engine_flags(flags)
-    deployment = read_deployment(deployment_file, flags, served() if twin else None)
+    otherwise = served() if twin else None
+    if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
+        otherwise = served(Deployment().model)  # on the GPU that this machine has
+    deployment = read_deployment(deployment_file, flags, otherwise)
     what = f"the twin of {settings.replicas or 1} x" if twin else "the engine with"
     serve_until_stopped(
         settings,
