@@ -67,7 +67,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
         refuse_engine_flags(flags)
     otherwise = served() if twin else None
     if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
-        otherwise = served(Deployment().model)  # on the GPU that this machine has
+        otherwise = served().model_copy(update={"model": Deployment().model})  # on the GPU that this machine has
     deployment = read_deployment(deployment_file, flags, otherwise)
     what = f"the twin of {settings.replicas or 1} x" if twin else "the engine with"
     serve_until_stopped(
