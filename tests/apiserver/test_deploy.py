@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
 from shutil import which
 
 import pytest
 import yaml
 
 from apiserver.families import OF_THE_SERVER, of_an_engine
-from tests.apiserver.live_server import ROOT
 from tokentwin.commands.serve import serve
 
-DEPLOY = ROOT / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 SAMPLES = {family.sample_name for family in (*OF_THE_SERVER, *of_an_engine(1024, drafts=False))}
 
 needs_promtool = pytest.mark.skipif(

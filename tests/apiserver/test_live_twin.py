@@ -25,7 +25,10 @@ from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_fleet_properties import fleets
 from traces.recording import Recording, RecordingWriter
 
-SERVED_ONLY = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
+SERVED_ONLY = (
+    *("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns"),
+    *("client_id", "client_ns"),
+)
 ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
 FILLER = range(100, 612)
 LATEST_NS = 40 * S
@@ -239,4 +242,4 @@ def assert_given(served, requests):
             assert tokens >= row["output_tokens"]
         elif row["status"] == "finished":
             assert tokens == row["output_tokens"]
-            assert wire.due_ns[id] == [twin._monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]
+            assert wire.due_ns[id] == [twin.monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]

@@ -11,6 +11,7 @@ from itertools import count
 from math import isfinite
 from shutil import which
 from threading import Event
+from time import monotonic
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -19,17 +20,12 @@ import yaml
 
 from apiserver.request_spans import PHASES
 from tests.apiserver.collector import attributes, collector
-from tests.apiserver.live_server import ROOT, live_server, until
+from tests.apiserver.served import TWIN, serving
+from tests.apiserver.test_deploy import DEPLOY, needs_promtool
 from tests.apiserver.test_live_metrics import OURS, VLLM, Scraped, families
 
-DEPLOY = ROOT / "deploy"
 STREAMS = 12
 MODEL = "Llama-3.1-8B"
-
-
-def needs(program):
-    """Skips where the program of Debian's package prometheus is not installed."""
-    return pytest.mark.skipif(which(program) is None, reason=f"{program} is not installed: apt-get install prometheus")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +38,8 @@ def collecting():
 def server(tmp_path_factory, collecting):
     """A twin of two replicas that streams are never long away from."""
     folder = tmp_path_factory.mktemp("served")
-    twin = ("--twin", "--gpu", "H100", "--model", MODEL, "--replicas", "2", "-o", "recording")
-    with live_server(folder, *twin, "--otlp-endpoint", collecting.url) as made, Load(made):
+    more = ("--replicas", "2", "-o", folder / "recording", "--otlp-endpoint", collecting.url)
+    with serving(folder, *TWIN, *more) as made, Load(made):
         yield made
 
 
@@ -63,7 +59,8 @@ class Load:
             number = next(self._numbers)
             own = 2000 + number * 20 % 25_000
             prompt = [*range(1000, 1128), *range(own, own + 20)]
-            self._server.complete(prompt, 20 + number % 20, stream=number % 4 > 0)
+            asked = self._server.complete(prompt=prompt, max_tokens=20 + number % 20, stream=number % 4 > 0)
+            assert asked.status == 200, asked.body
 
     def __exit__(self, *error):
         self._enough.set()
@@ -72,28 +69,37 @@ class Load:
         self._pool.shutdown()
 
 
+def until(what, seconds=60):
+    """The first result of `what` that is true."""
+    deadline, pause = monotonic() + seconds, Event()
+    while not (found := what()):
+        assert monotonic() < deadline, what
+        pause.wait(0.1)
+    return found
+
+
 # What it says itself
 
 
 def test_all_of_vllms_metrics_are_there_and_move(server):
     scraped = until(lambda: moved(server))
-    assert set(families(server.get("/metrics")[1])) == set(VLLM) | OURS
+    assert set(families(server.ask("GET", "/metrics").body)) == set(VLLM) | OURS
     assert scraped.engines() == {"0", "1"}
     assert scraped["prefix_cache_hits_total"] > 0 and scraped["num_requests_running"] > 0
-    lateness = families(server.get("/metrics")[1])["tokentwin:lateness_seconds"].samples
-    assert families(server.get("/metrics")[1])["tokentwin:recording"].samples[0].value == 1
+    lateness = families(server.ask("GET", "/metrics").body)["tokentwin:lateness_seconds"].samples
+    assert families(server.ask("GET", "/metrics").body)["tokentwin:recording"].samples[0].value == 1
     told = next(sample.value for sample in lateness if sample.name.endswith("_count"))
-    assert 0 < told <= Scraped(server.get("/metrics")[1])["generation_tokens_total"]
+    assert 0 < told <= Scraped(server.ask("GET", "/metrics").body)["generation_tokens_total"]
 
 
 def moved(server):
-    scraped = Scraped(server.get("/metrics")[1])
+    scraped = Scraped(server.ask("GET", "/metrics").body)
     return scraped if scraped["request_success_total", "finished_reason=length"] > 2 * STREAMS else None
 
 
-@needs("promtool")
+@needs_promtool
 def test_promtool_objects_to_nothing_but_vllms_own_names(server):
-    _, text = server.get("/metrics")
+    text = server.ask("GET", "/metrics").body
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
     objections = {tuple(line.split(" ", 1)) for line in checked.stderr.decode().splitlines()}
     total = ("vllm:iteration_tokens_total", 'non-counter metrics should not have "_total" suffix')
@@ -103,8 +109,8 @@ def test_promtool_objects_to_nothing_but_vllms_own_names(server):
 
 def test_a_clients_trace_goes_on_in_the_server(server, collecting):
     trace, parent = f"{7:032x}", f"{9:016x}"
-    headers = {"traceparent": f"00-{trace}-{parent}-01", "X-Request-Id": "mine"}
-    server.complete([5, 6, 7], 4, headers, stream=True)
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "X_Request_Id": "mine"}
+    server.ask("POST", "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "stream": True}, **headers)
 
     def mine():
         return [span for span in collecting.spans if span.trace_id.hex() == trace]
@@ -129,7 +135,7 @@ def prometheus(server, tmp_path_factory):
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "200ms", "evaluation_interval": "200ms"}
     config["rule_files"] = [str(DEPLOY / "prometheus/alerts.yml")]
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"{server.host}:{server.port}"]}]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": ["{}:{}".format(*server.address)]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -170,7 +176,7 @@ def test_prometheus_has_every_metric_with_its_type_and_help(prometheus, server):
     (target,) = prometheus("targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
     known = prometheus("metadata")
-    for family in families(server.get("/metrics")[1]).values():
+    for family in families(server.ask("GET", "/metrics").body).values():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         assert [(each["type"], each["help"]) for each in known[name]] == [(family.type, family.documentation)]
 
@@ -217,9 +223,9 @@ def test_probes_ask_for_what_the_server_answers(server):
     probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}
     assert len(probes) == 3
     for probe in probes.values():
-        assert server.get(probe["path"])[0] == 200 and probe["port"] == container["ports"][0]["name"]
+        assert server.ask("GET", probe["path"]).status == 200 and probe["port"] == container["ports"][0]["name"]
     annotations = template["metadata"]["annotations"]
-    assert server.get(annotations["prometheus.io/path"])[0] == 200
+    assert server.ask("GET", annotations["prometheus.io/path"]).status == 200
     assert annotations["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
     assert documents["Service"]["spec"]["selector"] == template["metadata"]["labels"]
     assert (
