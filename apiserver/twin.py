@@ -166,7 +166,7 @@ class Twin:
         sampled, generated = [], 0
         for request in requests:
             answer = self._open.get(request.id)
-            if answer is not None and request.outputs > len(answer.tokens):
+            if answer is not None and request.outputs > len(answer.tokens) and self.cluster.gives(request):
                 known = len(answer.tokens)
                 new = [self._token(answer, at) for at in range(known, request.outputs)]
                 answer.tokens += new

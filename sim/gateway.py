@@ -90,13 +90,17 @@ class Gateway:
         """Ids of those that have not left, in the order in which they came."""
         return list(self._visits)
 
+    def gives(self, live: Request) -> bool:
+        """Whether users get the tokens of this attempt at a request that has not left."""
+        return self._hands_on_first_token or live.arrived is self._visits[live.id].request
+
     def give_up(self, id: int, status: str, reason: str) -> None:
         """The client of request `id` wants no more of it; nothing happens if it has left already.
 
         What has no token, because its replica crashed and it starts again, is `cancelled` and never `finished`.
         """
         if (visit := self._visits.get(id)) is not None:
-            if status == Status.FINISHED.value and (visit.live is None or not visit.live.outputs):
+            if status == Status.FINISHED.value and (visit.live is None or not self._got(visit.live)):
                 status = "cancelled"
             if visit in self._held:
                 self._held.remove(visit)
@@ -160,15 +164,15 @@ class Gateway:
         replica = self._fleet.route_decode(visit.request)
         if replica is not None:
             visit.replica, visit.taken_over = replica, True
-            visit.live = replica.take_over(visit.request, request, self._got(visit.request, request))
+            visit.live = replica.take_over(visit.request, request, self._got(request))
         elif self._fleet.awaits_decode(visit.request):
             self._prefilled.append((visit, request))
         else:
             self._leave(visit, "rejected", "no decode replica is left")
 
-    def _got(self, request: WorkloadRequest, live: Request) -> int:
+    def _got(self, live: Request) -> int:
         """Output tokens that the user has got; what a prefill replica samples may be for its own use."""
-        return live.outputs if self._hands_on_first_token or live.arrived is request else 0
+        return live.outputs if self.gives(live) else 0
 
     def _refusal(self, replica: Replica | None) -> str:
         """Why nobody can be queued now; empty if somebody can."""
@@ -211,7 +215,7 @@ class Gateway:
         if self._visits.get(visit.request.id) is not visit:
             return
         live, now = visit.live, self._clock.now_ns
-        if live is not None and self._patience.until == "first-token" and self._got(visit.request, live):
+        if live is not None and self._patience.until == "first-token" and self._got(live):
             return
         self.give_up(visit.request.id, "cancelled", f"its user gave up after {(now - visit.arrival_ns) / 1e9:.3g} s")
 

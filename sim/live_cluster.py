@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from serving.deployments.config import Deployment
+from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm
 from sim.cluster import Cluster, Simulated
@@ -57,6 +58,10 @@ class LiveCluster(Cluster):
     def offer(self, request: WorkloadRequest) -> None:
         """`request` arrives now."""
         self._gateway.offer(request)
+
+    def gives(self, live: Request) -> bool:
+        """Whether users get the tokens of this attempt at a request that has not left."""
+        return self._gateway.gives(live)
 
     def give_up(self, id: int, status: str, reason: str) -> None:
         """The client of request `id` goes away now, which `status` and `reason` say in the recording."""

@@ -411,7 +411,7 @@ class RunLog:
 
     def _token_times(self, request: Request, life: _Life) -> list[int]:
         assert life.first_token_ns is not None
-        ends = self._ends[life.replica]
+        ends = self._ends.get(life.replica, array("q"))  # a decode replica may not have stepped yet
         times = [life.first_token_ns] * life.sampled_before
         for first, count in request.sampled_in:
             times.extend(ends[first : first + count])

@@ -19,16 +19,13 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
 from sim.cluster import Cluster
 from sim.live_cluster import LiveCluster
+from sim.run_log import _SERVED_ONLY as SERVED_ONLY
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_fleet_properties import fleets
 from traces.recording import Recording, RecordingWriter
 
-SERVED_ONLY = (
-    *("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns"),
-    *("client_id", "client_ns"),
-)
 ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
 FILLER = range(100, 612)
 LATEST_NS = 40 * S
@@ -180,8 +177,21 @@ class Served:
                     self._at(chat.think_ms * MS, self._ask, chat, turn + 1, said)
 
 
+@st.composite
+def any_fleets(draw):
+    """Also those that prefill apart."""
+    fleet = draw(fleets())
+    if draw(st.integers(0, 3)) == 0:
+        prefills, decodes = fleet["pools"]
+        prefills["role"], decodes["role"] = "prefill", "decode"
+        decodes["replicas"] += 1
+        fleet["links"] = {"kv_bytes_per_token": 100_000}
+        fleet["first_token_from"] = draw(st.sampled_from(["prefill", "decode"]))
+    return fleet
+
+
 @given(
-    fleet=fleets(),
+    fleet=any_fleets(),
     chats=st.lists(chats, min_size=1, max_size=25),
     policy=st.sampled_from(["vllm", "sarathi", "sjf", "fair", "priority-ageing"]),
     blocks=st.sampled_from([42, 90, 2000]),
