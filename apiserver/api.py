@@ -18,6 +18,7 @@ from apiserver.api_keys import check_key
 from apiserver.connection import expect
 from apiserver.engine_client import Answer, EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
+from apiserver.kv_transfer import KvTransferParams
 from apiserver.messages import About, Add, Output
 from apiserver.one_replica import of_one_replica
 from apiserver.protocol import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
@@ -180,6 +181,8 @@ class Api:
         asked.followed = request.headers.get("X-Journey") == "1"
         asked.traceparent = _plain_header(request, "traceparent", 512)
         asked.tracestate = _plain_header(request, "tracestate", 512)
+        transfer = body.kv_transfer_params or KvTransferParams()
+        asked.prefilled_at = transfer.source(about, bool(body.stream))
         with self._engine.open(asked) as answer:
             documents = Documents(style, asked.answer_id, about.model, int(time()))
             usage = Usage(len(asked.prompt))
@@ -187,9 +190,11 @@ class Api:
             if body.stream:
                 include = body.stream_options is not None and body.stream_options.include_usage
                 return await _stream(request, answer, pieces, documents, usage if include else None, self._deadline_s)
+            host, port = request.get_extra_info("sockname", ("", 0))[:2]
+            handed_on = transfer.answer(about, asked.answer_id, usage.prompt_tokens, host, port)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await _whole(request, answer, pieces, documents, usage)
+                    return await _whole(request, answer, pieces, documents, usage, handed_on)
             except TimeoutError:
                 raise _timed_out() from None
 
@@ -290,7 +295,12 @@ def _refusal(output: Output) -> Refusal:
 
 
 async def _whole(
-    request: web.Request, answer: Answer, pieces: AsyncIterator[Piece], documents: Documents, usage: Usage
+    request: web.Request,
+    answer: Answer,
+    pieces: AsyncIterator[Piece],
+    documents: Documents,
+    usage: Usage,
+    handed_on: dict[str, Any] | None,
 ) -> web.Response:
     text, tokens, logprobs, finish = "", [], None, None
     first_ns = 0
@@ -301,7 +311,8 @@ async def _whole(
         logprobs = (logprobs or []) + piece.logprobs if piece.logprobs is not None else logprobs
         finish = piece.finish
     made_ns = monotonic_ns()
-    response = web.json_response(documents.whole(Piece(text, tokens, logprobs, finish), usage))
+    document = documents.whole(Piece(text, tokens, logprobs, finish), usage)
+    response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
     await response.prepare(request)
     await response.write_eof()
     answer.left(whole=True)

@@ -24,9 +24,12 @@ from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
+from serving.deployments.fleet import LinksConfig
+from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
 from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
+from sim.remote_prefills import RemotePrefills
 from traces.recording import RecordingWriter
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ def make_twin(
         True,
         first.scheduler.block_size,
         places=[-1] * scenario.engines if settings.ports_per_replica else [],
+        role=settings.role,
     )
     run = {
         **_identity(settings, out),
@@ -85,12 +89,27 @@ def make_twin(
         settings.speed,
         accidents=Accidents(settings.failures or ServedFailures()),
     )
+    deployments = [pool.deployment for pool in scenario.all_pools]
+    if settings.role == "decode":
+        twin.prefills = _prefills(twin, settings.kv_links or LinksConfig(), deployments)
     if settings.kv_events is not None:
-        follow_kv(twin, settings, settings.kv_events, [pool.deployment for pool in scenario.all_pools], poller)
-    drafts = any(pool.deployment.scheduler.speculative is not None for pool in scenario.all_pools)
+        follow_kv(twin, settings, settings.kv_events, deployments, poller)
+    drafts = any(deployment.scheduler.speculative is not None for deployment in deployments)
     metrics = LiveMetrics(about.model, about.max_model_len, drafts)
     twin.ledger = ledger = _ledger(twin, metrics, settings, out, run, overwrite)
     return twin, ledger, metrics
+
+
+def _prefills(twin: Twin, links: LinksConfig, deployments: Sequence[Deployment]) -> RemotePrefills:
+    """What brings prompts' KV to the replicas of `twin`. Raises UserError where it cannot be known or loaded."""
+    first = deployments[0]
+    for deployment in deployments:
+        if deployment.kv_tiers is not None:
+            raise UserError("role", "decode", "cannot be combined with kv_tiers; leave one out")
+        if (deployment.model, kv_dtype(deployment)) != (first.model, kv_dtype(first)):
+            raise UserError("role", "decode", "needs the same model and KV dtype in all pools")
+    per_token = kv_bytes_per_token(first, links.kv_bytes_per_token, "kv_links.kv_bytes_per_token")
+    return twin.cluster.pull_prompts(links, per_token)
 
 
 def follow_kv(

@@ -25,6 +25,7 @@ class About(Message):
     texts   folder of the tokenizer; empty where the model brings none
     twin    whether nothing is computed, so that every token is a text of its own
     run     the columns of `runs` that tell of an engine, for a process that records several; else empty
+    role    `serve`, or what a gateway has it do of requests: `prefill` or `decode`
     places  where ports are of one replica each: the replica behind each, -1 while there is none
     """
 
@@ -37,6 +38,7 @@ class About(Message):
     block_size: int
     run: dict[str, Any] = {}
     places: list[int] = []
+    role: str = "serve"
 
     @property
     def kv_tokens(self) -> int:
@@ -48,6 +50,7 @@ class Add(Message):
     """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
 
     place        place in the fleet of the replica whose port it came to; None where a router chooses
+    prefilled_at  server that has the KV of its prompt; empty where it is to be computed
     client_id    what its client calls it, or empty
     followed     whether its journey is to be kept
     operation    what was asked for, as OpenTelemetry names it; its answer is called `answer_id`
@@ -69,6 +72,7 @@ class Add(Message):
     tenant: str = ""
     session: str = ""
     place: int | None = None
+    prefilled_at: str = ""
     client_id: str = ""
     operation: str = ""
     answer_id: str = ""

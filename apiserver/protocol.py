@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, field_validator
 
+from apiserver.kv_transfer import KvTransferParams
+
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 
@@ -55,6 +57,7 @@ class _Generation(BaseModel):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool | None = False
+    kv_transfer_params: KvTransferParams | None = None
 
     n: _neutral(1, None) = None  # type: ignore[valid-type]
     presence_penalty: _neutral(0, None) = None  # type: ignore[valid-type]

@@ -20,6 +20,8 @@ def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:
     failures = fleet.failures.model_dump() if settings.failures is None else settings.failures.of_replicas
     data = {**fleet.model_dump(), "failures": failures}
     fleet = parse(FleetConfig, data, where="failures")
+    if settings.role != "serve" and fleet.prefills_apart:
+        raise UserError("role", settings.role, "is what a gateway decides; leave prefill and decode pools out")
     if settings.ports_per_replica:
         fleet = _one_by_one(fleet)
     return deployment.model_copy(update={"fleet": fleet})

@@ -9,8 +9,10 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from apiserver.block_hash import DEFAULT_SEED, Algorithm
 from apiserver.failures import ServedFailures
 from planning.request import Request, TimedBy
+from serving.deployments.fleet import LinksConfig
 from traces.lengths import Lengths
 
+_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "kv_events", "failures", "ports_per_replica", "kv_links")
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 
@@ -81,6 +83,12 @@ class ServeSettings(Request):
     ports_per_replica: bool = Field(
         False, description="give each replica a port of its own: the port, the next, and so on; a gateway routes"
     )
+    role: Literal["serve", "prefill", "decode"] = Field(
+        "serve", description="what a gateway has the twin do by kv_transfer_params, beside serving whole requests"
+    )
+    kv_links: LinksConfig | None = Field(
+        None, description="role decode: what brings KV from servers that prefill, in JSON, as a fleet's links"
+    )
     failures: ServedFailures | None = Field(
         None, description="what goes wrong on the twin, planned or drawn: a file, or JSON; in the fleet's stead"
     )
@@ -92,9 +100,13 @@ class ServeSettings(Request):
         if self.twin and self.gpu is None and self.calibration is None:
             raise ValueError("give gpu or calibration, which time the twin's steps")
         if not self.twin:
-            for name in ("gpu", "calibration", "output_tokens", "kv_events", "failures", "ports_per_replica"):
+            for name in _OF_A_TWIN:
                 if getattr(self, name):
                     raise ValueError(f"{name} is of a twin; add --twin, or leave it out")
+            if self.role != "serve":
+                raise ValueError("role is of a twin; add --twin, or leave it out")
+        if self.kv_links is not None and self.role != "decode":
+            raise ValueError("kv_links are of role decode; add it, or leave them out")
         if self.ports_per_replica and self.router:
             raise ValueError("router chooses among replicas, which ports_per_replica leaves to a gateway; give one")
         requests = () if self.failures is None else (*self.failures.refusals, *self.failures.cuts)

@@ -22,6 +22,7 @@ from serving.step_plan import StepPlan
 from serving.workload import Segment, WorkloadRequest
 from sim.fleet import Life
 from sim.live_cluster import LiveCluster
+from sim.remote_prefills import RemotePrefills
 from sim.run_log import TokenObserver
 
 _SECOND_NS = 1_000_000_000
@@ -75,6 +76,7 @@ class Twin:
         self._due_ns = 0  # what the exchange has not sent should leave then
         self.cluster = cluster(self, self._step_ended)
         self.kv_feeds: KvFeeds | None = None
+        self.prefills: RemotePrefills | None = None
         self._origin_ns = now()
         self.cluster.follow(self._ready, self._gone)
 
@@ -95,6 +97,8 @@ class Twin:
             last = None if cut is None else cut.after_tokens
             self._open[id] = _Answer(asked, segments, length, _words_of(id, asked), last)
             self.ledger.arrived(request)
+            if self.prefills is not None and asked.prefilled_at:
+                self.prefills.expect(id, asked.prefilled_at)
             self.cluster.offer(request)
 
         self._adds.append(arrive)
@@ -209,6 +213,8 @@ class Twin:
             row = dict(zip(columns, values, strict=True))
             id = row["request_id"]
             answer = self._open.pop(id)
+            if self.prefills is not None:
+                self.prefills.forget(id)
             self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
             if row["status"] == "finished":
                 self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from serving.deployments.config import Deployment
+from serving.deployments.fleet import LinksConfig
 from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm
 from sim.cluster import Cluster, Simulated
 from sim.fleet import Life
+from sim.remote_prefills import RemotePrefills
 
 
 class LiveCluster(Cluster):
@@ -75,6 +77,12 @@ class LiveCluster(Cluster):
                     ready(life)
         self._fleet.on_ready.append(ready)
         self._fleet.on_gone.append(gone)
+
+    def pull_prompts(self, links: LinksConfig, bytes_per_token: int) -> RemotePrefills:
+        """Let prompts be prefilled elsewhere; replicas pull their KV over `links`. Raises UserError if they cannot."""
+        prefills = RemotePrefills(self._clock, self._log, links, bytes_per_token)
+        self.follow(prefills.connect, lambda _: None)
+        return prefills
 
     def finish(self, to_ns: int) -> Simulated:
         """What has not ended by `to_ns` is given up; the last rows go to the sink."""

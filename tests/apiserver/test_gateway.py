@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -121,6 +122,17 @@ def test_a_cut_answer_ends_in_the_middle(gateway: Gateway, stream: bool) -> None
         gateway.ask(CUT, [1, 2], 9, stream=stream)
     if isinstance(broken.value, http.client.IncompleteRead):
         assert broken.value.partial.count(b"data: ") == 3 and b"[DONE]" not in broken.value.partial
+
+
+def test_what_one_port_has_served_is_in_no_other_ports_metrics(gateway: Gateway) -> None:
+    def served_tokens(replica: int) -> float:
+        text = gateway.call(replica, "GET", "/metrics")[1].decode()
+        (line,) = re.findall(r'^vllm:generation_tokens_total\{.*engine="0".*\} (\S+)$', text, re.MULTILINE)
+        return float(line)
+
+    before = [served_tokens(replica) for replica in (CUT, SOUND)]
+    gateway.ask(SOUND, [3, 4, 5], 7)
+    assert [served_tokens(replica) for replica in (CUT, SOUND)] == [before[0], before[1] + 7]
 
 
 def test_a_port_tells_the_metrics_of_its_own_replica() -> None:

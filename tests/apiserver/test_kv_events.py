@@ -35,7 +35,7 @@ def batches(way: dict[str, Any], **changed: Any) -> list[bytes]:
     """What our scheduler publishes."""
     published = []
 
-    def step_ended(replica: int, sampled: list[Request], now_ns: int) -> None:
+    def step_ended(*step: Any) -> None:
         if (batch := events.take(0.0)) is not None:
             published.append(batch)
 

@@ -26,6 +26,8 @@ option = options_of(ServeSettings)
 @option("--kv-events")
 @option("--ports-per-replica", is_flag=True)
 @option("--failures")
+@option("--role")
+@option("--kv-links")
 @option("--seed", type=int)
 @option("--host")
 @option("--port", type=int)
@@ -56,7 +58,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     from planning.deployments import read_deployment, refuse_engine_flags, served
     from serving.deployments.config import Deployment
 
-    for name in ("output_tokens", "kv_events", "failures"):
+    for name in ("output_tokens", "kv_events", "kv_links", "failures"):
         if flags[name] is not None:
             flags[name] = _json(flags[name])
     if isinstance(flags["failures"], str):

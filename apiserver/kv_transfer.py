@@ -1,0 +1,58 @@
+"""`kv_transfer_params`, by which a gateway has one vLLM prefill and another decode: those of its NIXL connector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictBool
+
+from apiserver.messages import About
+from apiserver.refusal import Refusal
+
+
+class KvTransferParams(BaseModel):
+    """What a gateway says to the server that prefills, and hands on from there to the one that decodes.
+
+    do_remote_decode   compute the prompt, for another server to go on with
+    do_remote_prefill  `remote_engine_id` has computed the prompt, and keeps its KV in `remote_block_ids`
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    do_remote_decode: StrictBool = False
+    do_remote_prefill: StrictBool = False
+    remote_engine_id: str | None = None
+    remote_block_ids: list[Any] | None = None
+
+    def source(self, about: About, stream: bool) -> str:
+        """The server that has the KV of the prompt; empty where this one is to compute it.
+
+        Raises Refusal for what a server of this role does not do.
+        """
+        for asked, role in ((self.do_remote_decode, "prefill"), (self.do_remote_prefill, "decode")):
+            if asked and about.role != role:
+                raise Refusal(400, f"this server has the role {about.role}; ask one with --role {role}", _FIELD)
+        if self.do_remote_decode and stream:
+            raise Refusal(400, "an answer that is streamed cannot hand on KV; leave stream out", "stream")
+        if self.do_remote_prefill and self.remote_block_ids and self.remote_engine_id:
+            return self.remote_engine_id
+        return ""
+
+    def answer(self, about: About, id: str, prompt_tokens: int, host: str, port: int) -> dict[str, Any] | None:
+        """What the server that decodes is to be told; None where no other is to."""
+        if not self.do_remote_decode:
+            return None
+        blocks = -(-prompt_tokens // about.block_size)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, blocks + 1))],
+            "remote_engine_id": f"{host}:{port}",
+            "remote_request_id": id,
+            "remote_host": host,
+            "remote_port": port,
+            "remote_num_tokens": prompt_tokens,
+        }
+
+
+_FIELD = "kv_transfer_params"

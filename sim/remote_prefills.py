@@ -1,0 +1,77 @@
+"""KV of prompts that servers elsewhere have computed, on its way to replicas of a live fleet that decode.
+
+What those servers do is not simulated. A replica pulls what its prefix cache lacks when it has blocks for it, over a
+link of its own, and each of them sends over one of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from serving.deployments.fleet import LinksConfig
+from serving.request import Request, Status
+from sim.clock import VirtualClock
+from sim.fleet import Life
+from sim.links import Links
+from sim.replica import Replica
+from sim.run_log import RunLog
+
+_GB = 1e9
+
+
+class RemotePrefills:
+    """Which prompts are elsewhere, and the links to there; a token has `bytes_per_token` bytes of KV."""
+
+    def __init__(self, clock: VirtualClock, log: RunLog, links: LinksConfig, bytes_per_token: int) -> None:
+        fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
+        self.links = Links(clock, round(links.latency_us * 1000), links.nic_gb_s * _GB, fabric)
+        self.bytes_per_token = bytes_per_token
+        self._clock = clock
+        self._log = log
+        self._servers: dict[str, int] = {}  # numbers below those of replicas, by name
+        self._at: dict[int, int] = {}  # by request, the server that has its prompt's KV
+
+    def expect(self, id: int, server: str) -> None:
+        """The KV of the prompt of request `id`, which arrives now, is at `server`."""
+        self._at[id] = self._servers.setdefault(server, -1 - len(self._servers))
+
+    def forget(self, id: int) -> None:
+        """Request `id` needs it no more; nothing happens if it never did."""
+        self._at.pop(id, None)
+
+    def connect(self, life: Life) -> None:
+        """A replica is new. Raises UserError if its policy can load no KV."""
+        life.replica.connect(_Remote(self, life.replica))
+
+    def matched(self, request: Request, found: int) -> int:
+        return min(request.prompt_len, request.known - 1) - found if request.id in self._at else 0
+
+    def pull(self, replica: Replica, request: Request, tokens: int) -> None:
+        size = tokens * self.bytes_per_token
+        self._log.transfer_begins(request, self._clock.now_ns)
+        self.links.start(self._at.pop(request.id), replica.index, size, partial(self._pulled, replica, request))
+
+    def _pulled(self, replica: Replica, request: Request) -> None:
+        if request.status is not Status.ABORTED:
+            self._log.transferred(request, self._clock.now_ns)
+        replica.loaded(request)
+
+
+class _Remote:
+    """What is elsewhere, as the scheduler of a replica sees it: see `serving.kv.external.ExternalKv`."""
+
+    def __init__(self, prefills: RemotePrefills, replica: Replica) -> None:
+        self._prefills = prefills
+        self._replica = replica
+
+    def matched(self, request: Request, found: int) -> int:
+        return self._prefills.matched(request, found)
+
+    def load(self, request: Request, start: int, tokens: int) -> None:
+        self._prefills.pull(self._replica, request, tokens)
+
+    def admitted(self, request: Request) -> None:
+        self._prefills.forget(request.id)
+
+    def keeps(self, request: Request) -> bool:
+        return False
