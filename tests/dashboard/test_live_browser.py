@@ -1,0 +1,28 @@
+"""The Live page before a twin that answers, in a real browser."""
+
+import re
+
+import pytest
+
+from tests.apiserver.served import TWIN, serving
+from tests.dashboard.browser import CHROMIUM
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
+
+
+def test_a_prompt_travels_through_a_twin_and_its_waterfall_is_drawn(server, page, tmp_path):
+    with serving(tmp_path, *TWIN, "--replicas", 2) as twin:
+        page.goto(f"{server}/live?server={twin.url}")
+        page.get_by_text("a twin: its schedulers decide").wait_for()
+        page.get_by_text("requests running").wait_for()
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text(re.compile(r"\d+ prompt tokens, 64 steps on replica [01]: finished")).wait_for()
+        for phase in ("tokenise", "queue", "prefill", "decode", "detokenise", "stream"):
+            page.locator(".ytick", has_text=phase).first.wait_for()
+        page.get_by_text("KV blocks that it held").wait_for()
+        page.wait_for_function("() => document.body.innerText.includes('TTFT')")
+        assert not page.get_by_role("alert").count()
+    page.get_by_text("does not answer").wait_for()  # once it has ended, the page says so
