@@ -421,6 +421,19 @@ def test_lateness_is_summed_over_api_processes_and_recording_is_told():
     assert found["tokentwin:recording"].samples[0].value == 1
 
 
+def test_one_replica_is_told_of_alone_and_the_others_go_on_counting():
+    served = Served({"pools": [{"replicas": 2}], "router": {"name": "round-robin"}})
+    served.ask(20, 3)
+    served.ask(20, 3)
+    served.until_idle()
+    now = served.twin.replicas()
+    alone = Scraped(served.metrics.text(now, False, only=1))
+    assert alone.engines() == {"1"} and alone["generation_tokens_total"] == 3
+    assert len(families(served.metrics.text(now, False, only=1))["vllm:cache_config_info"].samples) == 1
+    assert not Scraped(served.metrics.text(now, False, only=7)).engines()  # it has crashed
+    assert served.scrape()["generation_tokens_total"] == 6
+
+
 def test_the_cache_is_described_by_replica():
     served = Served({"pools": [{"replicas": 2}]}, num_blocks=512)
     infos = families(served.metrics.text(served.twin.replicas(), False))["vllm:cache_config_info"].samples
