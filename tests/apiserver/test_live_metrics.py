@@ -407,6 +407,7 @@ def test_requests_that_are_refused_are_counted_as_vllm_does():
     refused = sum(row["status"] == "rejected" and row["replica"] is None for row in served.rows.requests)
     assert scraped["admission_rejections_total", "reason=max_num_queued_reqs"] == refused > 0
     assert scraped["request_success_total"] == sum(row["status"] == "finished" for row in served.rows.requests)
+    assert len(served.metrics._lives) <= 1  # nothing is kept of them but the last that a step brought to its end
 
 
 def test_lateness_is_summed_over_api_processes_and_recording_is_told():
