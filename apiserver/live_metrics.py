@@ -50,7 +50,7 @@ class LiveMetrics:
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
         self._lives: dict[int, _Life] = {}
-        self._ended: list[int] = []  # their last steps may not have been told yet
+        self._ended: list[int] = []  # whose last steps may not have been told yet
 
     def expects(self, id: int, received_ns: int) -> None:
         """Request `id` came to the API server then."""
@@ -114,16 +114,18 @@ class LiveMetrics:
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None:
         """A row of `requests`: one has ended."""
-        life = self._lives[row["request_id"]]
-        self._ended.append(row["request_id"])
-        if row["replica"] is None:
-            if row["status"] == "rejected":
+        id, replica = row["request_id"], row["replica"]
+        if row["status"] == "rejected":
+            del self._lives[id]
+            if replica is None:  # vLLM counts nothing of a request that can never fit
                 self.refused()
             return
-        if not (reason := finish_reason(row, asked)):
-            return  # vLLM counts nothing of a request that can never fit
-        engine = self._engine(row["replica"])
-        engine.inc("vllm:request_success", split=reason)
+        life = self._lives[id]
+        self._ended.append(id)
+        if replica is None:
+            return
+        engine = self._engine(replica)
+        engine.inc("vllm:request_success", split=finish_reason(row, asked))
         engine.inc("vllm:num_preemptions", max(row.get("preemptions", 0) - life.preempted, 0))  # it never came back
         if row["status"] == "finished":
             self._finished(engine, row, asked, life)

@@ -407,6 +407,7 @@ def test_requests_that_are_refused_are_counted_as_vllm_does():
     refused = sum(row["status"] == "rejected" and row["replica"] is None for row in served.rows.requests)
     assert scraped["admission_rejections_total", "reason=max_num_queued_reqs"] == refused > 0
     assert scraped["request_success_total"] == sum(row["status"] == "finished" for row in served.rows.requests)
+    assert len(served.metrics._lives) <= 1  # nothing is kept of them but the last that a step brought to its end
 
 
 def test_lateness_is_summed_over_api_processes_and_recording_is_told():
@@ -419,6 +420,19 @@ def test_lateness_is_summed_over_api_processes_and_recording_is_told():
     values = {sample.name: sample.value for sample in found["tokentwin:lateness_seconds"].samples}
     assert (values["tokentwin:lateness_seconds_count"], values["tokentwin:lateness_seconds_sum"]) == (10, 15)
     assert found["tokentwin:recording"].samples[0].value == 1
+
+
+def test_one_replica_is_told_of_alone_and_the_others_go_on_counting():
+    served = Served({"pools": [{"replicas": 2}], "router": {"name": "round-robin"}})
+    served.ask(20, 3)
+    served.ask(20, 3)
+    served.until_idle()
+    now = served.twin.replicas()
+    alone = Scraped(served.metrics.text(now, False, only=1))
+    assert alone.engines() == {"1"} and alone["generation_tokens_total"] == 3
+    assert len(families(served.metrics.text(now, False, only=1))["vllm:cache_config_info"].samples) == 1
+    assert not Scraped(served.metrics.text(now, False, only=7)).engines()  # it has crashed
+    assert served.scrape()["generation_tokens_total"] == 6
 
 
 def test_the_cache_is_described_by_replica():
