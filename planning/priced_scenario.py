@@ -113,7 +113,7 @@ class PricedScenario:
         return sink.requests
 
     def measured(self, slo: Mapping[str, float], full: bool = False) -> tuple[pa.Table, RunMetrics]:
-        """Simulate it: its requests, and its metrics under the bounds `slo` in ms, with `full` of steps and tokens, too."""
+        """Simulate it: its requests, and metrics under `slo`, bounds in ms; `full` adds those of steps and tokens."""
         sink = TableSink()
         cluster = self.cluster(Cluster, sink, steps=full, tokens=full)
         done = cluster.run(self.workload)
