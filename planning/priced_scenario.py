@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from calibration.kernels.times import Coverage
 from calibration.steps.observed import JudgedCost
 from planning.costs import Priced, priced
-from planning.traffic import waits_for_answers
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
@@ -27,13 +26,6 @@ from traces.run_metrics import RunMetrics
 _MOST_REPLICAS = 100_000
 
 AnyCluster = TypeVar("AnyCluster", bound=Cluster)
-
-
-class Measured(NamedTuple):
-    """The requests of a simulation, and its metrics."""
-
-    requests: pa.Table
-    metrics: RunMetrics
 
 
 @dataclass(frozen=True)
@@ -91,11 +83,6 @@ class PricedScenario:
         return self.router or self.fleet.router.name
 
     @property
-    def closed(self) -> bool:
-        """Whether arrivals depend on answers."""
-        return waits_for_answers(self.workload)
-
-    @property
     def judged(self) -> list[JudgedCost]:
         """What times the steps of each pool, where it knows how sure it is."""
         return [pool.cost for pool in self.all_pools if isinstance(pool.cost, JudgedCost)]
@@ -125,8 +112,8 @@ class PricedScenario:
         self.cluster(Cluster, sink, steps=behind, tokens=tokens, front_door=front_door).run(self.workload)
         return sink.requests
 
-    def measured(self, slo: Mapping[str, float], full: bool = False) -> Measured:
-        """Simulate it, for its metrics under the bounds `slo` in ms; `full` also gives those of steps and of tokens."""
+    def measured(self, slo: Mapping[str, float], full: bool = False) -> tuple[pa.Table, RunMetrics]:
+        """Simulate it: its requests, and metrics under `slo`, bounds in ms; `full` adds those of steps and tokens."""
         sink = TableSink()
         cluster = self.cluster(Cluster, sink, steps=full, tokens=full)
         done = cluster.run(self.workload)
@@ -137,8 +124,7 @@ class PricedScenario:
             "duration_ns": done.duration_ns,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,
         }
-        metrics = RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
-        return Measured(sink.requests, metrics)
+        return sink.requests, RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
 
     def cluster(self, kind: type[AnyCluster], sink: RunSink, **settings: Any) -> AnyCluster:
         """Its fleet, as `kind` makes it with these further settings; rows go to `sink`."""

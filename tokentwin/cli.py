@@ -58,7 +58,7 @@ class _Verbs(click.Group):
             formatter.write_dl(sorted(VERBS.items()))
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="tokentwin")
 def cli() -> None:
     """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""

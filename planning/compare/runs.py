@@ -68,7 +68,7 @@ def simulated_pairs(
         for scenario in scenarios:
             tables.append(scenario.requests())
             report(len(a) + len(b))
-    return PairedRuns(a, b, bounds, sides[0][0].closed)
+    return PairedRuns(a, b, bounds, waits_for_answers(sides[0][0].workload))
 
 
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:

@@ -15,6 +15,7 @@ import numpy as np
 
 from planning.diagnose.lifted_costs import repriced, twice_the_bandwidth, with_free_prefill, without_cpu_time
 from planning.priced_scenario import PricedScenario
+from planning.traffic import waits_for_answers
 from serving.cost_model import CostModel
 from serving.deployments.fleet import FailuresConfig
 from serving.workload import Workload, WorkloadRequest
@@ -153,7 +154,7 @@ def better_routing(scenario: PricedScenario) -> PricedScenario | str:
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
     """The same requests in the same order, evenly spaced over the same time."""
     requests = list(scenario.workload.requests)
-    if scenario.closed:
+    if waits_for_answers(scenario.workload):
         return "arrivals depend on answers"
     if dispersion(requests) < _BURSTY:
         return "arrivals are no burstier than Poisson's"

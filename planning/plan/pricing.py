@@ -6,7 +6,6 @@ cost model of one's own.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,11 @@ from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import base_deployment, priced
-from planning.deployments import completed, served
+from planning.deployments import completed
 from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
 from planning.plan.request import PlanRequest
 from planning.plan.trial import Pricing
 from planning.settings import with_settings
-from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.own_cost import names_own_cost, own_cost
@@ -76,11 +74,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
         learnt = ExternalCalibration.load(Path(calibration) / FILE)
-    base = served()
-    if learnt is not None:
-        known = parse(Deployment, json.loads(learnt.deployment), "calibration.deployment")
-        base = known.model_copy(update={"fleet": None})
-    base = completed(request.deployment, base)
+    base = completed(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})
     if request.deployment is None:

@@ -65,11 +65,11 @@ class Measure:
             priced = scenario.priced()
         except UserError as error:
             return failed(point, str(error), refused=error)
-        run = priced.measured(scenario.slo, self.full)
+        requests, metrics = priced.measured(scenario.slo, self.full)
         mark, reason = priced.provenance()
         values = {
             "status": "complete",
-            **metric_values(run.metrics),
+            **metric_values(metrics),
             "calibration_id": priced.calibration,
             "standing": mark.name.lower(),
             "standing_reason": reason,
@@ -77,9 +77,9 @@ class Measure:
             "num_blocks": priced.num_blocks,
         }
         if self.bands:
-            fast, slow = (end.measured(scenario.slo).metrics for end in priced.ends())
-            values |= band_values(run.metrics, fast, slow)
-        return RunResult(point, values, _parquet(run.requests) if self.requests else None)
+            (_, fast), (_, slow) = (end.measured(scenario.slo) for end in priced.ends())
+            values |= band_values(metrics, fast, slow)
+        return RunResult(point, values, _parquet(requests) if self.requests else None)
 
 
 def _parquet(requests: pa.Table) -> bytes:

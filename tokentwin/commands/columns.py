@@ -10,7 +10,7 @@ import click
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--dataset", help="Show only this dataset, e.g. steps.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def columns(path: Path | None, dataset: str | None, style: str) -> None:
     """Explain every column: its name, unit and definition.
 

@@ -45,11 +45,7 @@ option = options_of(CompareRequest, Timing)
 @click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
 @click.option(
-    "--repeats",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="With --engine: number of real runs of each side.",
+    "--repeats", default=1, type=click.IntRange(min=1), help="With --engine: number of real runs of each side."
 )
 @click.option(
     "--minutes",
@@ -59,7 +55,7 @@ option = options_of(CompareRequest, Timing)
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory of the real recordings.")
 @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out, or the file of --save.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def compare(
     sides: tuple[str, ...],
     deployment: str | None,

@@ -7,7 +7,7 @@ import click
 
 @click.command()
 @click.argument("recordings", nargs=-1, required=True, type=click.Path())
-@click.option("--policy", default="vllm", show_default=True, help="Policy, by name or as path/to/file.py:Class.")
+@click.option("--policy", default="vllm", help="Policy, by name or as path/to/file.py:Class.")
 def conformance(recordings: tuple[str, ...], policy: str) -> None:
     """Replay RECORDINGS of vLLM's scheduler through ours, and compare every decision.
 

@@ -13,8 +13,8 @@ from serving.errors import UserError
 
 @click.command()
 @click.argument("runs_dir", required=False, type=click.Path(path_type=Path))
-@click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every network.")
+@click.option("--port", default=8501, type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: every network.")
 def dashboard(runs_dir: Path | None, port: int, host: str) -> None:
     """Open the dashboard on the recordings and reports in RUNS_DIR (by default ./runs)."""
     if runs_dir is not None and not runs_dir.is_dir():

@@ -16,19 +16,14 @@ if TYPE_CHECKING:
     from realengine.replay import Replayed
     from serving.workload import Workload
 
-DEMO_SCHEDULER = {
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 256,
-    "max_model_len": 1024,
-    "num_blocks": 300,
-}
+DEMO_SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 300}
 
 
 @click.command()
-@click.option("--out", "-o", default="runs/demo", show_default=True, type=click.Path(), help="Directory to write to.")
+@click.option("--out", "-o", default="runs/demo", type=click.Path(), help="Directory to write to.")
 @click.option("--model", help="Model folder or random:FAMILY, instead of SmolLM2.")
-@click.option("--minutes", default=3.0, show_default=True, type=Finite(min=0.1), help="How long it may take, about.")
-@click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=2), help="Real runs of the trace.")
+@click.option("--minutes", default=3.0, type=Finite(min=0.1), help="How long it may take, about.")
+@click.option("--repeats", default=2, type=click.IntRange(min=2), help="Real runs of the trace.")
 def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
     """Record traffic on the real engine, calibrate, simulate the same traffic, and report the error.
 

@@ -24,7 +24,7 @@ option = options_of(DiagnoseRequest)
 @click.option("--slo", help="Bounds in ms above which a latency counts as high, e.g. 'ttft:200 tpot:50'.")
 @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
 @click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool, style: str, **given: Any) -> None:
     """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and how to test them.
 

@@ -19,25 +19,18 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 
 
 @click.command()
-@click.option("--gpu", default="H100", show_default=True, help="GPU of `tokentwin gpus`, or a YAML file with one.")
+@click.option("--gpu", default="H100", help="GPU of `tokentwin gpus`, or a YAML file with one.")
 @click.option(
     "--rows",
     default=64,
-    show_default=True,
     type=_COUNT,
     help="Number of requests that decode; with speculative decoding each also has a draft.",
 )
-@click.option("--context", default=1024, show_default=True, type=_COUNT, help="Tokens before each decoded one.")
-@click.option("--prompts", default=0, show_default=True, type=_COUNT, help="Number of prompt chunks.")
-@click.option("--chunk", default=512, show_default=True, type=click.IntRange(2, 10_000_000), help="Tokens of a chunk.")
-@click.option(
-    "--past",
-    default=0,
-    show_default=True,
-    type=_COUNT,
-    help="Tokens of the same prompt that were computed before each chunk.",
-)
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--context", default=1024, type=_COUNT, help="Tokens before each decoded one.")
+@click.option("--prompts", default=0, type=_COUNT, help="Number of prompt chunks.")
+@click.option("--chunk", default=512, type=click.IntRange(2, 10_000_000), help="Tokens of a chunk.")
+@click.option("--past", default=0, type=_COUNT, help="Tokens of the same prompt that were computed before each chunk.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def explain(
     gpu: str,

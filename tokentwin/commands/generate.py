@@ -15,21 +15,16 @@ from tokentwin.options import deployment_options
 
 @click.command()
 @click.argument("prompt")
-@click.option(
-    "--max-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Most tokens to generate."
-)
-@click.option(
-    "--temperature", default=0.0, show_default=True, type=Finite(min=0), help="Sampling temperature; 0 is greedy."
-)
-@click.option("--top-k", default=0, show_default=True, help="Draw only from the k likeliest tokens; 0: from all.")
+@click.option("--max-tokens", default=128, type=click.IntRange(min=1), help="Most tokens to generate.")
+@click.option("--temperature", default=0.0, type=Finite(min=0), help="Sampling temperature; 0 is greedy.")
+@click.option("--top-k", default=0, help="Draw only from the k likeliest tokens; 0: from all.")
 @click.option(
     "--top-p",
     default=1.0,
-    show_default=True,
     type=Finite(0, 1, min_open=True),
     help="Draw only from the likeliest tokens whose probabilities sum to p.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the draws; the same seed gives the same answer.")
+@click.option("--seed", default=0, help="Seed of the draws; the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be repeated.")
 @click.option("--system", help="System message.")
 @deployment_options

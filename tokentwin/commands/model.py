@@ -46,12 +46,11 @@ def list_models() -> None:
 
 @model.command()
 @click.argument("name")
-@click.option("--gpu", default="H100", show_default=True, help="GPU of `tokentwin gpus`, or a YAML file with one.")
+@click.option("--gpu", default="H100", help="GPU of `tokentwin gpus`, or a YAML file with one.")
 @click.option(
     "--tp",
     "tensor_parallel_size",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 64),
     help="Tensor-parallel size: GPUs that share each layer.",
 )
@@ -59,25 +58,17 @@ def list_models() -> None:
     "--pp",
     "pipeline_parallel_size",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 64),
     help="Pipeline-parallel size: stages that the layers are split into.",
 )
-@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option(
-    "--quantization",
-    default="none",
-    show_default=True,
-    help="Quantization of the weights: none (as published), fp8, ...",
-)
-@click.option("--kv-cache-dtype", default="auto", show_default=True, help="KV cache in auto (as --dtype) or fp8.")
-@click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option(
-    "--utilization", "gpu_memory_utilization", default=0.9, show_default=True, type=Finite(0, 1, min_open=True)
-)
-@click.option("--max-num-seqs", default=256, show_default=True, type=click.IntRange(min=1))
-@click.option("--max-num-batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
-@click.option("--graph-gib", default=0.0, show_default=True, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
+@click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option("--quantization", default="none", help="Quantization of the weights: none (as published), fp8, ...")
+@click.option("--kv-cache-dtype", default="auto", help="KV cache in auto (as --dtype) or fp8.")
+@click.option("--block-size", default=16, type=click.IntRange(min=1), help="Tokens in a KV block.")
+@click.option("--utilization", "gpu_memory_utilization", default=0.9, type=Finite(0, 1, min_open=True))
+@click.option("--max-num-seqs", default=256, type=click.IntRange(min=1))
+@click.option("--max-num-batched-tokens", default=8192, type=click.IntRange(min=1))
+@click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
 def inspect(
     name: str,
     gpu: str,

@@ -40,7 +40,7 @@ option = options_of(PlanRequest)
     type=click.IntRange(min=1),
     help="Number of simulations that run at once; by default one for each CPU.",
 )
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
 @click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
 def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: Any) -> None:

@@ -19,7 +19,7 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("name")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def check(name: str, style: str) -> None:
     """Run a policy through scripted workloads, and report which rules of the contract it keeps.
 

@@ -25,14 +25,9 @@ option = options_of(TraceWorkload, Scenario, Timing)
 @option("--rate-scale", type=float)
 @click.option("--front-door", type=click.Path(), help="Also simulate an API server and clients, as this file says.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times; this is much faster.")
-@click.option(
-    "--band/--no-band",
-    default=True,
-    show_default=True,
-    help="Also simulate both ends of the 90 % interval of step times.",
-)
+@click.option("--band/--no-band", default=True, help="Also simulate both ends of the 90 % interval of step times.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def simulate(
     trace: str,

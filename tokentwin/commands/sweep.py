@@ -13,7 +13,7 @@ import click
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Directory to write the dataset to.")
 @click.option("--resume", is_flag=True, help="Continue the sweep in --out: make only the runs that are missing.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: also repeat the runs that failed.")
-@click.option("--executor", type=click.Choice(["process", "ray"]), default="process", show_default=True)
+@click.option("--executor", type=click.Choice(["process", "ray"]), default="process")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at once; by default one for each CPU.")
 @click.option("--dry-run", is_flag=True, help="Only print how many runs FILE describes.")
 def sweep(

@@ -36,7 +36,7 @@ def trace() -> None:
 
 @trace.command()
 @click.argument("path", metavar="TRACE", type=_TRACE)
-@click.option("--block-size", type=click.IntRange(min=1), default=16, help="Tokens in a KV block.", show_default=True)
+@click.option("--block-size", type=click.IntRange(min=1), default=16, help="Tokens in a KV block.")
 @_SPREAD
 @_FORMAT
 def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> None:

@@ -53,7 +53,7 @@ validate.add_command(front_door)
 @option("--rate-scale", type=float)
 @option("--window-s", type=float)
 @click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out.")
 def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None:
     """Compare the simulator with REAL recordings of one workload (repeats give the noise floor).

@@ -21,7 +21,7 @@ TARGET_MISSED = 3
 
 
 @click.command()
-@click.option("--data", default="../shared/data", show_default=True, type=click.Path(), help="Folder of measurements.")
+@click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
 @click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
 @click.option(
@@ -38,7 +38,7 @@ TARGET_MISSED = 3
 )
 @click.option("--router", help="How the server spreads requests over them. [default: round-robin]")
 @click.option("--max-error", type=Finite(min=0), help="With --recording: percent that a mean or a rate may be off.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
 @click.option("--out", "-o", type=click.Path(), help="Also write external.json here, for the dashboard's Trust page.")
 def external(

@@ -22,7 +22,7 @@ TARGET_MISSED = 3
 @click.option("--replicas", type=int, help="Number of engines behind the router.")
 @click.option("--router", help="Router, by name; by default round-robin.")
 @click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def front_door(
     clients: tuple[str, ...],
