@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ QUIET = [
     "--disable-default-apps",
     "--disable-sync",
     "--no-first-run",
+    "--process-per-site",
     # nothing but loopback may be reached: a page that needs more would hang here, and fail
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
@@ -93,39 +94,44 @@ def server(tmp_path_factory, server_runs):
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_runs(tmp_path_factory, server_runs):
-    """A copy of them, which the tests of a file may add to."""
+    """A copy of them, which tests may add to."""
     return shutil.copytree(server_runs, tmp_path_factory.mktemp("own") / "samples")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_server(tmp_path_factory, own_runs):
-    """The address of a dashboard over `own_runs`, so that no other file's plans and runs are the newest."""
+    """The address of a dashboard over `own_runs`, so that no test's plans and runs are the newest for other files."""
     with dashboard(own_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
-def browser():
+def window(server):
+    """One browser, started once. Its tabs share a process, which keeps what it compiled: most of a page's time."""
     api = pytest.importorskip("playwright.sync_api")
     assert shutil.which(str(CHROMIUM))
-    with api.sync_playwright() as playwright, chromium(playwright) as found:
-        yield found
+    with api.sync_playwright() as playwright, chromium(playwright) as browser:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(PATIENCE)
+        context.add_init_script(STILL)
+        context.new_page().goto(f"{server}/_stcore/health")  # the process ends with the last of its tabs
+        yield context
 
 
-def new_context(browser, plots=True, **options):
-    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them.
+@pytest.fixture
+def page(window):
+    """A tab."""
+    with closing(window.new_page()) as tab:
+        yield tab
 
-    Plots take most of a page's time: without `plots` they stay empty, for tests of the rest.
-    """
-    context = browser.new_context(**options)
-    context.set_default_timeout(PATIENCE)
-    context.add_init_script(STILL)
-    if not plots:
-        empty = {"content_type": "text/javascript", "body": "export default () => null"}
-        context.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
-    return context
+
+def without_plots(page):
+    """The tab; its plots stay empty, since they take most of a page's time: for tests of the rest."""
+    empty = {"content_type": "text/javascript", "body": "export default () => null"}
+    page.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
+    return page
 
 
 def in_scheme(page, scheme):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, new_context, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, settle, shoot
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,9 +29,7 @@ PAGES = {
 PROBE = re.compile(r"/[\w-]+/_stcore/(health|host-config)$")
 
 
-def test_every_page_opens(server, browser, tmp_path):
-    context = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page = context.new_page()
+def test_every_page_opens(server, page, tmp_path):
     outside = []
     page.on(
         "request",
@@ -60,15 +58,3 @@ def test_every_page_opens(server, browser, tmp_path):
             assert page.locator("h1").count() == 1
             shoot(page, tmp_path / f"{path or 'plan'}-{scheme}-{width}.png", width)
     assert outside == [] and faults == []
-    context.close()
-
-
-def test_pages_lead_to_each_other(server, browser):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.goto(f"{server}/trust")
-    page.get_by_role("link", name="Run", exact=True).click()
-    page.get_by_text("Four lifecycles").wait_for()
-    settle(page, plots=6)
-    page.wait_for_url(f"{server}/run")
-    context.close()
