@@ -1,13 +1,4 @@
-"""The fused and sampling kernels in Triton's interpreter, against float64.
-
-test_kernels_fused.py runs each check in a process of its own, for an access out of bounds would end the process:
-`python -m tests.realengine.kernels_fused_interpret CHECK`.
-"""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
+"""The fused and sampling kernels in Triton's interpreter, against float64; `interpreted.py` runs these checks."""
 
 import torch
 from torch import Tensor
@@ -195,7 +186,3 @@ def ties() -> None:
 
 
 CHECKS = (norms, silu, rope, greedy, limits, shares, ties)
-
-if __name__ == "__main__":
-    for check in CHECKS:
-        check()
