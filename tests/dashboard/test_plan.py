@@ -52,6 +52,9 @@ from tests.tokentwin.test_plan_command import arrival_rate
 from traces import synth
 
 
+pytestmark = pytest.mark.usefixtures("read_here")
+
+
 @pytest.fixture
 def sleeper():
     """Has a process be at a job that does nothing, and that a test may end, with a group of its own."""
