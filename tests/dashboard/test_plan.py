@@ -51,7 +51,6 @@ from tests.planning.sweep_samples import calibrated
 from tests.tokentwin.test_plan_command import arrival_rate
 from traces import synth
 
-
 pytestmark = pytest.mark.usefixtures("read_here")
 
 
