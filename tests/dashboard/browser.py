@@ -27,6 +27,7 @@ QUIET = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
+POLL = 100  # ms; to look at every frame has the browser draw as many as it can
 # Nothing that moves while a page is made: without a GPU each frame of it is drawn on the cores that make the page.
 STILL = """const still = new CSSStyleSheet()
 still.replaceSync('*, ::before, ::after { animation-duration: 0s !important; animation-iteration-count: 1 !important }')
@@ -140,6 +141,7 @@ def in_scheme(page, scheme):
     page.wait_for_function(
         "wanted => getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor === wanted",
         arg=BACKGROUNDS[scheme],
+        polling=POLL,
     )
 
 
@@ -148,6 +150,7 @@ def settle(page, plots):
     page.wait_for_function(
         "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",
         arg=plots,
+        polling=POLL,
     )
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
 
@@ -158,19 +161,13 @@ def drawn(page, least):
         """n => document.querySelectorAll(
             '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length >= n""",
         arg=least,
+        polling=POLL,
     )
     assert not FAULTS.search(page.inner_text("body"))
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-def shoot(page, path, width=1280, least_bytes=50_000):
-    """A screenshot of the whole page, so wide, and that it is neither blank nor wider than the window."""
+def fits(page, width):
+    """The page is no wider than a window of this width."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_timeout(200)
-    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-    page.set_viewport_size({"width": width, "height": min(height + 60, 3200)})
-    page.wait_for_timeout(300)
-    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
-    page.screenshot(path=path)
-    page.set_viewport_size({"width": 1280, "height": 900})
-    assert path.stat().st_size > least_bytes
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth", polling=POLL)

@@ -1,10 +1,10 @@
-"""Every page in a real browser, in both themes and at both widths; screenshots stay in tmp."""
+"""Every page in a real browser, in both themes and at both widths."""
 
 import re
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, fits, in_scheme, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,7 +29,7 @@ PAGES = {
 PROBE = re.compile(r"/[\w-]+/_stcore/(health|host-config)$")
 
 
-def test_every_page_opens(server, page, tmp_path):
+def test_every_page_opens(server, page):
     outside = []
     page.on(
         "request",
@@ -56,5 +56,5 @@ def test_every_page_opens(server, page, tmp_path):
             settle(page, plots)
             drawn(page, marks)
             assert page.locator("h1").count() == 1
-            shoot(page, tmp_path / f"{path or 'plan'}-{scheme}-{width}.png", width)
+            fits(page, width)
     assert outside == [] and faults == []

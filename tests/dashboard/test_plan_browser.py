@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -13,7 +13,7 @@ pytestmark = [
 LINK = "?model=Llama-3.1-8B&gpus=H100&traffic=shape&prompt=400&output=60&rate=4&slo=ttft_ms+p99%3C%3D2000"
 
 
-def test_from_a_question_to_a_run(own_server, page, tmp_path):
+def test_from_a_question_to_a_run(own_server, page):
     page.goto(f"{own_server}/{LINK}")
     find = page.get_by_role("button", name="Find the fleet")
     find.wait_for()
@@ -30,7 +30,6 @@ def test_from_a_question_to_a_run(own_server, page, tmp_path):
     drawn(page, least=50)
     title = page.locator("h1").inner_text()
     assert "GPU" in title
-    shoot(page, tmp_path / "answer.png")
 
     page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:

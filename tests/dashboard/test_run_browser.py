@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, fits, in_scheme, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -50,16 +50,16 @@ def test_a_box_on_the_timeline_narrows_the_requests(own_server, page, timed):
     page.wait_for_url(lambda url: "window=" not in url)
 
 
-def test_every_view_opens(own_server, page, timed, tmp_path):
+def test_every_view_opens(own_server, page, timed):
     page.goto(f"{own_server}/run?run={timed}&view=steps")
     page.get_by_text("What bounds it").wait_for()
     for scheme, width in (("light", 1280), ("dark", 800)):
         in_scheme(page, scheme)
         settle(page, plots=7)
         drawn(page, 60)
-        shoot(page, tmp_path / f"steps-{scheme}-{width}.png", width)
+        fits(page, width)
     page.goto(f"{own_server}/run?run={timed}&view=metrics")
     settle(page, plots=5)
     drawn(page, 60)
     for width in (1280, 800):
-        shoot(page, tmp_path / f"metrics-{width}.png", width)
+        fits(page, width)
