@@ -22,7 +22,7 @@ from tests.realengine import kernels_attention_interpret, kernels_fused_interpre
 
 
 def suite() -> None:
-    """The checks that the GPU suite makes, on our kernels, in one dtype: those before have had them all, and draw longest."""
+    """The checks that the GPU suite makes, on our kernels, in one dtype: the checks before had them all."""
     every = cases(torch.device("cpu"), dry_run=True)
     wanted = [case for case in every if case.dtype == torch.float32 and case.kernel != "draw"]
     rows = [row for case in wanted for row in check_case(case, "triton")]
