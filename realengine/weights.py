@@ -18,7 +18,7 @@ from serving.errors import UserError
 _SMALL = {
     "vocab_size": 1024,
     "hidden_size": 128,
-    "num_layers": 4,
+    "num_layers": 2,
     "num_heads": 8,
     "num_kv_heads": 4,
     "head_dim": 16,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,12 @@ QUIET = [
     "--disable-default-apps",
     "--disable-sync",
     "--no-first-run",
+    "--process-per-site",
     # nothing but loopback may be reached: a page that needs more would hang here, and fail
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
+POLL = 100  # ms; to look at every frame has the browser draw as many as it can
 # Nothing that moves while a page is made: without a GPU each frame of it is drawn on the cores that make the page.
 STILL = """const still = new CSSStyleSheet()
 still.replaceSync('*, ::before, ::after { animation-duration: 0s !important; animation-iteration-count: 1 !important }')
@@ -93,39 +95,44 @@ def server(tmp_path_factory, server_runs):
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_runs(tmp_path_factory, server_runs):
-    """A copy of them, which the tests of a file may add to."""
+    """A copy of them, which tests may add to."""
     return shutil.copytree(server_runs, tmp_path_factory.mktemp("own") / "samples")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_server(tmp_path_factory, own_runs):
-    """The address of a dashboard over `own_runs`, so that no other file's plans and runs are the newest."""
+    """The address of a dashboard over `own_runs`, so that no test's plans and runs are the newest for other files."""
     with dashboard(own_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
-def browser():
+def window(server):
+    """One browser, started once. Its tabs share a process, which keeps what it compiled: most of a page's time."""
     api = pytest.importorskip("playwright.sync_api")
     assert shutil.which(str(CHROMIUM))
-    with api.sync_playwright() as playwright, chromium(playwright) as found:
-        yield found
+    with api.sync_playwright() as playwright, chromium(playwright) as browser:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(PATIENCE)
+        context.add_init_script(STILL)
+        context.new_page().goto(f"{server}/_stcore/health")  # the process ends with the last of its tabs
+        yield context
 
 
-def new_context(browser, plots=True, **options):
-    """A browser's window with nothing in it, which waits for a busy machine; `options` as Playwright has them.
+@pytest.fixture
+def page(window):
+    """A tab."""
+    with closing(window.new_page()) as tab:
+        yield tab
 
-    Plots take most of a page's time: without `plots` they stay empty, for tests of the rest.
-    """
-    context = browser.new_context(**options)
-    context.set_default_timeout(PATIENCE)
-    context.add_init_script(STILL)
-    if not plots:
-        empty = {"content_type": "text/javascript", "body": "export default () => null"}
-        context.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
-    return context
+
+def without_plots(page):
+    """The tab; its plots stay empty, since they take most of a page's time: for tests of the rest."""
+    empty = {"content_type": "text/javascript", "body": "export default () => null"}
+    page.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
+    return page
 
 
 def in_scheme(page, scheme):
@@ -134,6 +141,7 @@ def in_scheme(page, scheme):
     page.wait_for_function(
         "wanted => getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor === wanted",
         arg=BACKGROUNDS[scheme],
+        polling=POLL,
     )
 
 
@@ -142,6 +150,7 @@ def settle(page, plots):
     page.wait_for_function(
         "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",
         arg=plots,
+        polling=POLL,
     )
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
 
@@ -152,19 +161,13 @@ def drawn(page, least):
         """n => document.querySelectorAll(
             '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length >= n""",
         arg=least,
+        polling=POLL,
     )
     assert not FAULTS.search(page.inner_text("body"))
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-def shoot(page, path, width=1280, least_bytes=50_000):
-    """A screenshot of the whole page, so wide, and that it is neither blank nor wider than the window."""
+def fits(page, width):
+    """The page is no wider than a window of this width."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_timeout(200)
-    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-    page.set_viewport_size({"width": width, "height": min(height + 60, 3200)})
-    page.wait_for_timeout(300)
-    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
-    page.screenshot(path=path)
-    page.set_viewport_size({"width": 1280, "height": 900})
-    assert path.stat().st_size > least_bytes
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth", polling=POLL)

@@ -1,9 +1,17 @@
 """Fixtures of the pages' tests."""
 
+import io
+import json
+import subprocess
 import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dashboard import upload_process, uploads
 from planning.jobs.job import Job
 
 
@@ -21,3 +29,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     jobs: list[Job] = []
     monkeypatch.setattr(Job, "start", lambda job: jobs.append(job))
     return jobs
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads are read without a process of their own, most of which is imports, and without its limits."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        upload, requests, limits = command[-3:]
+        with redirect_stdout(io.StringIO()) as said:
+            status = upload_process.main(Path(upload), Path(requests), upload_process.Limits(**json.loads(limits)))
+        return subprocess.CompletedProcess(command, status, said.getvalue().encode())
+
+    monkeypatch.setattr(upload_process, "_confine", lambda limits: None)
+    monkeypatch.setattr(uploads, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))

@@ -1,10 +1,10 @@
-"""Every page in a real browser, in both themes and at both widths; screenshots stay in tmp."""
+"""Every page in a real browser, in both themes and at both widths."""
 
 import re
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, new_context, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, fits, in_scheme, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,9 +29,7 @@ PAGES = {
 PROBE = re.compile(r"/[\w-]+/_stcore/(health|host-config)$")
 
 
-def test_every_page_opens(server, browser, tmp_path):
-    context = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page = context.new_page()
+def test_every_page_opens(server, page):
     outside = []
     page.on(
         "request",
@@ -58,17 +56,5 @@ def test_every_page_opens(server, browser, tmp_path):
             settle(page, plots)
             drawn(page, marks)
             assert page.locator("h1").count() == 1
-            shoot(page, tmp_path / f"{path or 'plan'}-{scheme}-{width}.png", width)
+            fits(page, width)
     assert outside == [] and faults == []
-    context.close()
-
-
-def test_pages_lead_to_each_other(server, browser):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.goto(f"{server}/trust")
-    page.get_by_role("link", name="Run", exact=True).click()
-    page.get_by_text("Four lifecycles").wait_for()
-    settle(page, plots=6)
-    page.wait_for_url(f"{server}/run")
-    context.close()

@@ -5,7 +5,7 @@ import pytest
 from dashboard.html_reports.report import write_report
 from planning.exports.export import export
 from planning.plan.document import PlanDocument
-from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, new_context, settle
+from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, settle
 from tests.dashboard.samples import plan_example
 
 pytestmark = [
@@ -14,43 +14,31 @@ pytestmark = [
 ]
 
 
-def test_a_query_is_run_and_its_link_shows_it_again(server, browser):
-    page = new_context(browser).new_page()
-    page.goto(f"{server}/sweeps")
-    settle(page, 1)
-    page.locator("textarea").fill("select count(*) as of_them from runs where gpu = 'H100'")
-    page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_text("1 row", exact=True).wait_for()
-    page.wait_for_url("**sql=**")
-    page.goto(page.url)
-    page.get_by_text("1 row", exact=True).wait_for()
-    page.close()
-
-
-def test_a_download_is_the_export(server, browser, tmp_path):
-    page = new_context(browser).new_page()
+def test_a_download_is_the_export_and_the_link_of_a_query_shows_it_again(server, page, tmp_path):
     page.goto(f"{server}/sweeps")
     settle(page, 1)
     page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV", exact=True).click()
-    download.value.save_as(tmp_path / "runs.csv")
-    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    lines = download.value.path().read_text().splitlines()
     assert lines[0].startswith('"gpu","max_num_batched_tokens","rate","seed"') and len(lines) == 85
-    page.close()
+    page.locator("textarea").fill("select count(*) as of_them from runs where gpu = 'H100'")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("1 row", exact=True).wait_for()
+    page.wait_for_url("**sql=**")
+    page.reload()
+    page.get_by_text("1 row", exact=True).wait_for()
 
 
-def test_a_glossary_link_leads_to_its_metric(server, browser):
-    page = new_context(browser).new_page()
+def test_a_glossary_link_leads_to_its_metric(server, page):
     page.goto(f"{server}/glossary#jain_fairness")
     page.locator("#jain_fairness").wait_for()
     page.wait_for_function("document.querySelector('#jain_fairness').getBoundingClientRect().top < innerHeight")
-    page.close()
 
 
-def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browser, tmp_path):
+def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(page, tmp_path):
     export(PlanDocument.read(plan_example()["answer"]), "html", tmp_path / "plan.html", html=write_report)
-    page = new_context(browser, viewport={"width": 800, "height": 900}, color_scheme="dark").new_page()
+    page.set_viewport_size({"width": 800, "height": 900})
     asked, faults = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -58,8 +46,7 @@ def test_a_report_draws_its_figures_from_a_file_and_asks_for_nothing_else(browse
     page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 14")
     assert asked == [f"file://{tmp_path}/plan.html"] and not faults
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    for scheme in ("dark", "light"):
+    for scheme in BACKGROUNDS:
         page.emulate_media(color_scheme=scheme)
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (background == BACKGROUNDS["dark"]) == (scheme == "dark")
-    page.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, new_context, settle
+from tests.dashboard.browser import CHROMIUM, settle, without_plots
 from tests.dashboard.samples import plan_example
 
 pytestmark = [
@@ -12,10 +12,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def page(browser, request):
-    context = new_context(browser, plots="plots" in request.node.name, viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
+def page(page, request):
+    return page if "plots" in request.node.name else without_plots(page)
 
 
 def idle(page):

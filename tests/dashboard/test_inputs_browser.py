@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, new_context
+from tests.dashboard.browser import CHROMIUM, without_plots
 from tests.dashboard.test_uploads import CSV
 
 pytestmark = [
@@ -12,10 +12,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def page(browser):
-    context = new_context(browser, plots=False, viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
+def page(page):
+    return without_plots(page)
 
 
 def idle(page):
@@ -72,14 +70,11 @@ def drawn_again(page):
         ("Decode rows", "Tokens of each chunk", "step"),
     ],
 )
-def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(browser, server, page, label, last, address):
-    context = new_context(browser, plots=False, viewport={"width": 1280, "height": 900})
-    calm = context.new_page()
-    calm.goto(f"{server}/{address}")
-    calm.get_by_label(last).first.wait_for()
-    idle(calm)
-    expected = inputs(calm)
-    context.close()
+def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(server, page, label, last, address):
+    page.goto(f"{server}/{address}")
+    page.get_by_label(last).first.wait_for()
+    idle(page)
+    expected = inputs(page)
     lost = losing_a_drawing(page, label)
     page.goto(f"{server}/{address}")
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")

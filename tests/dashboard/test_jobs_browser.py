@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from planning.jobs.files import read_json
-from tests.dashboard.browser import CHROMIUM, dashboard, new_context
+from tests.dashboard.browser import CHROMIUM, dashboard, without_plots
 from tests.planning.test_jobs import until
 from tests.planning.test_plan_workers import group
 
@@ -43,13 +43,12 @@ def begun(page, address, link):
     page.get_by_role("button", name="Cancel").wait_for()
 
 
-def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, browser, tmp_path):
-    with dashboard(runs, tmp_path) as address:
-        context = new_context(browser, plots=False)
-        first, second, other = (context.new_page() for _ in range(3))
+def test_tabs_and_reloads_find_the_same_work_and_no_kill_loses_any(runs, window, tmp_path):
+    first, second, other = (without_plots(window.new_page()) for _ in range(3))
+    with dashboard(runs, tmp_path, end=subprocess.Popen.kill) as address:
         begun(first, address, HEAVY.format(30))
-        (leader,) = leaders(runs)
-        os.killpg(leader, signal.SIGSTOP)  # it has to be there, not to work: it would never be done in time
+        (heavy,) = leaders(runs)
+        os.killpg(heavy, signal.SIGSTOP)  # it has to be there, not to work: it would never be done in time
         first.reload()
         first.get_by_role("progressbar").wait_for()
         second.goto(first.url)
@@ -59,28 +58,19 @@ def test_tabs_and_reloads_find_the_same_work_and_other_work_is_left_alone(runs, 
         for page in (first, second):
             page.get_by_text("Cancelled. You can start it again.").wait_for()
             page.get_by_role("button", name="Find the fleet", disabled=False).wait_for()
-        until(lambda: not group(leader))
-        other.get_by_text(ANSWER).wait_for()  # without a click
-        assert len(leaders(runs)) == 2
-        context.close()
-
-
-def test_no_kill_loses_work(runs, browser, tmp_path):
-    page = new_context(browser, plots=False).new_page()
-    with dashboard(runs, tmp_path, end=subprocess.Popen.kill) as address:
-        begun(page, address, LIGHT)
-    (leader,) = leaders(runs)
-    (result,) = [path.with_name("result.json") for path in runs.glob("jobs/*/process.json")]
-    until(lambda: result.is_file() or leader not in group(leader))
-    with dashboard(runs, tmp_path) as address:
-        page.goto(f"{address}/{LIGHT}")
-        page.get_by_text(ANSWER).wait_for()
-        begun(page, address, HEAVY.format(31))
-        (heavy,) = [found for found in leaders(runs) if group(found)]
-        os.kill(heavy, signal.SIGKILL)
-        page.get_by_text("its process died before it was done").wait_for()
         until(lambda: not group(heavy))
-        page.get_by_role("button", name="Find the fleet").click()
-        page.get_by_role("button", name="Cancel").click()
-        page.get_by_text("Cancelled. You can start it again.").wait_for()
-    page.close()
+        (light,) = [leader for leader in leaders(runs) if leader != heavy]  # and not a third
+    until(lambda: not group(light))
+    with dashboard(runs, tmp_path) as address:
+        other.goto(f"{address}/{LIGHT}")
+        other.get_by_text(ANSWER).wait_for()
+        begun(first, address, HEAVY.format(31))
+        (heavy,) = [leader for leader in leaders(runs) if group(leader)]
+        os.kill(heavy, signal.SIGKILL)
+        first.get_by_text("its process died before it was done").wait_for()
+        until(lambda: not group(heavy))
+        first.get_by_role("button", name="Find the fleet").click()
+        first.get_by_role("button", name="Cancel").click()
+        first.get_by_text("Cancelled. You can start it again.").wait_for()
+    for page in (first, second, other):
+        page.close()

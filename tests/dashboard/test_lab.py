@@ -329,6 +329,7 @@ def test_bad_input_is_one_line(tmp_path: Path, url: dict[str, str], text: str | 
     assert says in one_line(app) and not app.button
 
 
+@pytest.mark.usefixtures("read_here")
 def test_an_uploaded_trace_is_offered(tmp_path: Path, started: list[Job]) -> None:
     assert "Upload a trace." in shown(lab(tmp_path, offered="trace"))
     digest = keep_trace(tmp_path, CSV)

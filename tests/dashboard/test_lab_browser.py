@@ -4,19 +4,12 @@ import json
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, new_context, settle
+from tests.dashboard.browser import CHROMIUM, drawn, settle
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-
-
-@pytest.fixture
-def page(browser):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
 
 
 def test_from_two_policies_to_an_answer(own_server, page):

@@ -51,6 +51,8 @@ from tests.planning.sweep_samples import calibrated
 from tests.tokentwin.test_plan_command import arrival_rate
 from traces import synth
 
+pytestmark = pytest.mark.usefixtures("read_here")
+
 
 @pytest.fixture
 def sleeper():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, new_context, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -13,14 +13,7 @@ pytestmark = [
 LINK = "?model=Llama-3.1-8B&gpus=H100&traffic=shape&prompt=400&output=60&rate=4&slo=ttft_ms+p99%3C%3D2000"
 
 
-@pytest.fixture
-def page(browser):
-    context = new_context(browser, viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
-
-
-def test_from_a_question_to_a_run(own_server, page, tmp_path):
+def test_from_a_question_to_a_run(own_server, page):
     page.goto(f"{own_server}/{LINK}")
     find = page.get_by_role("button", name="Find the fleet")
     find.wait_for()
@@ -37,7 +30,6 @@ def test_from_a_question_to_a_run(own_server, page, tmp_path):
     drawn(page, least=50)
     title = page.locator("h1").inner_text()
     assert "GPU" in title
-    shoot(page, tmp_path / "answer.png")
 
     page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
@@ -72,16 +64,6 @@ def test_from_a_question_to_a_run(own_server, page, tmp_path):
     page.locator(star).first.click(force=True)
     page.wait_for_url(run)  # a click on a recorded fleet opens it
     page.get_by_text("Four lifecycles").wait_for()
-
-
-def test_a_click_on_the_frontier_chooses_a_fleet(own_server, page):
-    page.goto(f"{own_server}/frontier?plan=example")
-    settle(page, plots=2)
-    before = page.url
-    page.locator(".scatterlayer .points path.point").first.click(force=True)
-    page.wait_for_function("before => location.href !== before", arg=before)
-    page.wait_for_url("**fleet=**")
-    page.get_by_text("breaks the SLOs").last.wait_for()
 
 
 def test_an_upload_is_read_and_its_mistake_shown_in_a_line(own_server, page):

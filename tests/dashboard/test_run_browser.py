@@ -1,11 +1,11 @@
-"""The Run page in a real browser: a box on the timeline narrows the requests, and a diagnosis survives a reload."""
+"""The Run page in a real browser: a box on the timeline narrows the requests, and every view opens."""
 
 import re
 import shutil
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, in_scheme, new_context, settle, shoot
+from tests.dashboard.browser import CHROMIUM, drawn, fits, in_scheme, settle
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,8 +29,7 @@ def timed(own_runs, tmp_path_factory):
     return "timed"
 
 
-def test_a_box_on_the_timeline_narrows_the_requests(own_server, browser, timed, tmp_path):
-    page = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
+def test_a_box_on_the_timeline_narrows_the_requests(own_server, page, timed):
     page.goto(f"{own_server}/run?run={timed}")
     settle(page, plots=6)
     plot = page.locator("[data-testid=stPlotlyChart]").first.bounding_box()
@@ -51,33 +50,16 @@ def test_a_box_on_the_timeline_narrows_the_requests(own_server, browser, timed, 
     page.wait_for_url(lambda url: "window=" not in url)
 
 
-def test_a_diagnosis_is_made_once(own_server, browser, timed, tmp_path):
-    page = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
-    page.goto(f"{own_server}/run?run={timed}")
-    settle(page, plots=6)
-    page.get_by_text("Diagnosis", exact=True).click()
-    page.get_by_role("button", name="Find what would help").click()
-    verdict = page.get_by_text(re.compile(r"problem"))
-    verdict.wait_for()
-    told = verdict.inner_text()
-    page.reload()
-    page.get_by_text(told).wait_for()
-    settle(page, plots=6)
-    assert page.get_by_role("button", name="Find what would help").count() == 0
-    drawn(page, 60)
-
-
-def test_every_view_opens(own_server, browser, timed, tmp_path):
-    page = new_context(browser, viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
+def test_every_view_opens(own_server, page, timed):
     page.goto(f"{own_server}/run?run={timed}&view=steps")
     page.get_by_text("What bounds it").wait_for()
     for scheme, width in (("light", 1280), ("dark", 800)):
         in_scheme(page, scheme)
         settle(page, plots=7)
         drawn(page, 60)
-        shoot(page, tmp_path / f"steps-{scheme}-{width}.png", width)
+        fits(page, width)
     page.goto(f"{own_server}/run?run={timed}&view=metrics")
     settle(page, plots=5)
     drawn(page, 60)
     for width in (1280, 800):
-        shoot(page, tmp_path / f"metrics-{width}.png", width)
+        fits(page, width)

@@ -507,7 +507,7 @@ def test_the_engine_confirms_what_the_simulator_claims(tmp_path: Path) -> None:
     tiny = Deployment.model_validate({"model": "random:qwen3", "dtype": "float32", "scheduler": scheduler})
     invented = Calibration.load(calibrated(tmp_path))
     replace(invented, deployment=tiny.model_dump_json()).save(tmp_path)
-    spec = {"requests": 60, "arrivals": {"kind": "closed", "concurrency": 8}, "prompt": 20, "output": 8}
+    spec = {"requests": 60, "arrivals": {"kind": "closed", "concurrency": 8}, "prompt": 20, "output": 4}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     own = ("--a", "max_num_seqs=1", "--b", "max_num_seqs=8", "--engine", "--out", tmp_path / "real", "--repeats", 2)
     result = run("compare", "--trace", tmp_path / "spec.yaml", "-c", tmp_path, *own, "--format", "json")

@@ -1,12 +1,4 @@
-"""The attention kernels in Triton's interpreter, against float64.
-
-test_kernels_attention.py runs each check in a process of its own, for an access out of bounds would end the process:
-`python -m tests.realengine.kernels_attention_interpret CHECK`.
-"""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
+"""The attention kernels in Triton's interpreter, against float64; `interpreted.py` runs these checks."""
 
 import random
 from typing import NamedTuple
@@ -189,6 +181,4 @@ def invariance() -> None:
         assert torch.equal(out, whole[chosen]), chosen
 
 
-if __name__ == "__main__":
-    for check in (decode, prefill, invariance):
-        check()
+CHECKS = (decode, prefill, invariance)

@@ -1,13 +1,4 @@
-"""The fused and sampling kernels in Triton's interpreter, against float64.
-
-test_kernels_fused.py runs each check in a process of its own, for an access out of bounds would end the process:
-`python -m tests.realengine.kernels_fused_interpret CHECK`.
-"""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
+"""The fused and sampling kernels in Triton's interpreter, against float64; `interpreted.py` runs these checks."""
 
 import torch
 from torch import Tensor
@@ -177,9 +168,9 @@ def shares() -> None:
     uniform = [(index + 0.5) / 10 for index in range(10)]
     tokens = drawn(logits, [(1.0, 0, 1.0, u) for u in uniform])
     assert [tokens.count(token) for token in range(5)] == [1, 0, 4, 2, 3]
-    tokens = drawn(logits, [(1.0, 2, 1.0, u) for u in uniform])
-    assert {token: tokens.count(token) for token in set(tokens)} == {2: 6, 4: 4}
-    tokens = drawn(logits, [(1.0, 3, 0.4, u) for u in uniform])  # of 4, 3 and 2 ninths, the first reach 0.4
+    tokens = drawn(logits[:5], [(1.0, 2, 1.0, u) for u in uniform[::2]])
+    assert {token: tokens.count(token) for token in set(tokens)} == {2: 3, 4: 2}
+    tokens = drawn(logits[:5], [(1.0, 3, 0.4, u) for u in uniform[::2]])  # of 4, 3 and 2 ninths, the first reach 0.4
     assert set(tokens) == {2}
 
 
@@ -195,7 +186,3 @@ def ties() -> None:
 
 
 CHECKS = (norms, silu, rope, greedy, limits, shares, ties)
-
-if __name__ == "__main__":
-    for check in CHECKS:
-        check()

@@ -1,8 +1,4 @@
-"""The attention kernels against float64 in Triton's interpreter, and the plain Python that plans their launches."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""The plain Python that plans the attention kernels' launches; `interpreted.py` checks the kernels themselves."""
 
 import numpy as np
 import pytest
@@ -12,16 +8,6 @@ pytest.importorskip("torch")
 
 from realengine.kernels.paged_decode import choose_splits
 from realengine.kernels.paged_prefill import make_tiles, tile_tokens
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.mark.interpret
-def test_in_the_interpreter() -> None:
-    """All checks in one process, most of which is imports; the traceback names the one that fails."""
-    command = [sys.executable, "-m", "tests.realengine.kernels_attention_interpret"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 8])

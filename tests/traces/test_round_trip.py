@@ -133,4 +133,4 @@ def test_parquet_streams(tmp_path):
         return most
 
     # What grows is two integers a request, kept to check that ids are unique.
-    assert peak(60_000) < peak(20_000) + 40_000 * 64
+    assert peak(30_000) < peak(10_000) + 20_000 * 64

@@ -1,0 +1,69 @@
+"""`python -m tests.realengine.interpreted`: all that runs in Triton's interpreter, in one process that imports it once.
+
+The tests' own would end with an access out of bounds. The name printed last is that of the check which failed.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from realengine.engine import Engine
+from realengine.gpu_suite.correctness import cases, check_case
+from realengine.sampling import SamplingParams
+from realengine.weights import ModelFiles, load_model_files
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.workload import WorkloadRequest
+from tests.realengine import kernels_attention_interpret, kernels_fused_interpret
+
+
+def suite() -> None:
+    """The checks that the GPU suite makes, on our kernels, in one dtype: the checks before had them all."""
+    every = cases(torch.device("cpu"), dry_run=True)
+    wanted = [case for case in every if case.dtype == torch.float32 and case.kernel != "draw"]
+    rows = [row for case in wanted for row in check_case(case, "triton")]
+    assert {row["kernel"] for row in rows} >= {"paged_decode", "paged_prefill", "rope_store", "argmax"}
+    assert [row for row in rows if not row["ok"]] == []
+
+
+def engine() -> None:
+    """The whole engine gives the same tokens as on torch, before any GPU."""
+    for model, attention, overlapped in (
+        ("qwen3", "triton", True),
+        ("qwen2", "triton", True),
+        ("llama", "hybrid", False),
+    ):
+        assert outputs(model, attention, overlapped) == outputs(model, "torch", False), model
+
+
+def outputs(model: str, attention: str, overlapped: bool) -> list[list[int]]:
+    files = load_model_files(f"random:{model}", Path())
+    files = ModelFiles(files.spec.model_copy(update={"num_layers": 2}), None, "tiny")
+    config = SchedulerConfig(
+        max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4,
+        async_scheduling=overlapped,
+    )  # fmt: skip
+    found = Engine(Deployment(model="tiny", dtype="float32", attention=attention, scheduler=config), files)
+    sequences = []
+    for number, length in enumerate((30, 5, 1)):  # the first step samples nothing
+        how = SamplingParams(0.7, top_k=20, top_p=0.9, seed=3) if number == 1 else None
+        prompt = [7 * i + number for i in range(length)]
+        found.add(WorkloadRequest(number, 0, (("", length),), 3), prompt, sampling=how)
+        sequences.append(found.sequences[number])
+    while found.step() is not None:
+        pass
+    return [sequence.outputs for sequence in sequences]
+
+
+CHECKS: tuple[Callable[[], None], ...] = (
+    *kernels_fused_interpret.CHECKS, *kernels_attention_interpret.CHECKS, suite, engine,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    for check in CHECKS:
+        print(check.__name__, flush=True)
+        check()
