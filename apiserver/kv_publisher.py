@@ -7,6 +7,7 @@ of the first; they come in order, and an end with the number -1.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import zmq
@@ -41,15 +42,15 @@ class KvPublisher:
         self._published.set_hwm(_MOST_WAITING)
         try:
             if settings.connect:
-                self._published.connect(settings.endpoint)
+                _at(self._published.connect, "endpoint", settings.endpoint)
             else:
-                _bind(self._published, "endpoint", settings.endpoint, place)
+                _at(self._published.bind, "endpoint", settings.endpoint, place)
             if settings.replay_endpoint is not None:
                 self._replays = context.socket(zmq.ROUTER)
                 self._replays.setsockopt(zmq.SNDHWM, 2 * (settings.buffer_steps + 1))
-                _bind(self._replays, "replay_endpoint", settings.replay_endpoint, place)
+                _at(self._replays.bind, "replay_endpoint", settings.replay_endpoint, place)
                 poller.register(self._replays, zmq.POLLIN)
-        except (UserError, zmq.ZMQError):
+        except UserError:
             self.close()
             raise
 
@@ -86,10 +87,11 @@ class KvPublisher:
         self._published.close(linger=500)
 
 
-def _bind(socket: zmq.Socket[bytes], name: str, endpoint: str, place: int) -> None:
+def _at(open_: Callable[[str], object], name: str, endpoint: str, place: int = 0) -> None:
+    """Bind or connect a socket `place` ports after that of `endpoint`, the setting `name`."""
     address, _, port = endpoint.rpartition(":")
     try:
-        socket.bind(f"{address}:{int(port) + place}")
+        open_(f"{address}:{int(port) + place}")
     except zmq.ZMQError as error:
-        remedy = f"cannot be bound for replica {place}: {error}; give another, or connect"
+        remedy = f"cannot be had for replica {place}: {error}; give another, or see connect"
         raise UserError(f"kv_events.{name}", endpoint, remedy) from None

@@ -27,7 +27,7 @@ class KvEventSettings(Request):
     form: Literal["map", "positional"] = Field("map", description="events with named fields, or as arrays")
     integer_hashes: bool = Field(True, description="the last 64 bits of hashes as integers instead of all their bytes")
     hash: Algorithm = Field("sha256", description="hash of blocks, as vLLM's prefix_caching_hash_algo")
-    hash_seed: str = Field(DEFAULT_SEED, description="seed of the hash, as PYTHONHASHSEED of vLLM")
+    hash_seed: str = Field(DEFAULT_SEED, description="seed of the hash; that of PYTHONHASHSEED, if it is set")
 
     @field_validator("topic")
     @classmethod

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from apiserver.block_hash import DEFAULT_SEED, BlockHash
+from apiserver.block_hash import BlockHash
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.one_replica import of_one_replica
 from planning.priced_scenario import price_scenario
@@ -82,6 +82,7 @@ def gateway() -> Iterator[Gateway]:
         "endpoint": f"tcp://127.0.0.1:{events}",
         "replay_endpoint": f"tcp://127.0.0.1:{events + 10}",
         "topic": "kv@{replica}:{port}@{model}",
+        "hash_seed": "5",
     }
     ports = ("--replicas", "4", "--ports-per-replica")
     with served(*TWIN, *ports, "--kv-events", json.dumps(published), "--failures", json.dumps(FAILURES)) as urls:
@@ -158,7 +159,7 @@ def test_events_name_blocks_as_vllm_does_and_a_known_prefix_is_not_stored_again(
     before = len(gateway.replayed(SOUND))
     text = json.loads(gateway.ask(SOUND, prompt, 20)[1])["choices"][0]["text"]
     stored = [event for _, events in gateway.replayed(SOUND, before) for event in events]
-    hash = BlockHash("sha256", DEFAULT_SEED).of
+    hash = BlockHash("sha256", "5").of
     first = hash(None, prompt[:16])
     second = hash(first, prompt[16:32])
     assert stored[0] == {

@@ -82,7 +82,8 @@ def test_accidents_have_their_while_their_share_and_their_replica() -> None:
     ("options", "told"),
     [
         (["--kv-events", "5557"], "kv-events: "),
-        (["--kv-events", "tcp://10.0.0.300:5557"], "kv_events.endpoint: 'tcp://10.0.0.300:5557': cannot be bound"),
+        (["--kv-events", "tcp://10.0.0.300:5557"], "kv_events.endpoint: 'tcp://10.0.0.300:5557': cannot be had"),
+        (["--kv-events", '{"endpoint": "tcp://no host:1", "connect": true}'], "'tcp://no host:1': cannot be had"),
         (["--kv-events", '{"endpoint": "tcp://127.0.0.1:1", "topic": "{pod}"}'], "may hold {replica}, {port} and"),
         (["--ports-per-replica", "--router", "random"], "give one"),
         (["--failures", '{"refusals": [{"status": 500}]}'], "failures.refusals.0.status: 500"),
@@ -103,6 +104,18 @@ def test_events_of_a_cache_that_is_off_are_refused(tmp_path: Path) -> None:
     endpoint = f"tcp://127.0.0.1:{free_ports(1)}"
     done = tokentwin("serve", "--twin", "--gpu", "H100", "--port", "0", "-d", path, "--kv-events", endpoint)
     assert done.returncode == 2 and "leave enable_prefix_caching on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "seed"),
+    [("tcp://*:1", "42"), ('{"endpoint": "tcp://*:1"}', "42"), ('{"endpoint": "tcp://*:1", "hash_seed": "7"}', "7")],
+)
+def test_the_seed_of_hashes_is_where_vllm_finds_it(given: str, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServeSettings] = []
+    monkeypatch.setenv("PYTHONHASHSEED", "42")
+    monkeypatch.setattr("apiserver.supervisor.serve", lambda settings, *more: served.append(settings))
+    assert tokentwin("serve", "--twin", "--gpu", "H100", "--kv-events", given).returncode == 0
+    assert [settings.kv_events and settings.kv_events.hash_seed for settings in served] == [seed]
 
 
 def test_a_file_of_failures_is_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
             flags[name] = _json(flags[name])
     if isinstance(flags["failures"], str):
         flags["failures"] = read_yaml(flags["failures"], "failures")
+    if flags["kv_events"] is not None and "PYTHONHASHSEED" in os.environ:  # where vLLM finds its own
+        given = flags["kv_events"] if isinstance(flags["kv_events"], dict) else {"endpoint": flags["kv_events"]}
+        flags["kv_events"] = {"hash_seed": os.environ["PYTHONHASHSEED"], **given}
     asked = {name: flags[name] for name in ServeSettings.model_fields if name in flags}
     settings = requested(ServeSettings, {**asked, "twin": twin})
     if twin:
