@@ -126,10 +126,15 @@ def _token_ids(style: Style, piece: Piece) -> dict[str, Any]:
 
 
 class Documents:
-    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each."""
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each.
 
-    def __init__(self, style: Style, id: str, model: str, created: int) -> None:
+    Every chunk tells `so_far`, if it is given.
+    """
+
+    def __init__(self, style: Style, id: str, model: str, created: int, so_far: Usage | None = None) -> None:
         self._style = style
+        self._so_far = so_far
+        self._text_alone = so_far is None and not style.token_ids
         self.every = style.token_ids  # a chunk for every token, even if there is nothing to read yet
         self._about = {"id": id, "created": created, "model": model}
         self._before, self._after = self._event([style.delta(Piece("\0", [], None, None))]).split(rb'"\u0000"')
@@ -146,9 +151,10 @@ class Documents:
 
     def chunk(self, piece: Piece) -> bytes:
         """A server-sent event with some text; where it is text alone, all but that was made before."""
-        if piece.finish is None and piece.logprobs is None:
+        if self._text_alone and piece.finish is None and piece.logprobs is None:
             return self._before + msgspec.json.encode(piece.text) + self._after
-        return self._event([self._style.delta(piece)])
+        usage = {} if self._so_far is None else {"usage": self._so_far.document()}
+        return self._event([self._style.delta(piece)], **usage)
 
     def usage(self, usage: Usage) -> bytes:
         """The event before the last, where it was asked for."""

@@ -21,7 +21,7 @@ from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.kv_transfer import KvTransferParams
 from apiserver.messages import About, Add, Output
 from apiserver.one_replica import of_one_replica
-from apiserver.protocol import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+from apiserver.protocol import ChatMessage, ChatRequest, CompletionRequest, StreamOptions, TokenizeRequest
 from apiserver.refusal import Refusal, answer_to, invalid
 from planning.version import __version__
 from realengine.detokenizer import Detokenizer
@@ -184,12 +184,14 @@ class Api:
         transfer = body.kv_transfer_params or KvTransferParams()
         asked.prefilled_at = transfer.source(about, bool(body.stream))
         with self._engine.open(asked) as answer:
-            documents = Documents(style, asked.answer_id, about.model, int(time()))
             usage = Usage(len(asked.prompt))
+            told = body.stream_options or StreamOptions()
+            so_far = usage if told.include_usage and told.continuous_usage_stats else None
+            documents = Documents(style, asked.answer_id, about.model, int(time()), so_far)
             pieces = _pieces(answer, self._detokenizer(about, body.stop), usage)
             if body.stream:
-                include = body.stream_options is not None and body.stream_options.include_usage
-                return await _stream(request, answer, pieces, documents, usage if include else None, self._deadline_s)
+                last = usage if told.include_usage else None
+                return await _stream(request, answer, pieces, documents, last, self._deadline_s)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
             handed_on = transfer.answer(about, asked.answer_id, usage.prompt_tokens, host, port)
             try:

@@ -36,6 +36,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False  # vLLM's, which GuideLLM asks for: usage so far in each chunk
 
 
 class _Generation(BaseModel):

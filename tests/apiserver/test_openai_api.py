@@ -68,6 +68,14 @@ def test_a_stream_says_what_a_whole_answer_says(server, ask):
     assert all(event["choices"] and "usage" not in event for event in without)
 
 
+def test_usage_so_far_is_in_every_chunk_if_asked_for(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.complete(max_tokens=5, stream=True, stream_options=options).events
+    assert events[-1]["usage"]["completion_tokens"] == events[-2]["usage"]["completion_tokens"] == 5
+    told = [event["usage"]["completion_tokens"] for event in events]
+    assert told == sorted(told) and told[0] >= 1
+
+
 def test_a_chat_is_one_message(server):
     choice = server.chat(max_tokens=3).choice
     assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
