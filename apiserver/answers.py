@@ -146,7 +146,7 @@ class Documents:
 
     def chunk(self, piece: Piece) -> bytes:
         """A server-sent event with some text; where it is text alone, all but that was made before."""
-        if piece.finish is None and piece.logprobs is None:
+        if piece.finish is None and piece.logprobs is None and not self.every:
             return self._before + msgspec.json.encode(piece.text) + self._after
         return self._event([self._style.delta(piece)])
 

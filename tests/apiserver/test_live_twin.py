@@ -25,7 +25,15 @@ from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_fleet_properties import fleets
 from traces.recording import Recording, RecordingWriter
 
-SERVED_ONLY = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
+SERVED_ONLY = (
+    "received_ns",
+    "first_text_ns",
+    "first_sent_ns",
+    "last_text_ns",
+    "last_sent_ns",
+    "client_id",
+    "client_ns",
+)
 ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
 FILLER = range(100, 612)
 LATEST_NS = 40 * S
