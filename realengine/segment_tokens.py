@@ -23,11 +23,15 @@ def named_segments(request: WorkloadRequest) -> list[Segment]:
 
 
 class SegmentTokens:
-    """Tokens from a vocabulary of `vocab_size`, from token `first` on: vocabularies often begin with special ones."""
+    """Tokens from a vocabulary of `vocab_size`, from token `first` on: vocabularies often begin with special ones.
 
-    def __init__(self, vocab_size: int, first: int = 0) -> None:
+    Another `salt` makes other tokens of the same segments.
+    """
+
+    def __init__(self, vocab_size: int, first: int = 0, salt: str = "") -> None:
         self._vocab_size = vocab_size
         self._first = first
+        self._salt = salt
 
     def prompt(self, request: WorkloadRequest) -> list[int]:
         """Token ids of the whole prompt."""
@@ -42,6 +46,6 @@ class SegmentTokens:
 
     def segment(self, name: str, count: int) -> list[int]:
         """The first `count` tokens of a segment."""
-        seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+        seed = int.from_bytes(blake2b(f"{self._salt}{name}".encode(), digest_size=8).digest(), "little")
         drawn = np.random.default_rng(seed).integers(self._first, self._vocab_size, count)
         return list(map(int, drawn))

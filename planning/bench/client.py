@@ -88,12 +88,13 @@ async def _send(
     say: Callable[[str], None],
     progress: Callable[[int], None],
 ) -> _Sender:
+    # No run finds the prompts of another in the server's prefix cache: the prefix of its ids is in its tokens, too.
     answers = quoted(workload.requests)
     prompts: Prompts
     if target.endpoint == "chat":
-        prompts = ChatPrompts(answers)
+        prompts = ChatPrompts(answers, salt=prefix)
     else:
-        prompts = TokenPrompts(SegmentTokens(target.vocab_size, target.first_token), answers)
+        prompts = TokenPrompts(SegmentTokens(target.vocab_size, target.first_token, salt=prefix), answers)
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key.get_secret_value()}"}
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), headers=headers, timeout=aiohttp.ClientTimeout(None)

@@ -65,8 +65,8 @@ class TokenPrompts:
 class ChatPrompts:
     """Conversations of about as many tokens as the workload says, one a word; the template of the model adds some."""
 
-    def __init__(self, quoted: set[int]) -> None:
-        self._tokens = SegmentTokens(len(_WORDS))
+    def __init__(self, quoted: set[int], salt: str = "") -> None:
+        self._tokens = SegmentTokens(len(_WORDS), salt=salt)
         self._quoted = quoted
         self._answers: dict[str, str] = {}
 

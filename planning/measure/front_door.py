@@ -39,7 +39,9 @@ class Row:
 
     @property
     def error_pct(self) -> float:
-        """Of what was simulated with the front door, in percent of the real."""
+        """Of what was simulated with the front door, in percent of the real; a wrong zero is 100 % off."""
+        if self.real == 0:
+            return 100.0 * (self.simulated != 0)
         return 100 * (self.simulated - self.real) / self.real
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def hold_against_clients(clients: Sequence[Path], scenario: dict[str, Any], fron
     for name, value in simulated.items():
         measured = [numbers[name] for numbers in real]
         centre = mean(measured)
-        floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 else None
+        floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 and centre else None
         rows.append(Row(*name, centre, without[name], value, floor))
     return rows
 

@@ -324,6 +324,22 @@ def test_an_open_loop_waits_for_nobody(tmp_path: Path) -> None:
     assert {row["status"] for row in rows.values()} == {"finished"}
 
 
+def test_no_run_finds_the_prompts_of_another_in_a_cache(tmp_path: Path) -> None:
+    asked = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if number_of(request) >= 0:
+            asked.append((await request.json())["prompt"])
+        return await answering(request)
+
+    shared = Workload([WorkloadRequest(at, 0, (SHARED, (PRIVATE, 8)), 3) for at in range(2)])
+    for name in ("once", "again"):
+        benched_rows(answer, shared, tmp_path / name)
+    (one, two), (three, four) = asked[:2], asked[2:]
+    assert one[:64] == two[:64] and three[:64] == four[:64]
+    assert one[:16] != three[:16] and one[64:] != two[64:]
+
+
 def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path) -> None:
     here: set[int] = set()
     most = [0]
