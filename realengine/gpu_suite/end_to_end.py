@@ -168,7 +168,7 @@ def _answers(
                 number, (prompt, output, _) = waiting.popleft()
                 arrived = WorkloadRequest(number, 0, (("", len(prompt)),), output)
 
-                def take(token: int, taken: list[int] = outputs[number]) -> bool:
+                def take(token: int, _: float | None, taken: list[int] = outputs[number]) -> bool:
                     taken.append(token)
                     return False
 
