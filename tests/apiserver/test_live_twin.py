@@ -247,4 +247,4 @@ def assert_given(served, requests):
             assert tokens >= row["output_tokens"]
         elif row["status"] == "finished":
             assert tokens == row["output_tokens"]
-            assert wire.due_ns[id] == [twin._monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]
+            assert wire.due_ns[id] == [twin.monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]
