@@ -17,12 +17,11 @@ def test_a_prompt_travels_through_a_twin_and_its_waterfall_is_drawn(server, page
     with serving(tmp_path, *TWIN, "--replicas", 2) as twin:
         page.goto(f"{server}/live?server={twin.url}")
         page.get_by_text("a twin: its schedulers decide").wait_for()
-        page.get_by_text("requests running").wait_for()
+        page.get_by_text("requests running").first.wait_for()
         page.get_by_role("button", name="Send").click()
-        page.get_by_text(re.compile(r"\d+ prompt tokens, 64 steps on replica [01]: finished")).wait_for()
+        page.get_by_text(re.compile(r"\d+ prompt tokens, 64 steps, on replica [01]: finished")).wait_for()
         for phase in ("tokenise", "queue", "prefill", "decode", "detokenise", "stream"):
             page.locator(".ytick", has_text=phase).first.wait_for()
-        page.get_by_text("KV blocks that it held").wait_for()
-        page.wait_for_function("() => document.body.innerText.includes('TTFT')")
+        page.get_by_text("KV blocks that it held").first.wait_for()
         assert not page.get_by_role("alert").count()
-    page.get_by_text("does not answer").wait_for()  # once it has ended, the page says so
+    page.get_by_text("does not answer").first.wait_for()  # once it has ended, the page says so
