@@ -116,8 +116,8 @@ class EngineClient:
                     for output in message.outputs:
                         if (answer := self._answers.get(output.id)) is not None:
                             answer.take(output, message.due_ns)
-                case Told() if message.id in self._told:
-                    self._told[message.id].set_result(message.text)
+                case Told() if (told := self._told.get(message.id)) is not None and not told.done():
+                    told.set_result(message.text)
                 case About():
                     self.about, self.drains = message, self.drains and self.about is not None
                     self.served.set()

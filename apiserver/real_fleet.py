@@ -210,8 +210,8 @@ class RealFleet:
             self.ledger.add_step(**row)
         elif row["request_id"] not in engine.answers:
             return  # of a process that was here before this one
-        elif row["status"] == "finished":
-            engine.answers[row["request_id"]].row = row  # its last tokens are on their way
+        elif row["status"] in ("finished", "rejected"):
+            engine.answers[row["request_id"]].row = row  # its last tokens, or its refusal, are on their way
         else:
             self._ended(engine, row)
 

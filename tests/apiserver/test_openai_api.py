@@ -76,6 +76,14 @@ def test_usage_so_far_is_in_every_chunk_if_asked_for(server):
     assert told == sorted(told) and told[0] >= 1
 
 
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_a_stream_has_the_token_ids_that_a_whole_answer_has(server, ask):
+    asked = {"max_tokens": 12, "seed": 5, "ignore_eos": True, "return_token_ids": True}
+    whole = getattr(server, ask)(**asked).choice["token_ids"]
+    choices = [event["choices"][0] for event in getattr(server, ask)(**asked, stream=True).events]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == whole and len(whole) == 12
+
+
 def test_a_chat_is_one_message(server):
     choice = server.chat(max_tokens=3).choice
     assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
