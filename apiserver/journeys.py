@@ -32,8 +32,9 @@ class Journeys:
 
     def begin(self, id: int, name: str, prompt_tokens: int, received_ns: int) -> None:
         """Follow request `id`; its answer is called `name`."""
-        while len(self._by_name) >= _KEPT:
-            del self._by_name[next(iter(self._by_name))]
+        if name in self._by_name or len(self._by_name) >= _KEPT:
+            dropped = self._by_name.pop(name if name in self._by_name else next(iter(self._by_name)))
+            self._under_way = {other: kept for other, kept in self._under_way.items() if kept is not dropped}
         self._by_name[name] = self._under_way[id] = {
             "status": "under way",
             "replica": None,

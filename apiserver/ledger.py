@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
+
+import msgspec
 
 from apiserver.journeys import Journeys
 from apiserver.messages import Add, Delivered, From, Row, StepEnd
@@ -130,7 +131,7 @@ class Ledger:
     def journey(self, name: str) -> bytes:
         """That of the request whose answer is called `name`, in JSON; empty if it was not followed."""
         found = self._journeys.of(name)
-        return b"" if found is None else json.dumps(found).encode()
+        return b"" if found is None else msgspec.json.encode(found)
 
     def close(self) -> None:
         """Nothing more happens: what is here is written."""

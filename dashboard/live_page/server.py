@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -27,38 +28,49 @@ class Server:
 
     def model(self) -> str:
         """Name of the model that it serves."""
-        with self._ask("/v1/models") as response:
+        with self._ask("/v1/models") as response, self._understood():
             return str(json.load(response)["data"][0]["id"])
 
     def kind(self) -> str:
         """`twin` or `real`; empty of a server that is not ours."""
-        with self._ask("/version") as response:
+        with self._ask("/version") as response, self._understood():
             return str(json.load(response).get("engine", ""))
 
     def snapshot(self, seconds: float) -> Snapshot:
         """Its metrics now, `seconds` on the caller's clock."""
-        with self._ask("/metrics") as response:
-            text = response.read().decode()
-        return Snapshot.of(seconds, text_string_to_metric_families(text))
+        with self._ask("/metrics") as response, self._understood():
+            return Snapshot.of(seconds, text_string_to_metric_families(response.read().decode()))
 
     def answer(self, id: str, prompt: str, max_tokens: int) -> Iterator[str]:
         """The text of an answer to `prompt`, piece by piece; `id` is its name on the server."""
         body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "stream": True}
         headers = {"Content-Type": "application/json", "X-Request-Id": id, "X-Journey": "1"}
-        with self._ask("/v1/chat/completions", json.dumps(body).encode(), headers, seconds=600) as response:
+        with self._ask("/v1/chat/completions", json.dumps(body).encode(), headers, 600) as response, self._understood():
             for line in response:
+                if line.startswith(b"data: [DONE]"):
+                    return
                 if line.startswith(b"data: {"):
                     document = json.loads(line[6:])
                     if "error" in document:
                         raise UserError("prompt", prompt, document["error"]["message"])
                     for choice in document["choices"]:
                         yield choice["delta"].get("content") or ""
+            raise HTTPException
 
     def journey(self, id: str) -> dict[str, Any]:
         """What the server has done so far for the answer called `id`; see `docs/serving-api.md`."""
-        with self._ask(f"/journeys/{id}") as response:
+        with self._ask(f"/journeys/{id}") as response, self._understood():
             found: dict[str, Any] = json.load(response)
             return found
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, HTTPException):
+            raise UserError("server", self.url, "ended its answer too early; see what the server says") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise UserError("server", self.url, "does not speak OpenAI's API; give another address") from None
 
     def _ask(
         self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, seconds: float = _SECONDS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -65,3 +67,33 @@ def test_a_request_under_way_is_drawn_as_far_as_it_is_known() -> None:
 def test_a_server_that_cannot_be_asked_is_one_line(url: str) -> None:
     with pytest.raises(UserError, match=r"^server: "):
         Server(url).model()
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Answers like another kind of server; a stream of it breaks off."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>[]{")
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": []}\n\n')
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_server_of_another_kind_or_that_breaks_off_is_one_line() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Odd) as odd:
+        Thread(target=odd.serve_forever).start()
+        server = Server(f"http://127.0.0.1:{odd.server_port}")
+        for ask in (server.model, server.kind, lambda: server.snapshot(0.0), lambda: server.journey("a")):
+            with pytest.raises(UserError, match="does not speak OpenAI's API"):
+                ask()
+        with pytest.raises(UserError, match="too early"):
+            list(server.answer("a", "Hello", 5))
+        odd.shutdown()

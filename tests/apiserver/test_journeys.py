@@ -1,0 +1,17 @@
+"""Journeys are kept of the last requests alone, whether or not the others have ended."""
+
+from __future__ import annotations
+
+from apiserver.journeys import Journeys
+
+
+def test_a_journey_that_nobody_can_ask_for_any_more_grows_no_longer() -> None:
+    journeys = Journeys(16)
+    for id in range(100):
+        journeys.begin(id, f"name-{id}", 5, 0)
+    journeys.begin(100, "name-99", 5, 0)  # a client may give a name twice
+    assert len(journeys._under_way) == len(journeys._by_name) == 64
+    assert journeys.of("name-35") is None and journeys.of("name-36") is not None
+    journeys.end({"request_id": 99, "status": "finished", "replica": 0})
+    found = journeys.of("name-99")
+    assert found is not None and found["status"] == "under way"
