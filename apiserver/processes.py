@@ -83,7 +83,10 @@ def engine_main(engine: Engine, told: Connection) -> None:
         gc.disable()  # requests leave no cycles behind, and looking for them would make tokens late
         process.run(poller, woken)
     except UserError as error:
-        told.send(("cannot", (error.field, error.value, error.remedy)))
+        try:
+            told.send(("cannot", (error.field, error.value, error.remedy)))
+        except BrokenPipeError:  # it serves already, so that nobody listens there any more
+            _LOG.error("%s", error)
         sys.exit(2)
     finally:
         exchange.close()

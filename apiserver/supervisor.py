@@ -56,9 +56,9 @@ def serve(
             engines = _engines(settings, deployment, out, overwrite, Path(folder))
             supervisor = _Supervisor(settings, engines, listening)
             try:
-                model = supervisor.start()
-                ready(model, [_url(scheme, *address) for address in addresses])
-                supervisor.watch()
+                if model := supervisor.start():
+                    ready(model, [_url(scheme, *address) for address in addresses])
+                    supervisor.watch()
             finally:
                 supervisor.end()
     finally:
@@ -126,13 +126,13 @@ class _Supervisor:
         self._stops = 0
 
     def start(self) -> str:
-        """Start everything; the name of the model that is served."""
+        """Start everything; the name of the model that is served, empty if all is to end before that."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         told = {name: self._start_engine(name) for name in self._engines if name != _ENGINE}
         for name, connection in told.items():
             self._await_engine(name, connection)
-        model = self._await_engine(_ENGINE, self._start_engine(_ENGINE))
+        model = "" if self._stops else self._await_engine(_ENGINE, self._start_engine(_ENGINE))
         for at in range(self._settings.api_workers):
             self._start_api(f"api-{at}")
         return model
@@ -183,6 +183,9 @@ class _Supervisor:
 
     def _await_engine(self, name: str, told: Connection) -> str:
         """The name of the model that it serves. Raises UserError if it cannot, unless all is to end anyway."""
+        while not told.poll(_LOOK_S):
+            if self._stops:
+                return ""
         try:
             what, text = told.recv()
         except EOFError:

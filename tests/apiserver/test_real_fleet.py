@@ -62,8 +62,10 @@ def test_a_client_hears_that_its_engine_rejected_its_request(tmp_path: Path) -> 
         fleet.await_all(poller)
         fleet.ledger = ledger = Ledger(fleet, LiveMetrics("m", 100), None)
 
+        front = zmq.Poller()
+        exchange.register(front)
         client.send(encode(Add(7, [1, 2, 3], 90, 0)))
-        client.poll(10)
+        assert front.poll(5000)
         ((peer, asked),) = exchange.received()
         id = exchange.open(peer, asked.id)
         ledger.expects(id, asked)
@@ -73,16 +75,14 @@ def test_a_client_hears_that_its_engine_rejected_its_request(tmp_path: Path) -> 
         row = {**REJECTED, **times, "request_id": id, "replica": 0, "output_tokens": 0}
         engine.says(Row("requests", {**row, "status": "rejected", "reason": "too many blocks"}))
         engine.says(Outputs(0, [Output(id, [], finish="refused", reason="too many blocks")]))
-        while ledger.under_way or not client.poll(0):
-            assert poller.poll(5000), "the client waits in vain"
+        while ledger.under_way or fleet.engines[0].answers:
+            assert poller.poll(5000), "the row or the refusal got lost"
             fleet.turn()
+        assert client.poll(5000), "the client waits in vain"
         told = read_answer(client.recv())
         assert [(output.id, output.finish, output.reason) for output in told.outputs] == [
             (7, "refused", "too many blocks")
         ]
         assert not fleet.engines[0].answers and exchange.known(peer, 7) is None
     finally:
-        fleet.close()
-        exchange.close()
-        client.close()
-        engine.socket.close()
+        context.destroy(linger=0)

@@ -42,13 +42,13 @@ option = options_of(ServeSettings)
 @option("--tls-cert", type=click.Path())
 @option("--tls-key", type=click.Path())
 @option("--otlp-endpoint")
-@click.option("--out", "-o", type=click.Path(), help="Directory to write a recording of all that is served to.")
+@click.option("--out", "-o", type=click.Path(), help="Directory for a recording of everything that is served.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
 def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool, **flags: Any) -> None:
-    """Serve the real engine, or with --twin a fleet that is only simulated, by OpenAI's API.
+    """Answer OpenAI's API with the real engine, or with --twin by a simulated fleet.
 
-    The twin decides when each token comes, as the fleet's own schedulers would; its words mean nothing.
+    The twin sends each token when the real fleet would send it. The words of its answers mean nothing.
 
     \b
       tokentwin serve
@@ -75,7 +75,8 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
         otherwise = served().model_copy(update={"model": Deployment().model})  # on the GPU that this machine has
     deployment = read_deployment(deployment_file, flags, otherwise)
-    what = f"the twin of {settings.replicas or 1} x" if twin else "the engine with"
+    replicas = settings.replicas or (sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1)
+    what = f"the twin of {replicas} x" if twin else "the engine with"
     serve_until_stopped(
         settings,
         deployment,

@@ -125,7 +125,7 @@ def case_of_recordings(
     targets = [Target(figure=f, within_pct=within_pct) for f in _MEANS_AND_RATES] if within_pct is not None else []
     return Case(
         name="own-server",
-        title=f"Own server at {about.get('url', 'an unknown address')}",
+        title=f"Your server at {about.get('url', 'an unknown address')}",
         source="recorded by tokentwin bench",
         engine=f"version {about.get('server') or 'unknown'}",
         gpu=gpu,
