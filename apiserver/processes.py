@@ -128,12 +128,15 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
         servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
     gc.freeze()  # what is here by now stays
-    await stopped.wait()
+    asked = asyncio.create_task(stopped.wait())
+    ended, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for server in servers:
         server.close()
     await asyncio.gather(*[runner.cleanup() for runner in runners])
-    for task in tasks:
+    for task in (asked, *tasks):
         task.cancel()
+    for task in ended:
+        task.result()  # of one that listens to the engine, why it does no more: the supervisor starts another process
 
 
 def log_to_stderr() -> None:
