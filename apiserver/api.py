@@ -304,13 +304,15 @@ async def _whole(
     usage: Usage,
     handed_on: dict[str, Any] | None,
 ) -> web.Response:
-    text, tokens, logprobs, finish = "", [], None, None
-    first_ns = 0
+    text, tokens, finish, first_ns = "", [], None, 0
+    logprobs: list[float] | None = None
     async for piece in pieces:
         first_ns = first_ns or monotonic_ns()
         text += piece.text
         tokens += piece.tokens
-        logprobs = (logprobs or []) + piece.logprobs if piece.logprobs is not None else logprobs
+        if piece.logprobs is not None:
+            logprobs = logprobs or []
+            logprobs += piece.logprobs
         finish = piece.finish
     made_ns = monotonic_ns()
     document = documents.whole(Piece(text, tokens, logprobs, finish), usage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import tempfile
@@ -21,7 +20,6 @@ from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
 
-_LOG = logging.getLogger("tokentwin")
 _YOUNG_S = 10.0  # a process that dies younger than this
 _MOST_YOUNG = 3  # and so often one after another would only die again
 _LOOK_S = 0.5  # how often it looks whether it was asked to stop
@@ -37,11 +35,13 @@ def serve(
     out: str | None = None,
     overwrite: bool = False,
     ready: Callable[[str, list[str]], None] = lambda model, urls: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, and then until every request under way has ended; a second one ends it at once.
 
-    `ready` is called with the model's name and the URLs of the server, or of each replica. Raises UserError for what
-    cannot be served, and for an address that cannot be listened on.
+    `ready` is called with the model's name and the URLs of the server, or of each replica, and `say` with a line when
+    a process is started again and when the end begins. Raises UserError for what cannot be served, and for an address
+    that cannot be listened on.
     """
     read_keys(settings.api_key_file)
     scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
@@ -54,7 +54,7 @@ def serve(
         settings = settings.model_copy(update={"port": addresses[0][1]})
         with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
             engines = _engines(settings, deployment, out, overwrite, Path(folder))
-            supervisor = _Supervisor(settings, engines, listening)
+            supervisor = _Supervisor(settings, engines, listening, say)
             try:
                 if model := supervisor.start():
                     ready(model, [_url(scheme, *address) for address in addresses])
@@ -116,8 +116,15 @@ def _engines(
 
 
 class _Supervisor:
-    def __init__(self, settings: ServeSettings, engines: dict[str, Engine], listening: list[socket.socket]) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        engines: dict[str, Engine],
+        listening: list[socket.socket],
+        say: Callable[[str], None],
+    ) -> None:
         self._settings = settings
+        self._say = say
         self._engines = engines
         self._listening = listening
         self._processes: dict[str, BaseProcess] = {}
@@ -144,6 +151,7 @@ class _Supervisor:
             for name, process in list(self._processes.items()):
                 if process.exitcode is not None and not self._stops:
                     self._start_again(name, process)
+        self._say("the server ends when the requests under way have ended; a second Ctrl-C ends it at once")
         engine, told = self._processes[_ENGINE], 0
         while engine.exitcode is None:
             if told < self._stops:
@@ -169,7 +177,7 @@ class _Supervisor:
         if self._died_young[name] == _MOST_YOUNG:
             remedy = f"has ended {_MOST_YOUNG} times as soon as it was started; the lines above say why"
             raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
-        _LOG.error("the process %s has ended (exit code %s); it is started again", name, process.exitcode)
+        self._say(f"the process {name} has ended (exit code {process.exitcode}); it is started again")
         if name in self._engines:
             self._await_engine(name, self._start_engine(name))
         else:

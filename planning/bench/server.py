@@ -13,7 +13,7 @@ import aiohttp
 
 from planning.bench.answer_stream import refusal
 from planning.bench.request import BenchTarget
-from serving.errors import UserError
+from serving.errors import UserError, reason
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _PROBE_S = 60.0
@@ -103,4 +103,6 @@ async def _probe(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
 
 
 def _why(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return reason(error)
     return " ".join(str(error).split()) or type(error).__name__

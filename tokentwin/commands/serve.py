@@ -85,6 +85,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
         lambda model, urls: click.echo(
             f"{what} {model} answers at {' '.join(f'{url}/v1' for url in urls)}; Ctrl-C ends it"
         ),
+        lambda line: click.echo(f"tokentwin: {line}", err=True),
     )
 
 
