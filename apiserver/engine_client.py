@@ -31,6 +31,7 @@ from apiserver.messages import (
 )
 from apiserver.refusal import Refusal
 
+_LAST_WORDS_S = 0.1
 _ASK_S = 5.0
 _LATE_S = 1.0  # how often the engine process is told how late tokens left here
 
@@ -131,8 +132,9 @@ class EngineClient:
             if event == zmq.EVENT_CONNECTED:
                 self._send(Hello())
             else:
-                self.about = None
-                for answer in list(self._answers.values()):
+                self.about, open_answers = None, list(self._answers.values())
+                await asyncio.sleep(_LAST_WORDS_S)  # for what it said last, which may not have been read
+                for answer in open_answers:
                     answer.take(Output(answer.id, [], finish="crashed", reason="the engine process has ended"), 0)
 
     async def _tell(self) -> None:

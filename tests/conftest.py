@@ -1,6 +1,11 @@
 """Before anything imports numpy: the environment that the command line sets for itself; and shared fixtures."""
 
+import asyncio
 import signal
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import pytest
 
 import tests.budget  # noqa: F401
 import tokentwin  # noqa: F401
@@ -17,3 +22,29 @@ from tests.fast_lane import (  # noqa: F401
 
 # A shell lets what it starts in the background ignore Ctrl-C, children and all; the tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _no_running_loop(item: pytest.Item) -> Iterator[None]:
+    """Playwright leaves its loop marked as running while the browser is open, and no other could be run."""
+    if "browser" in item.keywords:
+        yield
+        return
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(running)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    with _no_running_loop(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    with _no_running_loop(item):
+        return (yield)
