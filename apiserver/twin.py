@@ -194,12 +194,12 @@ class Twin:
 
     def _gone(self, life: Life) -> None:
         """A replica takes no more; if a port is its own, the connections there break."""
+        self._place(life, -1)  # first: whoever sees a connection break and asks again must not find it well
         if self.about.places:
             for id, answer in self._open.items():
                 if answer.asked.place == life.place:
                     self._cut(id, answer, "the replica has crashed")
             self._exchange.flush(self._due_ns)
-            self._place(life, -1)
 
     def _place(self, life: Life, replica: int) -> None:
         if self.about.places:

@@ -30,10 +30,11 @@ def guidellm():
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     home = cache / "tokentwin" / f"{GUIDELLM}-py{sys.version_info.major}.{sys.version_info.minor}"
     command = home / "bin" / "guidellm"
-    if not command.exists():
+    if not home.exists():
         venv.create(home, with_pip=True)
-        packages = sysconfig.get_path("purelib", vars={"base": str(home)})
-        (Path(packages) / "ours.pth").write_text(sysconfig.get_path("purelib"))
+    packages = sysconfig.get_path("purelib", vars={"base": str(home)})
+    (Path(packages) / "ours.pth").write_text(sysconfig.get_path("purelib"))  # of this run: clones come and go
+    if not command.exists():
         done = subprocess.run([home / "bin" / "pip", "install", "-q", GUIDELLM], capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"{GUIDELLM} cannot be installed here: {done.stderr.splitlines()[-1]}")
