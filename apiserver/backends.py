@@ -94,8 +94,10 @@ def make_twin(
         twin.prefills = _prefills(twin, settings.kv_links or LinksConfig(), deployments)
     if settings.kv_events is not None:
         follow_kv(twin, settings, settings.kv_events, deployments, poller)
-    drafts = any(deployment.scheduler.speculative is not None for deployment in deployments)
-    metrics = LiveMetrics(about.model, about.max_model_len, drafts)
+    drafting = [each.scheduler.speculative for each in deployments]
+    metrics = LiveMetrics(
+        about.model, about.max_model_len, max(each.num_speculative_tokens if each else 0 for each in drafting)
+    )
     twin.ledger = ledger = _ledger(twin, metrics, settings, out, run, overwrite)
     return twin, ledger, metrics
 

@@ -67,11 +67,6 @@ _COUNTERS = (
         split=("finished_reason", FINISHED_REASONS),
     ),
 )
-_DRAFTING = (
-    Family("vllm:spec_decode_num_drafts", "counter", "drafts verified"),
-    Family("vllm:spec_decode_num_draft_tokens", "counter", "draft tokens verified"),
-    Family("vllm:spec_decode_num_accepted_tokens", "counter", "draft tokens accepted"),
-)
 _TIMES = {
     "vllm:time_to_first_token_seconds": TTFT_S,
     "vllm:inter_token_latency_seconds": TOKEN_S,
@@ -107,8 +102,23 @@ OF_THE_SERVER = (
 )
 
 
-def of_an_engine(longest: int, drafts: bool) -> tuple[Family, ...]:
-    """Those of each engine: its requests have at most `longest` tokens, and it may verify `drafts`."""
+def _drafting(draft_tokens: int) -> tuple[Family, ...]:
+    """Those of an engine whose drafts have at most so many tokens; positions count from 0."""
+    return (
+        Family("vllm:spec_decode_num_drafts", "counter", "drafts verified"),
+        Family("vllm:spec_decode_num_draft_tokens", "counter", "draft tokens verified"),
+        Family("vllm:spec_decode_num_accepted_tokens", "counter", "draft tokens accepted"),
+        Family(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "counter",
+            "draft tokens accepted, by their position in the draft",
+            split=("position", tuple(map(str, range(draft_tokens)))),
+        ),
+    )
+
+
+def of_an_engine(longest: int, draft_tokens: int) -> tuple[Family, ...]:
+    """Those of each engine: its requests have at most `longest` tokens, and drafts, if any, `draft_tokens`."""
     histograms = [
         *(Family(name, "histogram", _DEFINED[name], bounds) for name, bounds in _TIMES.items()),
         Family(
@@ -127,4 +137,4 @@ def of_an_engine(longest: int, drafts: bool) -> tuple[Family, ...]:
         ),
         Family("vllm:iteration_tokens_total", "histogram", _DEFINED["vllm:iteration_tokens_total"], STEP_TOKENS),
     ]
-    return (*_GAUGES, *_COUNTERS, *(_DRAFTING if drafts else ()), *histograms)
+    return (*_GAUGES, *_COUNTERS, *(_drafting(draft_tokens) if draft_tokens else ()), *histograms)

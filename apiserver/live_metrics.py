@@ -41,16 +41,15 @@ class _Life:
 
 
 class LiveMetrics:
-    """Counts what is served as `model`, whose requests have at most `longest` tokens; steps may verify `drafts`."""
+    """Counts what is served as `model`: requests have at most `longest` tokens, and drafts `draft_tokens`."""
 
-    def __init__(self, model: str, longest: int, drafts: bool = False) -> None:
+    def __init__(self, model: str, longest: int, draft_tokens: int = 0) -> None:
         self._model = model
-        self._families = of_an_engine(longest, drafts)
-        self._drafts = drafts
+        self._families = of_an_engine(longest, draft_tokens)
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
         self._lives: dict[int, _Life] = {}
-        self._ended: list[int] = []  # whose last steps may not have been told yet
+        self._ended: list[int] = []  # whose last step is about to be told
 
     def expects(self, id: int, received_ns: int) -> None:
         """Request `id` came to the API server then."""
@@ -70,9 +69,12 @@ class LiveMetrics:
         _holds(engine, end.running, end.waiting, end.deferred, end.usage)
         engine.inc("vllm:generation_tokens", end.generated)
         engine.observe("vllm:iteration_tokens_total", end.tokens)
-        if self._drafts:
-            for name, more in zip(("drafts", "draft_tokens", "accepted_tokens"), end.drafts, strict=True):
-                engine.inc(f"vllm:spec_decode_num_{name}", more)
+        for tokens, accepted in end.drafts:
+            engine.inc("vllm:spec_decode_num_drafts")
+            engine.inc("vllm:spec_decode_num_draft_tokens", tokens)
+            engine.inc("vllm:spec_decode_num_accepted_tokens", accepted)
+            for position in range(accepted):
+                engine.inc("vllm:spec_decode_num_accepted_tokens_per_pos", 1, str(position))
         for admitted in end.admitted:
             self._admitted(engine, admitted)
         gaps: dict[int, int] = {}  # most requests of a step have waited equally long for it
@@ -121,7 +123,10 @@ class LiveMetrics:
                 self.refused()
             return
         life = self._lives[id]
-        self._ended.append(id)
+        if row["status"] == "finished" and not row["reason"] and life.last_ns < row["finish_ns"]:
+            self._ended.append(id)
+        else:
+            del self._lives[id]
         if replica is None:
             return
         engine = self._engine(replica)

@@ -172,7 +172,7 @@ class StepEnd(Message):
     usage      KV blocks referenced / KV blocks
     tokens     computed in the step
     generated  output tokens that it brought to the requests `sampled`
-    drafts     drafts verified, their tokens, and how many of those were accepted
+    drafts     of each draft that it verified its tokens, and how many of them were accepted
     """
 
     replica: int
@@ -185,7 +185,7 @@ class StepEnd(Message):
     generated: int
     sampled: list[int]
     admitted: list[Admitted]
-    drafts: tuple[int, int, int]
+    drafts: list[tuple[int, int]]
 
 
 class Drain(Message):

@@ -18,6 +18,7 @@ from apiserver.messages import (
     About,
     Add,
     Delivered,
+    Drain,
     Hello,
     Message,
     Outputs,
@@ -163,9 +164,15 @@ class RealFleet:
         ]
 
     def close(self) -> None:
+        self.turn()
         for engine in self.engines:
+            for id in list(engine.answers):
+                self._exchange.end(id, "abort", "the server ended")
+                self._left(engine, id, "unfinished", "the server ended")
             engine.socket.disable_monitor()
+            engine.events.close()
             engine.socket.close()
+        self._exchange.flush(monotonic_ns())
 
     def _listen(self, engine: RemoteEngine) -> None:
         while engine.events.poll(0):
@@ -189,6 +196,8 @@ class RealFleet:
                 case StepEnd():
                     message.replica = engine.index
                     self.ledger.step_ended(message)
+                case Drain() if engine in self._ready:
+                    self._ready.leave(cast(Any, engine))
 
     def _pass_on(self, engine: RemoteEngine, message: Outputs) -> None:
         for output in message.outputs:
@@ -202,6 +211,8 @@ class RealFleet:
                 engine.send(Delivered(output.id, 0, 0, 0, 0))
                 if answer.row is not None:
                     self._ended(engine, answer.row)
+                elif output.finish == "refused":  # it was about to end, or had its fill, and so has no row for it
+                    self._left(engine, output.id, Status.REJECTED.value, output.reason)
         self._exchange.flush(message.due_ns)
 
     def _row(self, engine: RemoteEngine, message: Row) -> None:
@@ -224,27 +235,29 @@ class RealFleet:
 
     def _lost(self, engine: RemoteEngine) -> None:
         engine.about = None
-        self._ready.leave(cast(Any, engine))
+        if engine in self._ready:
+            self._ready.leave(cast(Any, engine))
         _LOG.error("engine %d is gone; its %d requests end", engine.index, len(engine.answers))
         for id in list(engine.answers):
-            answer = engine.loses(id)
-            del self._engine_of[id]
             self._exchange.end(id, "crashed", f"engine {engine.index} has ended")
-            self._left(id, answer, engine.index)
+            self._left(engine, id, Status.ABORTED.value, "its engine has ended")
         self._exchange.flush(monotonic_ns())
 
-    def _left(self, id: int, answer: _Answer, replica: int) -> None:
+    def _left(self, engine: RemoteEngine, id: int, status: str, reason: str) -> None:
+        """Its engine will say no more of it."""
+        answer = engine.loses(id)
+        del self._engine_of[id]
         asked = answer.asked
         self.ledger.add_request(
             request_id=id,
-            replica=replica,
+            replica=engine.index,
             tenant=asked.tenant,
             slo_class="",
             session=asked.session,
             turn=0,
             priority=asked.priority,
-            status=Status.ABORTED.value,
-            reason="its engine has ended",
+            status=status,
+            reason=reason,
             prompt_tokens=len(asked.prompt),
             output_tokens=len(answer.tokens),
             arrival_ns=answer.arrival_ns,

@@ -13,7 +13,6 @@ def step_end(
 ) -> StepEnd:
     """Of `plan`, which `scheduler` has committed."""
     pool = scheduler.pool
-    verified = sum(row.drafts > 0 for row in plan.listed) if plan.draft_tokens else 0
     return StepEnd(
         replica,
         now_ns,
@@ -25,5 +24,5 @@ def step_end(
         generated,
         sampled,
         [Admitted(one.id, one.prompt_len, one.first_hit or 0, one.preemptions) for one in plan.admitted],
-        (verified, plan.draft_tokens, plan.accepted_tokens),
+        plan.verified,
     )

@@ -176,17 +176,20 @@ class Twin:
                 answer.tokens += new
                 sampled.append(request.id)
                 generated += len(new)
-                self._exchange.give(request.id, new, [0.0] * len(new) if answer.asked.logprobs else None)
+                if not answer.cut:
+                    self._exchange.give(request.id, new, [0.0] * len(new) if answer.asked.logprobs else None)
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")
         scheduler = self.cluster.replicas[replica].scheduler
         self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated))
 
     def _cut(self, id: int, answer: _Answer, why: str) -> None:
-        """The connection to the client of request `id` breaks."""
-        answer.cut_after = None
-        self._exchange.end(id, "cut", why)
-        self.abort(id, why)
+        """The connection to the client of request `id` breaks, so that nobody will say that its answer came."""
+        if not answer.cut:
+            answer.cut = True
+            self._exchange.end(id, "cut", why)
+            self.ledger.delivered(id, None)
+            self.abort(id, why)
 
     def _ready(self, life: Life) -> None:
         """A replica takes requests."""
@@ -216,7 +219,9 @@ class Twin:
             if self.prefills is not None:
                 self.prefills.forget(id)
             self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
-            if row["status"] == "finished":
+            if answer.cut:
+                pass  # its client has been told
+            elif row["status"] == "finished":
                 self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")
             elif row["status"] in ("rejected", "timed_out"):
                 self._exchange.end(id, "refused", row["reason"])
@@ -247,4 +252,5 @@ class _Answer:
         self.length = length
         self.seed = seed
         self.cut_after = cut_after  # so many tokens its connection breaks; None: it does not
+        self.cut = False
         self.tokens: list[int] = []

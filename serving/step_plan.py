@@ -71,12 +71,13 @@ class StepPlan:
     admitted         requests admitted, first or again
     decode_squares   of rows of one token, the sum of the squares of the tokens computed before
     draft_pairs      query-key pairs that the draft tokens add
-    accepted_tokens  of the draft tokens, the accepted ones, once the step is committed
+    accepted_tokens  of the draft tokens, the accepted ones, once the step is committed; and
+    verified         of each draft its tokens, and how many of them were accepted
     """
 
     __slots__ = (
         *AGGREGATES, "accepted_tokens", "admitted", "clock", "decode_squares", "decodes", "departed", "draft_pairs",
-        "lag", "listed", "preempted", "seq",
+        "lag", "listed", "preempted", "seq", "verified",
     )  # fmt: skip
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
@@ -91,6 +92,7 @@ class StepPlan:
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
         self.draft_tokens = self.draft_pairs = self.accepted_tokens = 0
+        self.verified: list[tuple[int, int]] = []
 
     @property
     def tokens(self) -> int:

@@ -37,6 +37,7 @@ class Drafts:
         request.draft_tokens += drafts
         request.accepted_tokens += accepted
         plan.accepted_tokens += accepted
+        plan.verified.append((drafts, accepted))
         for _ in range(accepted):
             insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned
         return accepted

@@ -14,6 +14,7 @@ from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
 from serving.metrics import METRICS
+from serving.speculative import SpeculativeConfig
 from sim.live_cluster import LiveCluster
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
 
@@ -71,7 +72,9 @@ VLLM = {
         | {"kv_cache_size_tokens", "num_gpu_blocks"},
     ),
 }
-DRAFTING = {f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens")}
+DRAFTING = {
+    f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+}
 OURS = {"tokentwin:lateness_seconds", "tokentwin:recording"}
 SPLITS = {
     "reason": {"capacity", "deferred", "max_num_queued_reqs", "max_num_queued_tokens"},
@@ -158,7 +161,8 @@ class Served:
             1.0,
             lambda: self.now_ns,
         )
-        self.metrics = LiveMetrics("a-model", LONGEST)
+        drafts = deployment.scheduler.speculative
+        self.metrics = LiveMetrics("a-model", LONGEST, drafts.num_speculative_tokens if drafts else 0)
         self.ledger = self.twin.ledger = Ledger(self.twin, self.metrics, self.rows)
         self.next_id = 0
 
@@ -214,18 +218,22 @@ def test_names_types_labels_and_buckets_are_vllms():
 
 
 def test_drafts_are_counted_where_there_can_be_any():
-    metrics = LiveMetrics("a-model", LONGEST, drafts=True)
-    metrics.expects(3, 0)
-    metrics.step(StepEnd(0, 5 * MS, 1, 0, 0, 0.1, 8, 3, [3], [Admitted(3, 5, 0, 0)], (1, 4, 2)))
-    text = metrics.text([one_replica()], records=False)
+    drafts = SpeculativeConfig(method="ngram", draft_us=0, num_speculative_tokens=4, acceptance_rate=0.6)
+    served = Served(speculative=drafts)
+    for _ in range(3):
+        served.ask(20, 60)
+    served.until_idle()
+    text = served.metrics.text(served.twin.replicas(), records=False)
     assert set(families(text)) == set(VLLM) | OURS | DRAFTING
     scraped = Scraped(text)
-    assert [scraped[f"spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens")] == [
-        1,
-        4,
-        2,
-    ]
-    assert scraped["generation_tokens_total"] == 3 and scraped["time_to_first_token_seconds_count"] == 1
+    for name, column in (("drafts", "drafts"), ("draft_tokens",) * 2, ("accepted_tokens",) * 2):
+        told = sum(row[column] for row in served.rows.requests)
+        assert scraped[f"spec_decode_num_{name}_total"] == told > 0
+    by_position = [scraped["spec_decode_num_accepted_tokens_per_pos_total", f"position={at}"] for at in range(4)]
+    assert sum(by_position) == scraped["spec_decode_num_accepted_tokens_total"]
+    assert scraped["spec_decode_num_drafts_total"] > by_position[0] > by_position[3] > 0
+    assert by_position == sorted(by_position, reverse=True)
+    assert scraped["generation_tokens_total"] == 180
 
 
 def test_help_is_the_registrys_where_that_defines_the_metric():
@@ -387,11 +395,11 @@ def test_counts_never_fall_and_replicas_that_ended_disappear():
 def test_a_row_may_come_before_its_last_step():
     metrics = LiveMetrics("a-model", LONGEST)
     metrics.expects(0, 0)
-    metrics.step(StepEnd(0, 5 * MS, 1, 0, 0, 0.1, 8, 1, [0], [Admitted(0, 8, 0, 0)], (0, 0, 0)))
+    metrics.step(StepEnd(0, 5 * MS, 1, 0, 0, 0.1, 8, 1, [0], [Admitted(0, 8, 0, 0)], []))
     row = {"request_id": 0, "replica": 0, "status": "finished", "reason": "", "prompt_tokens": 8, "output_tokens": 2}
     row |= {"prefix_hit_tokens": 0, "arrival_ns": 0, "scheduled_ns": 0, "first_token_ns": 5 * MS, "finish_ns": 9 * MS}
     metrics.request(row | {"preemptions": 0}, Add(0, [], 2, 0))
-    metrics.step(StepEnd(0, 9 * MS, 0, 0, 0, 0.0, 1, 1, [0], [], (0, 0, 0)))
+    metrics.step(StepEnd(0, 9 * MS, 0, 0, 0, 0.0, 1, 1, [0], [], []))
     scraped = Scraped(metrics.text([one_replica()], records=False))
     assert scraped["inter_token_latency_seconds_sum"] == pytest.approx(0.004)
     assert not metrics._lives
@@ -407,7 +415,7 @@ def test_requests_that_are_refused_are_counted_as_vllm_does():
     refused = sum(row["status"] == "rejected" and row["replica"] is None for row in served.rows.requests)
     assert scraped["admission_rejections_total", "reason=max_num_queued_reqs"] == refused > 0
     assert scraped["request_success_total"] == sum(row["status"] == "finished" for row in served.rows.requests)
-    assert len(served.metrics._lives) <= 1  # nothing is kept of them but the last that a step brought to its end
+    assert not served.metrics._lives
 
 
 def test_lateness_is_summed_over_api_processes_and_recording_is_told():

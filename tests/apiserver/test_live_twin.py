@@ -12,6 +12,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apiserver.failures import Accidents, CutAnswers, ServedFailures
 from apiserver.ledger import Ledger, LiveRecording
 from apiserver.messages import About, Add
 from apiserver.twin import AnswerLengths, Twin
@@ -101,8 +102,9 @@ class Counted:
 class Served:
     """A twin that `chats` talk to until all is said, on a clock that is `late_ns` at every turn."""
 
-    def __init__(self, folder, cluster, chats, late_ns, speed):
+    def __init__(self, folder, cluster, chats, late_ns, speed, cut_after=None):
         self.now_ns = 5 * S
+        cuts = () if cut_after is None else (CutAnswers(after_tokens=cut_after, share=0.5),)
         self.wire = Wire()
         self.twin = Twin(
             ABOUT,
@@ -113,6 +115,7 @@ class Served:
             16,
             speed,
             lambda: self.now_ns,
+            Accidents(ServedFailures(cuts=cuts)),
         )
         run = {"run_id": "live", "clock": "virtual", "workload": "served", "deployment": "{}", "replicas": 1}
         self.ledger = self.twin.ledger = Ledger(
@@ -128,6 +131,7 @@ class Served:
         self._talk()
         self.twin.close()
         self._listen()
+        assert not self.ledger.undelivered
         self.ledger.close()
 
     def _talk(self):
@@ -171,7 +175,8 @@ class Served:
                 self._heard.add(id)
                 if stopped:
                     self.twin.abort(id, "stop")
-                self.ledger.delivered(id, None)
+                if self.wire.ends.get(id) != "cut":  # which nobody says was delivered
+                    self.ledger.delivered(id, None)
                 if turn + 1 < chat.turns and len(prompt) < 400:
                     said = prompt + self.wire.given[id][: chat.stops_at]
                     self._at(chat.think_ms * MS, self._ask, chat, turn + 1, said)
@@ -198,10 +203,11 @@ def any_fleets(draw):
     overlapped=st.booleans(),
     late_ns=st.sampled_from([0, 300_000, 7 * MS]),
     speed=st.sampled_from([1.0, 7.3]),
+    cut_after=st.none() | st.integers(1, 30),
 )
 @examples(1)
 def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
-    fleet, chats, policy, blocks, overlapped, late_ns, speed
+    fleet, chats, policy, blocks, overlapped, late_ns, speed, cut_after
 ):
     scheduler = {"num_blocks": blocks, "max_num_seqs": 6, "max_model_len": 600, "async_scheduling": overlapped}
     deployment = Deployment(policy=policy, scheduler=SchedulerConfig(**{**ROOMY, **scheduler}))
@@ -211,7 +217,7 @@ def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
         return kind(deployment, COST, sink, fleet=config, steps=True, tokens=True, **more)
 
     with tempfile.TemporaryDirectory() as folder:
-        served = Served(Path(folder), cluster, chats, late_ns, speed)
+        served = Served(Path(folder), cluster, chats, late_ns, speed, cut_after)
         recording = Recording.load(folder)
         again = TableSink()
         cluster(Cluster, again).run(recording.workload())
@@ -250,6 +256,8 @@ def assert_given(served, requests):
         assert wire.due_ns[id] == sorted(wire.due_ns[id]) and len(wire.due_ns[id]) == tokens
         if row["attempts"] > 1:  # what an attempt that came to nothing gave is not given again
             assert tokens >= row["output_tokens"]
+        elif wire.ends[id] == "cut":
+            assert tokens <= row["output_tokens"]
         elif row["status"] == "finished":
             assert tokens == row["output_tokens"]
             assert wire.due_ns[id] == [twin.monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]
