@@ -380,7 +380,7 @@ class Engine:
 
 def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
     scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "fleet", "kv_tiers"):
+    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "fleet", "kv_tiers"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)
@@ -391,7 +391,12 @@ def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
     if deployment.quantization not in ("none", "fp8"):
         remedy = "works only in the simulator; the real engine runs none and fp8"
         raise UserError("quantization", deployment.quantization, remedy)
-    shard_spec(files.spec, deployment.tensor_parallel_size)
+    if files.spec.num_experts and deployment.quantization != "none":
+        remedy = "works only in the simulator for mixtures; the real engine quantises dense models"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.enable_expert_parallel and not files.spec.num_experts:
+        raise UserError("enable_expert_parallel", True, f"needs a mixture; {files.spec.name} is dense; leave it out")
+    shard_spec(files.spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)
     if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
         remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"
         raise UserError("scheduler.forget_withdrawn", False, remedy)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from realengine import sampling
 from realengine.kv_cache import LayerKv, write
@@ -19,6 +20,19 @@ class HeadNorms(NamedTuple):
 
     query: torch.Tensor
     key: torch.Tensor
+
+
+class Routing(NamedTuple):
+    """Which expert computes which tokens.
+
+    choices  `[T * k]` each token's choices, `token * k + n`, sorted by expert
+    offsets  `[experts + 1]` int32: where the choices of each expert of this rank begin; those outside belong to others
+    shares   `[T, k]` float32: the weight of each choice
+    """
+
+    choices: torch.Tensor
+    offsets: torch.Tensor
+    shares: torch.Tensor
 
 
 class LayerOps(Protocol):
@@ -41,6 +55,14 @@ class LayerOps(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """SwiGLU's product: `[T, 2 * n]` to `[T, n]`."""
+        ...
+
+    def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """`x` `[T, hidden]` through the experts that `routing` says, weighed and summed by token.
+
+        gate_up  `[experts, 2 * n, hidden]`
+        down     `[experts, hidden, n]`
+        """
         ...
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
@@ -76,6 +98,17 @@ class TorchOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
+
+    def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+        out, shares = torch.zeros_like(x), routing.shares.to(x.dtype).flatten()
+        topk = routing.shares.shape[1]
+        for expert, (first, end) in enumerate(pairwise(routing.offsets.tolist())):
+            if first < end:
+                chosen = routing.choices[first:end]
+                tokens = chosen // topk
+                answer = linear(self.silu_mul(linear(x[tokens], gate_up[expert])), down[expert])
+                out.index_add_(0, tokens, answer * shares[chosen, None])
+        return out
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
         if greedy:

@@ -1,8 +1,9 @@
-"""Dense decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+"""Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of such MLPs.
 
-One class serves Llama, Qwen2, Qwen3, Mistral and SmolLM: a `ModelSpec` says whether QKV has a bias, whether queries
-and keys are normalised, and whether the embedding is also the head. QKV and gate-up are merged GEMMs. The same
-class is one rank of a tensor-parallel group: its weights are a `shard`, and two sums a layer join the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM, Mixtral and Qwen3-MoE: a `ModelSpec` says whether QKV has a bias,
+whether queries and keys are normalised, whether the embedding is also the head, and how many experts there are. QKV
+and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group: its weights are a `shard`, and two
+sums a layer join the ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from realengine.attention import Attention
 from realengine.collective import Alone, Collective
 from realengine.kv_cache import KvCache
 from realengine.layer_ops import HeadNorms, LayerOps
+from realengine.mixture import Mixture
 from realengine.op_times import OpTimes, Untimed
 from realengine.projection import DenseProjection, Fp8Projection
 from realengine.rope import Rope
@@ -26,10 +28,30 @@ from serving.deployments.model_spec import ModelSpec
 _PIECE_ROWS = 4
 
 
-class Layer:
-    """The weights of one decoder layer, which `take` gives by their Hugging Face names, once."""
+class DenseMlp:
+    """SwiGLU (Shazeer 2020), with gate and up in one GEMM."""
 
-    def __init__(self, spec: ModelSpec, take: Callable[[str], torch.Tensor], index: int, fp8: bool) -> None:
+    def __init__(self, get: Callable[[str], torch.Tensor], projection: type[DenseProjection | Fp8Projection]) -> None:
+        self._gate_up = projection(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
+        self._down = projection(get("mlp.down_proj.weight"))
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
+        """`x` `[T, hidden]` to the same."""
+        with times("gate_up"):
+            gate_up = self._gate_up(x)
+        with times("silu_mul"):
+            product = ops.silu_mul(gate_up)
+        with times("down"):
+            return self._down(product)
+
+
+class Layer:
+    """The weights of one decoder layer, which `take` gives by their Hugging Face names, once.
+
+    `own` are this rank's experts.
+    """
+
+    def __init__(self, spec: ModelSpec, take: Callable[[str], torch.Tensor], index: int, fp8: bool, own: range) -> None:
         def get(name: str) -> torch.Tensor:
             return take(f"model.layers.{index}.{name}")
 
@@ -38,8 +60,7 @@ class Layer:
         bias = torch.cat([get(f"{name}.bias") for name in names]) if spec.qkv_bias else None
         self.qkv = projection(torch.cat([get(f"{name}.weight") for name in names]), bias)
         self.out = projection(get("self_attn.o_proj.weight"))
-        self.gate_up = projection(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
-        self.down = projection(get("mlp.down_proj.weight"))
+        self.mlp = Mixture(spec, get, own) if spec.num_experts else DenseMlp(get, projection)
         self.head_norms = (
             HeadNorms(get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")) if spec.qk_norm else None
         )
@@ -52,6 +73,10 @@ class Model:
 
     spec   one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
     state  that rank's weights, which are taken out of it as they are loaded
+    own    the rank's experts; None is all of them
+
+    `expert_tokens` `[layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
+    dense model. Those of the dummy request do not count.
     """
 
     def __init__(
@@ -65,6 +90,7 @@ class Model:
         *,
         fp8: bool = False,
         collective: Collective | None = None,
+        own: range | None = None,
     ) -> None:
         self.spec = spec
         self.dtype = dtype
@@ -75,7 +101,10 @@ class Model:
         def take(name: str) -> torch.Tensor:  # one by one: merged or rounded, none need exist twice
             return state.pop(name).to(device=device, dtype=dtype).contiguous()
 
-        self._layers = [Layer(spec, take, index, fp8) for index in range(spec.num_layers)]
+        experts = own or range(spec.num_experts)
+        self._layers = [Layer(spec, take, index, fp8, experts) for index in range(spec.num_layers)]
+        shape = (spec.num_layers, spec.num_experts)
+        self.expert_tokens = torch.zeros(shape, dtype=torch.int32, device=device) if spec.num_experts else None
         self._embedding = take("model.embed_tokens.weight")
         head = self._embedding if spec.tied_embeddings else take("lm_head.weight")
         self._head = DenseProjection(_share_of_head(head, self._collective))
@@ -89,8 +118,7 @@ class Model:
 
         @torch.inference_mode()
         def run() -> torch.Tensor:
-            layer = next(layers)
-            return layer.down(self.ops.silu_mul(layer.gate_up(rows)))
+            return next(layers).mlp(rows, self.ops, Untimed())
 
         return run
 
@@ -124,13 +152,10 @@ class Model:
             attended = join.sum(attended, times)
             with times("norm"):
                 normed = ops.add_norm(attended, hidden, layer.mlp_norm)
-            with times("gate_up"):
-                gate_up = layer.gate_up(normed)
-            with times("silu_mul"):
-                product = ops.silu_mul(gate_up)
-            with times("down"):
-                mlp = layer.down(product)
-            mlp = join.sum(mlp, times)
+            mlp = join.sum(layer.mlp(normed, ops, times), times)
+        if self.expert_tokens is not None:
+            with times("expert_tokens"):
+                self._count_experts(self.expert_tokens, batch.slots >= kv.block_size)
         with times("norm"):
             if batch.layout.prefill_tokens:
                 mlp, hidden = mlp[batch.sampled], hidden[batch.sampled]
@@ -138,6 +163,12 @@ class Model:
         with times("head"):
             logits = self._head(normed)
         return join.join(logits, times)[:, : self.spec.vocab_size]
+
+    def _count_experts(self, counts: torch.Tensor, counted: torch.Tensor) -> None:
+        """Tokens by layer and expert; `counted` `[T]` says which count."""
+        chosen = torch.stack([layer.mlp.chosen.flatten() for layer in self._layers if isinstance(layer.mlp, Mixture)])
+        ones = counted.int().repeat_interleave(self.spec.experts_per_token).expand_as(chosen)
+        counts.zero_().scatter_add_(1, chosen, ones)
 
 
 def _share_of_head(head: torch.Tensor, collective: Collective) -> torch.Tensor:

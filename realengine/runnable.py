@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from realengine.mixture import MIXTURE_FAMILIES
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
 
 
 def check_runnable(spec: ModelSpec) -> None:
@@ -14,8 +15,16 @@ def check_runnable(spec: ModelSpec) -> None:
     simulated = "works only in the simulator; the real engine runs"
     if spec.family not in _FAMILIES:
         raise UserError(f"{name}.architectures", spec.family, f"{simulated} {', '.join(_FAMILIES)}")
-    if spec.num_experts:
-        raise UserError(f"{name}.num_experts", spec.num_experts, f"{simulated} dense models")
+    if bool(spec.num_experts) != (spec.family in MIXTURE_FAMILIES):
+        raise UserError(
+            f"{name}.num_experts", spec.num_experts, f"{simulated} mixtures of family {', '.join(MIXTURE_FAMILIES)}"
+        )
+    if spec.dense_layers:
+        remedy = f"{simulated} mixtures of which every layer has experts"
+        raise UserError(f"{name}.dense_layers", spec.dense_layers, remedy)
+    if spec.shared_intermediate_size:
+        remedy = f"{simulated} mixtures without a shared expert"
+        raise UserError(f"{name}.shared_expert_intermediate_size", spec.shared_intermediate_size, remedy)
     if window:
         remedy = f"{simulated} full attention only; lower max_position_embeddings to {window}, or use null"
         raise UserError(f"{name}.sliding_window", window, remedy)

@@ -24,7 +24,7 @@ from realengine.layer_ops import LayerOps, TorchOps
 from realengine.model import Model
 from realengine.op_times import COLLECTIVES, Timed
 from realengine.sampling import logprobs_of
-from realengine.shard import shard_spec, shard_state
+from realengine.shard import own_experts, shard_spec, shard_state
 from realengine.speed import Speed
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
 from realengine.weights import ModelFiles
@@ -121,7 +121,9 @@ class ModelRunner:
         self._config: SchedulerConfig = deployment.scheduler
         self._dtype: torch.dtype = getattr(torch, deployment.dtype)
         self._kv_dtype = FP8 if deployment.kv_cache_dtype == "fp8" else self._dtype
-        self.spec = shard_spec(files.spec, self._collective.size)
+        rank, size, experts = self._collective.rank, self._collective.size, deployment.enable_expert_parallel
+        self.spec = shard_spec(files.spec, size, experts)
+        self._own = own_experts(files.spec, rank, size) if experts else None
         self.attention = find_attention(deployment, self.spec, self.device)
         self._timing = False
         self._stamping = True
@@ -135,7 +137,7 @@ class ModelRunner:
             raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
             where = self.device.torch_device
-            state = shard_state(files.weights(self._dtype, where), self._collective.rank, self._collective.size)
+            state = shard_state(files.weights(self._dtype, where), rank, size, self._own)
             self.model = Model(
                 self.spec,
                 state,
@@ -145,14 +147,15 @@ class ModelRunner:
                 self.attention,
                 fp8=deployment.quantization == "fp8",
                 collective=self._collective,
+                own=self._own,
             )
             del state
             self._last_tokens = torch.zeros(self._config.max_num_seqs + 1, dtype=torch.int32, device=where)
-            size, samples = self._sizes()
-            self._buffer = torch.zeros(size, dtype=torch.int32, device=where)
+            numbers, samples = self._sizes()
+            self._buffer = torch.zeros(numbers, dtype=torch.int32, device=where)
             self._host = [
                 _HostBuffer(
-                    self.device.host_buffer(size),
+                    self.device.host_buffer(numbers),
                     self.device.host_buffer(samples),
                     self.device.host_buffer(samples).view(torch.float32),
                 )
@@ -164,6 +167,8 @@ class ModelRunner:
     def _weight_bytes(self, files: ModelFiles) -> int:
         """What loading takes: FP8 is made of weights one by one as they are read, but random ones are made whole."""
         spec, size = self.spec, self._dtype.itemsize
+        if self._own is not None:
+            spec = spec.model_copy(update={"num_experts": len(self._own)})
         if self.deployment.quantization == "none" or files.is_random:
             return spec.weight_bytes(size)
         wide = spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)

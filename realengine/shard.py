@@ -1,11 +1,13 @@
 """One rank's share of a model's weights: Megatron's column-parallel and row-parallel split.
 
 Heads and the MLP's inner dimension are divided; a rank computes its heads and its slice of the MLP, and what the
-ranks get for the hidden state is summed. The embedding is whole on every rank, the head is divided by vocabulary.
+ranks get for the hidden state is summed. A mixture is divided likewise, every expert a slice, or by whole experts. The
+embedding and the router are whole on every rank, the head is divided by vocabulary.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -13,32 +15,49 @@ import torch
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
-_BY_ROW = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
-_BY_COLUMN = ("o_proj.weight", "down_proj.weight")
-_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
+_BY_ROW = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")
+_BY_COLUMN = ("o_proj", "down_proj", "w2")
+_EXPERT = re.compile(r"[.]experts[.](\d+)[.]")
 
 
-def shard_spec(spec: ModelSpec, size: int) -> ModelSpec:
-    """The shapes of one of `size` ranks. Raises UserError when they cannot share the model evenly."""
-    for name in ("num_kv_heads", "num_heads", "intermediate_size"):
+def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> ModelSpec:
+    """The shapes of one of `size` ranks. Raises UserError when they cannot share the model evenly.
+
+    With `expert_parallel` a rank has whole experts: `num_experts` stays, because its router knows them all.
+    """
+    inner = "moe_intermediate_size" if spec.num_experts else "intermediate_size"
+    divided = ["num_kv_heads", "num_heads", *([] if expert_parallel else [inner])]
+    for name in [*divided, *(["num_experts"] if expert_parallel else [])]:
         if getattr(spec, name) % size:
             remedy = f"must divide {spec.name}'s {name}, which is {getattr(spec, name)}"
             raise UserError("tensor_parallel_size", size, remedy)
-    return spec.model_copy(
-        update={name: getattr(spec, name) // size for name in ("num_heads", "num_kv_heads", "intermediate_size")}
-    )
+    return spec.model_copy(update={name: getattr(spec, name) // size for name in divided})
 
 
-def shard_state(state: Mapping[str, torch.Tensor], rank: int, size: int) -> dict[str, torch.Tensor]:
-    """The weights of rank `rank`."""
+def own_experts(spec: ModelSpec, rank: int, size: int) -> range:
+    """The experts of rank `rank` when each rank has whole ones."""
+    each = spec.num_experts // size
+    return range(rank * each, (rank + 1) * each)
+
+
+def shard_state(state: Mapping[str, torch.Tensor], rank: int, size: int, own: range | None) -> dict[str, torch.Tensor]:
+    """The weights of rank `rank`; those of the experts `own` whole, or, if it is None, a slice of each."""
     if size == 1:
         return dict(state)
-    return {name: _part(name, tensor, rank, size) for name, tensor in state.items()}
+    shard = {}
+    for name, tensor in state.items():
+        expert = None if own is None else _EXPERT.search(name)
+        if expert is None:
+            shard[name] = _part(name, tensor, rank, size)
+        elif int(expert[1]) in own:
+            shard[name] = tensor
+    return shard
 
 
 def _part(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    if name.endswith(_BY_ROW + _BIASES):
+    layer = name.rpartition(".")[0]
+    if layer.endswith(_BY_ROW):
         return tensor.chunk(size, dim=0)[rank]
-    if name.endswith(_BY_COLUMN):
+    if layer.endswith(_BY_COLUMN):
         return tensor.chunk(size, dim=1)[rank]
     return tensor

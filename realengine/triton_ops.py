@@ -7,10 +7,11 @@ import torch
 from realengine.kernels.add_rms_norm import add_rms_norm
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
+from realengine.kernels.grouped_gemm import grouped_mlp
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul
 from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms
+from realengine.layer_ops import HeadNorms, Routing
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -47,6 +48,9 @@ class TritonOps:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up)
+
+    def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+        return grouped_mlp(x, gate_up, down, *routing)
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
         out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)

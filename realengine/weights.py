@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from realengine.mixture import expert_shapes
 from realengine.runnable import check_runnable
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec, RopeScaling
@@ -33,6 +34,23 @@ RANDOM = {
     "mistral": ModelSpec(name="random:mistral", family="mistral", **_SMALL),
     "qwen2": ModelSpec(name="random:qwen2", family="qwen2", qkv_bias=True, **_SMALL),
     "qwen3": ModelSpec(name="random:qwen3", family="qwen3", qk_norm=True, **_SMALL),
+    "mixtral": ModelSpec(
+        name="random:mixtral",
+        family="mixtral",
+        num_experts=8,
+        experts_per_token=2,
+        moe_intermediate_size=256,
+        **_SMALL,
+    ),
+    "qwen3-moe": ModelSpec(
+        name="random:qwen3-moe",
+        family="qwen3_moe",
+        qk_norm=True,
+        num_experts=16,
+        experts_per_token=4,
+        moe_intermediate_size=64,
+        **_SMALL,
+    ),
     "smollm2": ModelSpec(
         name="random:smollm2",
         family="llama",
@@ -165,9 +183,13 @@ def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}self_attn.q_norm.weight", (head,)
             yield f"{at}self_attn.k_norm.weight", (head,)
         yield f"{at}self_attn.o_proj.weight", (hidden, queries)
-        yield f"{at}mlp.gate_proj.weight", (spec.intermediate_size, hidden)
-        yield f"{at}mlp.up_proj.weight", (spec.intermediate_size, hidden)
-        yield f"{at}mlp.down_proj.weight", (hidden, spec.intermediate_size)
+        if spec.num_experts:
+            for name, shape in expert_shapes(spec):
+                yield f"{at}{name}", shape
+        else:
+            yield f"{at}mlp.gate_proj.weight", (spec.intermediate_size, hidden)
+            yield f"{at}mlp.up_proj.weight", (spec.intermediate_size, hidden)
+            yield f"{at}mlp.down_proj.weight", (hidden, spec.intermediate_size)
         yield f"{at}input_layernorm.weight", (hidden,)
         yield f"{at}post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)

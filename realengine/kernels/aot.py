@@ -23,7 +23,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
-MODULES = ("paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "argmax", "draw")
+MODULES = (
+    "paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "argmax", "draw",
+)  # fmt: skip
 TARGET = GPUTarget("cuda", 90, 32)
 _BEGIN = "<!-- begin: made by python -m realengine.kernels.aot --write -->"
 _END = "<!-- end -->"

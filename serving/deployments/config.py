@@ -115,7 +115,7 @@ class Deployment(Settings):
         description="copies of the attention that step together and share a mixture's experts; simulator only",
     )
     enable_expert_parallel: bool = Field(
-        False, description="place whole experts on the devices, instead of a slice of each expert; simulator only"
+        False, description="place whole experts on the devices, instead of a slice of each expert"
     )
     expert_imbalance: float | Literal["random"] = Field(
         1.0,

@@ -31,6 +31,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": "gemma3",
 }
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2")
+_SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe")  # unless norm_topk_prob, experts' weights keep their sum
 _QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3")
 _QKV_BIAS = ("qwen2", "qwen2_moe")
 _TIED_BY_DEFAULT = ("gemma2", "gemma3")
@@ -105,6 +106,7 @@ class _HfConfig(BaseModel):
     num_experts: int | None = Field(None, le=100_000)
     num_local_experts: int | None = Field(None, le=100_000)
     num_experts_per_tok: int | None = None
+    norm_topk_prob: bool = False
     moe_intermediate_size: int | None = None
     shared_expert_intermediate_size: int | None = None
     shared_intermediate_size: int | None = None
@@ -183,7 +185,7 @@ def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
     return min(dim, *(share for share in given if share is not None), 1.0)
 
 
-def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int]:
+def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int | bool]:
     experts = config.num_experts or config.num_local_experts
     if not experts or not config.num_experts_per_tok:
         missing = "num_experts_per_tok" if experts else "num_experts"
@@ -194,6 +196,7 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int]:
     return {
         "num_experts": experts,
         "experts_per_token": config.num_experts_per_tok,
+        "norm_topk_prob": config.norm_topk_prob or family not in _SHARES_AS_THEY_ARE,
         "moe_intermediate_size": config.moe_intermediate_size or config.intermediate_size,
         "shared_intermediate_size": config.shared_expert_intermediate_size or config.shared_intermediate_size or 0,
         "dense_layers": sum(layer in dense or (layer + 1) % sparse != 0 for layer in layers),

@@ -62,6 +62,7 @@ class ModelSpec(Settings):
     eos_ids: tuple[int, ...] = ()
     num_experts: int = Field(0, ge=0, description="routed experts of a layer; 0: a dense model")
     experts_per_token: int = Field(0, ge=0)
+    norm_topk_prob: bool = Field(True, description="a token's weights of its experts sum to 1")
     moe_intermediate_size: int = Field(0, ge=0, description="of one routed expert")
     shared_intermediate_size: int = Field(0, ge=0, description="of the expert that every token passes; 0: none")
     dense_layers: int = Field(0, ge=0, description="layers of a mixture that are dense all the same")

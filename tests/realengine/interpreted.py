@@ -36,6 +36,7 @@ def engine() -> None:
         ("qwen3", "triton", True),
         ("qwen2", "triton", True),
         ("llama", "hybrid", False),
+        ("qwen3-moe", "triton", False),
     ):
         assert outputs(model, attention, overlapped) == outputs(model, "torch", False), model
 

@@ -183,10 +183,21 @@ def test_operations_are_timed_on_demand_and_add_up() -> None:
         assert 0 < sum(step.op_ns.values()) <= step.computed_ns - step.start_ns
 
 
-@pytest.mark.parametrize(("model", "overlapped"), [("llama", False), ("qwen2", True), ("qwen3", False)])
-def test_two_ranks_give_the_same_tokens_as_one(model: str, overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "overlapped", "experts"),
+    [
+        ("llama", False, False),
+        ("qwen2", True, False),
+        ("qwen3", False, False),
+        ("mixtral", False, False),
+        ("qwen3-moe", True, True),
+    ],
+)
+def test_two_ranks_give_the_same_tokens_as_one(
+    model: str, overlapped: bool, experts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = run(engine_for(model), drawn=True)[0]
-    engine = engine_for(model, scheduler={"async_scheduling": overlapped}, tensor_parallel_size=2)
+    engine = engine_for(model, {"async_scheduling": overlapped}, tensor_parallel_size=2, enable_expert_parallel=experts)
     graphs, leave = engine.runner._mine._graphs, torch.distributed.destroy_process_group
     left: list[int] = []
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: (left.append(len(graphs)), leave()))

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -27,6 +35,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_MANY_EXPERTS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
@@ -35,6 +49,9 @@ CONFIGS: dict[str, Any] = {
     "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None, head_dim=8),
     "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=True),
+    "qwen3-moe-as-it-is": lambda: Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=False),
 }
 
 

@@ -191,7 +191,9 @@ def test_what_cannot_be_priced_is_refused_in_one_line(changes: dict[str, Any], f
     ("changes", "field", "says"),
     [
         ({"architectures": ["Phi3ForCausalLM"]}, "architectures", "'phi3': works only in the simulator"),
-        (MIXTURE, "architectures", "'qwen3_moe': works only in the simulator"),
+        ({**MIXTURE, "mlp_only_layers": [0]}, "dense_layers", "every layer has experts"),
+        ({**MIXTURE, "shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size", "a shared expert"),
+        ({**MIXTURE, "architectures": ["Qwen2MoeForCausalLM"]}, "architectures", "'qwen2_moe': works only in"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type", "default and llama3"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type", "'linear'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type", "'dynamic'"),
@@ -226,9 +228,21 @@ def test_what_only_the_simulator_does_the_engine_refuses_in_one_line(
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe"])
 def test_the_engine_runs_plain_models_of_its_families(family: str) -> None:
-    check_runnable(spec(architectures=[f"{family}ForCausalLM"]))
+    experts = MIXTURE if family in ("Mixtral", "Qwen3Moe") else {}
+    check_runnable(spec(**{**experts, "architectures": [f"{family}ForCausalLM"], "sliding_window": None}))
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "normalised"),
+    [("Mixtral", None, True), ("Qwen3Moe", None, False), ("Qwen3Moe", True, True), ("Qwen2Moe", False, False)],
+)
+def test_whether_weights_of_experts_sum_to_one_is_what_transformers_takes(
+    family: str, given: bool | None, normalised: bool
+) -> None:
+    said = {} if given is None else {"norm_topk_prob": given}
+    assert spec(**{**MIXTURE, **said, "architectures": [f"{family}ForCausalLM"]}).norm_topk_prob == normalised
 
 
 def test_a_mixture_without_a_family_of_the_engine_is_refused_too() -> None:

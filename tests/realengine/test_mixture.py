@@ -1,0 +1,110 @@
+"""Mixtures of experts on the engine: transformers is the judge of tokens and of what each expert gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
+
+from realengine.engine import Engine  # noqa: E402
+from realengine.weights import ModelFiles, load_model_files  # noqa: E402
+from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.workload import WorkloadRequest  # noqa: E402
+from tests.realengine.tiny_models import save  # noqa: E402
+
+pytestmark = pytest.mark.engine
+PROMPTS = [[(31 * row + 7 * at * at + at) % 96 for at in range(length)] for row, length in enumerate((3, 41, 9, 1, 26))]
+OUTPUTS = 12
+
+
+@pytest.fixture(scope="module", params=["mixtral", "qwen3-moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, save(request.param, folder)
+
+
+def engine_for(folder: Path, **scheduler: Any) -> Engine:
+    settings = {"max_model_len": 100, "max_num_batched_tokens": 32, "num_blocks": 60, "block_size": 4}
+    deployment = Deployment(model=str(folder), dtype="float32", scheduler=SchedulerConfig(**{**settings, **scheduler}))
+    return Engine(deployment, load_model_files(str(folder), Path()))
+
+
+@pytest.mark.parametrize("setting", [{}, {"num_blocks": 20, "scheduler_reserve_full_isl": False}])
+def test_greedy_output_is_that_of_transformers_in_any_batch(model: tuple[Path, Any], setting: dict[str, Any]) -> None:
+    folder, judge = model
+    engine = engine_for(folder, **setting)
+    sequences, preempted = [], 0
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), OUTPUTS), prompt)
+        sequences.append(engine.sequences[number])
+    while (step := engine.step()) is not None:
+        preempted += len(step.plan.preempted)
+    assert bool(preempted) == ("num_blocks" in setting)
+    for prompt, sequence in zip(PROMPTS, sequences, strict=True):
+        given = torch.tensor([prompt])
+        wanted = judge.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=OUTPUTS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert sequence.outputs == wanted[0, len(prompt) :].tolist()
+
+
+def test_tokens_of_each_expert_are_counted_and_padding_is_not(model: tuple[Path, Any]) -> None:
+    """Three prompts, then a decode step of three rows padded to four."""
+    folder, judge = model
+    engine = engine_for(folder, max_num_batched_tokens=64)
+    for number in (0, 2, 4):
+        engine.add(WorkloadRequest(number, 0, (("", len(PROMPTS[number])),), OUTPUTS), PROMPTS[number])
+    sequences = dict(engine.sequences)
+    for first, last in ((0, 0), (0, 1)):
+        engine.step()
+        wanted = torch.zeros_like(engine.runner.model.expert_tokens)
+        for number, sequence in sequences.items():
+            prompt = PROMPTS[number]
+            tokens = prompt + sequence.outputs[:last]
+            with torch.no_grad():
+                routers = judge(torch.tensor([tokens]), output_router_logits=True).router_logits
+            new = slice(len(prompt) * last + first, len(tokens))
+            for layer, logits in enumerate(routers):
+                chosen = logits[new].topk(engine.spec.experts_per_token).indices.flatten()
+                wanted[layer] += chosen.bincount(minlength=engine.spec.num_experts).int()
+        assert torch.equal(engine.runner.model.expert_tokens, wanted)
+
+
+@pytest.mark.parametrize(
+    ("model_name", "settings", "says"),
+    [
+        ("mixtral", {"quantization": "fp8"}, "quantization: 'fp8': works only in the simulator for mixtures"),
+        ("llama", {"enable_expert_parallel": True}, "enable_expert_parallel: True: needs a mixture"),
+        (
+            "mixtral",
+            {"enable_expert_parallel": True, "tensor_parallel_size": 2, "expert_imbalance": 1.5},
+            "expert_imbalance: 1.5: works only in the simulator",
+        ),
+    ],
+)
+def test_what_the_engine_does_not_do_with_mixtures_is_one_line(
+    model_name: str, settings: dict[str, Any], says: str
+) -> None:
+    files = load_model_files(f"random:{model_name}", Path())
+    with pytest.raises(UserError, match=says):
+        Engine(Deployment(model=files.source, dtype="bfloat16", **settings), files)
+
+
+def test_experts_that_ranks_cannot_share_are_one_line() -> None:
+    files = load_model_files("random:mixtral", Path())
+    spec = files.spec.model_copy(update={"num_experts": 7})
+    deployment = Deployment(model=files.source, tensor_parallel_size=2, enable_expert_parallel=True)
+    with pytest.raises(
+        UserError, match="tensor_parallel_size: 2: must divide random:mixtral's num_experts, which is 7"
+    ):
+        Engine(deployment, ModelFiles(spec, None, "tiny"))
