@@ -1,95 +1,182 @@
-"""GuideLLM against the twin, in an environment of its own: what it reports is what was recorded, and its own time."""
+"""GuideLLM and AIPerf, each in an environment of its own: what they report is what was recorded, and their own time."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.apiserver.served import TWIN, serving
-from traces.measured.guidellm_spans import GuideLlmSpans
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from tests.apiserver.served import TWIN, Server, serving
+from tests.realengine.tiny_chat_model import POSITIONS, save_chat_model, save_tokenizer
+from traces.measured.formats import measured_format
+from traces.measured.run import MeasuredRun
 from traces.recording import Recording
 
-GUIDELLM = "guidellm==0.8.0"
-REQUESTS, STREAMS, TOKENS = 40, 4, 20
+REQUESTS, STREAMS, TOKENS = 24, 4, 20
+TEXTS = [f"Hello number {at} " * 12 for at in range(REQUESTS)]
+PACKAGES = {"guidellm": "guidellm==0.8.0", "aiperf": "aiperf==0.13.0"}
+MODEL = "served"
+TIMES = {"ttft_ms": "first", "e2e_ms": "last"}  # what ends them in our recording
 
 pytestmark = pytest.mark.deep
 
 
-@pytest.fixture(scope="module")
-def guidellm():
-    """The command, from an environment that is made once and kept; of torch, which it imports, ours will do."""
+def installed(command: str) -> Path:
+    """The command, from an environment that is made once and kept. What is here already, it borrows from ours."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    home = cache / "tokentwin" / f"{GUIDELLM}-py{sys.version_info.major}.{sys.version_info.minor}"
-    command = home / "bin" / "guidellm"
+    home = cache / "tokentwin" / f"{PACKAGES[command]}-py{sys.version_info.major}.{sys.version_info.minor}"
     if not home.exists():
         venv.create(home, with_pip=True)
     packages = sysconfig.get_path("purelib", vars={"base": str(home)})
     (Path(packages) / "ours.pth").write_text(sysconfig.get_path("purelib"))  # of this run: clones come and go
-    if not command.exists():
-        done = subprocess.run([home / "bin" / "pip", "install", "-q", GUIDELLM], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{GUIDELLM} cannot be installed here: {done.stderr.splitlines()[-1]}")
-    return command
-
-
-def test_guidellm_sees_what_was_recorded(guidellm, tmp_path):
-    asked = [{"prompt": f"Hello number {at} " * 20, "output_tokens_count": TOKENS} for at in range(REQUESTS)]
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
-    with serving(tmp_path, *TWIN, "-o", tmp_path / "out") as server:
-        options = (
-            ("--backend", f"kind=openai_http,target={server.url.removesuffix('/v1')},request_format=/v1/completions"),
-            ("--profile", f"kind=concurrent,streams={STREAMS}"),
-            ("--constraint", f"kind=max_requests,count={REQUESTS}"),
-            ("--data", f"kind=json_file,path={tmp_path / 'asked.jsonl'}"),
-            ("--output", f"kind=json,path={tmp_path / 'report.json'}"),
+    if not (home / "bin" / command).exists():
+        done = subprocess.run(
+            [home / "bin" / "pip", "install", "-q", PACKAGES[command]], capture_output=True, text=True
         )
-        command = [guidellm, "run", *(each for option in options for each in option), "--disable-console"]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    requests = json.loads((tmp_path / "report.json").read_text())["benchmarks"][0]["requests"]
-    assert len(requests["successful"]) == REQUESTS and not requests["errored"]
-    theirs = imported(requests["successful"], tmp_path)
-    rows = [row for row in Recording.load(tmp_path / "out").requests.to_pylist() if row["output_tokens"] == TOKENS]
-    ours = {
-        "ttft_ms": [(row["first_sent_ns"] - row["received_ns"]) / 1e6 for row in rows],
-        "e2e_ms": [(row["last_sent_ns"] - row["received_ns"]) / 1e6 for row in rows],
-    }
+        if done.returncode:
+            pytest.skip(f"{PACKAGES[command]} cannot be installed here: {done.stderr.splitlines()[-1]}")
+    return home / "bin" / command
+
+
+@contextmanager
+def recorded(engine: str, folder: Path) -> Iterator[Server]:
+    """A server that records what it serves, of a twin or of a tiny real model."""
+    options = ("-o", folder / "out", "--served-model-name", MODEL)
+    if engine == "real":
+        save_chat_model(folder / "model")
+        options += ("--model", folder / "model", "--max-model-len", POSITIONS, "--device", "cpu", "--dtype", "float32")
+    with serving(folder, *(TWIN if engine == "twin" else ()), *options) as server:
+        yield server
+
+
+def run(command: Path, *options: object, folder: Path, **environment: str) -> None:
+    """The client as its users run it, without the network."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    asked = [str(command), *map(str, options)]
+    done = subprocess.run(asked, env={**given, **offline, **environment}, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def server_times(folder: Path) -> list[dict[str, Any]]:
+    """What was recorded of each request: TTFT and E2E in ms until there was text, and until that was sent."""
+    rows = [row for row in Recording.load(folder / "out").requests.to_pylist() if row["output_tokens"] == TOKENS]
     assert len(rows) == REQUESTS
-    assert sum(row["prompt_tokens"] for row in rows) == sum(request.prompt_len for request in theirs.workload.requests)
-    for name, measured in ours.items():
-        seen = [request[name] for request in client_times(requests["successful"])]
-        added = np.median(seen) - np.median(measured)
-        print(f"GuideLLM's median {name} is {np.median(seen):.2f}, of which its own {added:.2f}")
-        assert added >= 0
+    return [
+        {
+            "id": row["client_id"],
+            "prompt_tokens": row["prompt_tokens"],
+            **{
+                (name, end): (row[f"{which}_{end}_ns"] - row["received_ns"]) / 1e6
+                for name, which in TIMES.items()
+                for end in ("text", "sent")
+            },
+        }
+        for row in rows
+    ]
 
 
-def client_times(requests):
-    """TTFT and E2E of each request in ms, as the client has them."""
-    return [{"ttft_ms": each["time_to_first_token_ms"], "e2e_ms": each["request_latency"] * 1e3} for each in requests]
+def assert_seen_later(client: str, name: str, seen: Sequence[float], served: Sequence[dict[str, Any]]) -> None:
+    """No client sees a token before it is text; `seen` is request by request as `served` is."""
+    text, sent = (np.array([row[name, end] for row in served]) for end in ("text", "sent"))
+    assert (np.array(seen) >= text).all()
+    print(f"{client}'s median {name} is {np.median(seen):.2f}, of which its own {np.median(seen - sent):.2f}")
 
 
-def imported(requests, folder):
-    """The report as our importer reads it."""
-    names = ("phase", "phase_kind", "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s")
-    with (folder / "report.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(names)
-        begun = min(each["request_start_time"] for each in requests)
-        for each, times in zip(requests, client_times(requests), strict=True):
-            arrival_s, seconds = each["request_start_time"] - begun, (times["ttft_ms"] / 1e3, times["e2e_ms"] / 1e3)
-            tokens = each["prompt_tokens"], each["output_tokens"]
-            writer.writerow(["1", f"concurrent@{STREAMS}", arrival_s, *tokens, *seconds])
-    (run,) = GuideLlmSpans(file="report.csv").read(folder)
-    assert run.workload.concurrency == STREAMS
+def assert_imported(run: MeasuredRun, served: Sequence[dict[str, Any]], seen: Sequence[dict[str, float]]) -> None:
+    """The importer has the requests that were served, and the latencies that the client told."""
+    assert run.by_client and not run.caution and run.workload.concurrency == STREAMS
     assert [request.output_len for request in run.workload.requests] == [TOKENS] * REQUESTS
-    return run
+    assert sorted(request.prompt_len for request in run.workload.requests) == sorted(
+        row["prompt_tokens"] for row in served
+    )
+    for name in TIMES:
+        assert run.figures[f"{name}.mean"] == pytest.approx(np.mean([row[name] for row in seen]))
+
+
+@pytest.mark.parametrize("engine", ["twin", "real"])
+def test_guidellm_sees_what_was_recorded(engine: str, tmp_path: Path) -> None:
+    command = installed("guidellm")
+    asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": text, "output_tokens_count": TOKENS} for text in TEXTS])
+    with recorded(engine, tmp_path) as server:
+        options = {
+            "--backend": f"kind=openai_http,target={server.url.removesuffix('/v1')},request_format=/v1/completions",
+            "--profile": f"kind=concurrent,streams={STREAMS}",
+            "--constraint": f"kind=max_requests,count={REQUESTS}",
+            "--data": f"kind=json_file,path={asked}",
+            "--output": f"kind=json,path={tmp_path / 'report.json'}",
+        }
+        given = [each for option in options.items() for each in option]
+        run(command, "run", *given, "--disable-console", folder=tmp_path)
+    (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+    told = benchmark["requests"]["successful"]
+    assert len(told) == REQUESTS and not benchmark["requests"]["errored"]
+    seen = [{"ttft_ms": each["time_to_first_token_ms"], "e2e_ms": each["request_latency"] * 1e3} for each in told]
+    served = server_times(tmp_path)
+    (imported,) = measured_format({"format": "guidellm", "file": "report.json"}, "measured").read(tmp_path)
+    assert_imported(imported, served, seen)
+    # It names no request: where each is seen later than it was served, so is each in the order of their times.
+    for name in TIMES:
+        ordered = sorted(served, key=lambda row, name=name: row[name, "text"])
+        assert_seen_later("GuideLLM", name, sorted(row[name] for row in seen), ordered)
+
+
+@pytest.mark.parametrize("engine", ["twin", "real"])
+def test_aiperf_sees_what_was_recorded(engine: str, tmp_path: Path) -> None:
+    command = installed("aiperf")
+    asked = write_lines(tmp_path / "asked.jsonl", [{"text": text, "output_length": TOKENS} for text in TEXTS])
+    # Without the network it takes a tokenizer from Hugging Face's cache only, by a repository's name.
+    repository = tmp_path / "hf" / "hub" / "models--tests--bytes"
+    save_tokenizer(repository / "snapshots" / "0")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0")
+    with recorded(engine, tmp_path) as server:
+        options = {
+            "--url": server.url.removesuffix("/v1"),
+            "--model": MODEL,
+            "--tokenizer": "tests/bytes",
+            "--endpoint-type": "completions",
+            "--input-file": asked,
+            "--custom-dataset-type": "single-turn",
+            "--request-count": REQUESTS,
+            "--concurrency": STREAMS,
+            "--extra-inputs": '{"ignore_eos": true, "temperature": 0}',  # every token is text, up to which it counts
+            "--output-artifact-dir": tmp_path / "report",
+            "--workers-max": 1,
+            "--record-processor-service-count": 1,
+            "--ui": "none",
+        }
+        flags = ("--streaming", "--use-legacy-max-tokens", "--use-server-token-count", "--no-gpu-telemetry")
+        given = [each for option in options.items() for each in option]
+        run(command, "profile", *given, *flags, "--no-server-metrics", folder=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "report" / "profile_export.jsonl").read_text().splitlines()]
+    seen = {
+        line["metadata"]["x_request_id"]: {
+            "ttft_ms": line["metrics"]["time_to_first_token"]["value"],
+            "e2e_ms": line["metrics"]["request_latency"]["value"],
+        }
+        for line in lines
+    }
+    served = server_times(tmp_path)
+    assert {row["id"] for row in served} == set(seen) and len(lines) == REQUESTS
+    (imported,) = measured_format({"format": "aiperf", "folder": "report"}, "measured").read(tmp_path)
+    assert_imported(imported, served, list(seen.values()))
+    for name in TIMES:
+        assert_seen_later("AIPerf", name, [seen[row["id"]][name] for row in served], served)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,12 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def save(family: str, folder: Path, **options: Any) -> Any:
-    """Save a random model of `family` into `folder` as transformers does, and return it."""
+def save(family: str, folder: Path, shape: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Save a random model of `family`, of its usual shape or another, as transformers does, and return it."""
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]()).eval()
+    config = CONFIGS[family]()
+    config.update(shape or {})
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():  # biases and norms are constant at birth: make them matter
         for name, weight in model.named_parameters():
             if name.endswith("bias") or "norm" in name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,75 @@ def test_spans_with_a_first_token_after_the_last_are_refused(tmp_path: Path) -> 
     (tmp_path / "spans.csv").write_text(SPANS.replace("0.5,0.7", "0.8,0.7"))
     with pytest.raises(UserError, match=r"spans.csv:2: ttft_s.*longer than e2e_s"):
         read(tmp_path, format="guidellm-spans", file="spans.csv")
+
+
+# Reports of load generators
+
+
+def aiperf_row(start_ms: int, ttft_ms: float | None, e2e_ms: float, error: Any = None, **about: Any) -> dict[str, Any]:
+    metrics = {"time_to_first_token": ttft_ms, "request_latency": e2e_ms}
+    metrics |= {"input_sequence_length": 30, "output_sequence_length": 3}
+    metadata = {"request_start_ns": 1_700_000_000_000_000_000 + start_ms * 10**6, "benchmark_phase": "profiling"}
+    values = {name: {"value": value, "unit": ""} for name, value in metrics.items() if value is not None}
+    return {"metadata": {**metadata, "was_cancelled": False, **about}, "metrics": values, "error": error}
+
+
+def aiperf_phases(**profiling: Any) -> list[dict[str, Any]]:
+    return [{"kind": "warmup", "type": "concurrency", "concurrency": 1}, {"kind": "profiling", **profiling}]
+
+
+def aiperf(folder: Path, rows: Any, phases: Any) -> MeasuredRun:
+    (folder / "profile_export.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "profile_export_aiperf.json").write_text(json.dumps({"input_config": {"phases": phases}}))
+    (run,) = read(folder, format="aiperf", folder=".", shared_prefix_tokens=16)
+    return run
+
+
+def test_aiperf_reports_what_it_sent_and_when(tmp_path: Path) -> None:
+    first, second = aiperf_row(100, 20.5, 40.5), aiperf_row(350, 40.5, 50.5)
+    others = aiperf_row(0, 1, 1, benchmark_phase="warmup"), aiperf_row(400, 1, 1, error={"code": 500})
+    paced = aiperf_phases(type="poisson", rate=4.0)
+    run = aiperf(tmp_path, [second, first, *others], paced)
+    assert [request.arrival_ns for request in run.workload.requests] == [0, 250_000_000]
+    assert [request.prompt_len for request in run.workload.requests] == [30, 30] and run.workload.shares_prefixes
+    assert run.figures["ttft_ms.mean"] == 30.5 and run.figures["tpot_ms.mean"] == 7.5 and run.by_client
+    assert (run.workload.concurrency, run.offered_per_s) == (None, 4.0)
+    assert run.caution == "1 requests failed and are left out"
+    closed = aiperf(tmp_path, [first, second], aiperf_phases(type="concurrency", concurrency=2))
+    assert closed.workload.concurrency == 2 and {r.arrival_ns for r in closed.workload.requests} == {0}
+    with pytest.raises(UserError, match=r"jsonl:1: time_to_first_token: is missing; run aiperf with --streaming"):
+        aiperf(tmp_path, [aiperf_row(0, None, 40)], paced)
+    with pytest.raises(UserError, match=r"jsonl:1: time_to_first_token.*must not exceed request_latency"):
+        aiperf(tmp_path, [aiperf_row(0, 41, 40)], paced)
+
+
+def guidellm_benchmark(errored: int = 0, **strategy: Any) -> dict[str, Any]:
+    successful = [
+        {"request_start_time": 1_700_000_000 + start_s, "prompt_tokens": 30, "output_tokens": 3,
+         "time_to_first_token_ms": ttft_ms, "request_latency": latency_s}
+        for start_s, ttft_ms, latency_s in ((1.25, 40, 0.05), (1, 20, 0.04))
+    ]  # fmt: skip
+    requests = {"successful": successful, "errored": [{}] * errored, "incomplete": []}
+    return {"config": {"strategy": strategy}, "requests": requests}
+
+
+def guidellm(folder: Path, *benchmarks: Any) -> list[MeasuredRun]:
+    (folder / "report.json").write_text(json.dumps({"benchmarks": benchmarks}))
+    return read(folder, format="guidellm", file="report.json")
+
+
+def test_guidellm_reports_a_run_for_each_benchmark(tmp_path: Path) -> None:
+    alone, several, paced = guidellm(
+        tmp_path,
+        guidellm_benchmark(type_="synchronous"),
+        guidellm_benchmark(errored=1, type_="concurrent", streams=2),
+        guidellm_benchmark(type_="poisson", rate=4.0, max_concurrency=8),
+    )
+    assert [run.name for run in (alone, several, paced)] == ["0 synchronous", "1 concurrent", "2 poisson"]
+    assert [run.workload.concurrency for run in (alone, several, paced)] == [1, 2, None]
+    assert [r.arrival_ns for r in paced.workload.requests] == [0, 250_000_000] and paced.offered_per_s == 4.0
+    assert several.caution == "1 requests failed or were cut off, and are left out" and not alone.caution
+    assert paced.figures["ttft_ms.mean"] == 30 and paced.figures["tpot_ms.mean"] == 7.5 and paced.by_client
 
 
 # inference-perf
@@ -317,24 +386,42 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from paths_in(inner, (*path, key))
 
 
+def write_and_read(kind: str, folder: Path, document: Any) -> None:
+    match kind:
+        case "bench-serve":
+            (folder / "measured.json").write_text(json.dumps(document))
+            read(folder, format="bench-serve", files=["measured.json"])
+        case "inference-perf":
+            (folder / "stage_0_lifecycle_metrics.json").write_text(json.dumps(document))
+            read(folder, format="inference-perf", folder=".", output_tokens=6)
+        case "guidellm":
+            guidellm(folder, document)
+        case "aiperf":
+            aiperf(folder, [document["row"]], document["phases"])
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "bench-serve": lambda: bench(),
+    "inference-perf": lambda: stage(),
+    "guidellm": lambda: guidellm_benchmark(type_="concurrent", streams=2, rate=4.0),
+    "aiperf": lambda: {"row": aiperf_row(0, 20, 40), "phases": aiperf_phases(type="poisson", rate=4.0)},
+}
+
+
 @given(st.data())
 def test_junk_anywhere_in_a_result_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
-    detailed = data.draw(st.booleans())
-    document = bench() if detailed else stage()
+    kind = data.draw(st.sampled_from(list(RESULTS)))
+    document = RESULTS[kind]()
     *way, last = data.draw(st.sampled_from(list(paths_in(document))))
     inner: Any = document
     for key in way:
         inner = inner[key]
     inner[last] = data.draw(JUNK)
-    name = "b.json" if detailed else "stage_0_lifecycle_metrics.json"
-    (tmp_path / name).write_text(json.dumps(document))
     try:
-        if detailed:
-            read(tmp_path, format="bench-serve", files=[name])
-        else:
-            read(tmp_path, format="inference-perf", folder=".", output_tokens=6)
+        write_and_read(kind, tmp_path, document)
     except UserError as error:
-        assert "\n" not in str(error) and name in str(error)
+        names = ("measured.json", "stage_0_lifecycle", "report.json", "profile_export")
+        assert "\n" not in str(error) and any(name in str(error) for name in names)
 
 
 # Prometheus
@@ -401,5 +488,5 @@ def test_every_format_refuses_an_unknown_field(name: str) -> None:
 
 
 def test_an_unknown_format_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"measured.format: 'csv': must be bench-serve, guidellm-spans"):
+    with pytest.raises(UserError, match=r"measured.format: 'csv': must be aiperf, bench-serve, guidellm"):
         measured_format({"format": "csv"}, "measured")

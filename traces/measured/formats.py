@@ -11,7 +11,9 @@ from serving.plugins import find
 from traces.measured.run import MeasuredFormat
 
 FORMATS = {
+    "aiperf": "traces.measured.aiperf:AiPerf",
     "bench-serve": "traces.measured.bench_serve:BenchServe",
+    "guidellm": "traces.measured.guidellm:GuideLlm",
     "guidellm-spans": "traces.measured.guidellm_spans:GuideLlmSpans",
     "inference-perf": "traces.measured.inference_perf:InferencePerf",
     "llmservingsim": "traces.measured.llmservingsim:LlmServingSim",

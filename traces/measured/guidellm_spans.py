@@ -15,8 +15,7 @@ from pydantic import Field
 
 from serving.errors import UserError
 from serving.settings import Settings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, prompt_of
-from traces.measured.run import MeasuredRun, Observed, figures_of_requests
+from traces.measured.run import MeasuredRun, Observed, run_of_requests
 from traces.rows import Row, csv_rows
 
 SECOND_NS = 10**9
@@ -43,17 +42,7 @@ class GuideLlmSpans(Settings):
         rows = sorted(rows, key=lambda row: row.time_ns("arrival_s", SECOND_NS))
         start = rows[0].time_ns("arrival_s", SECOND_NS)
         observed = [_observed(id_, row, start) for id_, row in enumerate(rows)]
-        slots = _concurrency(rows[0])
-        requests = [
-            WorkloadRequest(r.id, 0 if slots else r.arrival_ns, self._prompt(name, r.prompt_tokens), r.output_tokens)
-            for r in observed
-        ]
-        workload = Workload(requests, name=name, concurrency=slots, shares_prefixes=self.shared_prefix_tokens > 0)
-        return MeasuredRun(name, workload, figures_of_requests(observed))
-
-    def _prompt(self, phase: str, tokens: int) -> tuple[Segment, ...]:
-        shared = min(self.shared_prefix_tokens, tokens)
-        return prompt_of((f"prefix of {phase}", shared), (PRIVATE, tokens - shared))
+        return run_of_requests(name, observed, _concurrency(rows[0]), self.shared_prefix_tokens)
 
 
 def _concurrency(row: Row) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from serving.workload import Workload
+from serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
 from traces.run_metrics import RunMetrics
 from traces.schema import arrow_schema
 
@@ -71,6 +71,26 @@ class Observed:
     arrival_ns: int
     first_token_ns: int
     finish_ns: int
+
+
+def run_of_requests(
+    name: str, observed: Sequence[Observed], slots: int | None, shared_prefix_tokens: int = 0, **told: Any
+) -> MeasuredRun:
+    """A run measured request by request, whose prompts begin with as many tokens that they share.
+
+    `slots` is the size of a closed loop: it sends when an answer is there, so that its times are not replayed. None is
+    a client that sends by the clock. `told` are further fields of `MeasuredRun`.
+    """
+
+    def sent(request: Observed) -> WorkloadRequest:
+        shared = min(shared_prefix_tokens, request.prompt_tokens)
+        prompt = prompt_of((f"prefix of {name}", shared), (PRIVATE, request.prompt_tokens - shared))
+        return WorkloadRequest(request.id, 0 if slots else request.arrival_ns, prompt, request.output_tokens)
+
+    workload = Workload(
+        [sent(request) for request in observed], name=name, concurrency=slots, shares_prefixes=shared_prefix_tokens > 0
+    )
+    return MeasuredRun(name, workload, figures_of_requests(observed, told.get("offered_per_s")), **told)
 
 
 def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | None = None) -> dict[str, float]:

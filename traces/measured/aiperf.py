@@ -1,0 +1,92 @@
+"""A run of NVIDIA's AIPerf: `profile_export.jsonl`, a row a request, beside `profile_export_aiperf.json`.
+
+https://github.com/ai-dynamo/aiperf, `docs/tutorials/working-with-profile-exports.md`. Starts are epoch nanoseconds,
+latencies milliseconds from the request's own start. A phase of type `concurrency` is a closed loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from serving.errors import UserError
+from serving.settings import Settings
+from traces.measured.json_file import MANY, JsonFile
+from traces.measured.run import MeasuredRun, Observed, run_of_requests
+from traces.rows import Row, json_rows
+
+_MS_NS = 10**6
+
+
+class AiPerf(Settings):
+    """One run, in the folder that AIPerf calls its artifact directory; warm-up requests are left out.
+
+    `shared_prefix_tokens` is how many tokens its prompts begin with alike.
+    """
+
+    format: Literal["aiperf"] = "aiperf"
+    folder: str
+    shared_prefix_tokens: int = Field(0, ge=0)
+
+    def read(self, data: Path) -> list[MeasuredRun]:
+        """See `MeasuredFormat`. TTFT and E2E are the client's; lengths are what it counted, or was told."""
+        folder = data / self.folder
+        path = folder / "profile_export.jsonl"
+        rows = [row for row in map(_flat, json_rows(path)) if row.text("benchmark_phase") == "profiling"]
+        answered = [row for row in rows if row.fields["error"] is None and not row.fields.get("was_cancelled")]
+        if not answered:
+            raise UserError("measured.folder", str(path), "holds no answered request")
+        answered.sort(key=lambda row: row.integer("request_start_ns", 0))
+        start_ns = answered[0].integer("request_start_ns", 0)
+        observed = [_observed(id_, row, start_ns) for id_, row in enumerate(answered)]
+        slots, rate = _load(JsonFile(folder / "profile_export_aiperf.json"))
+        failed = len(rows) - len(answered)
+        return [
+            run_of_requests(
+                folder.name,
+                observed,
+                slots,
+                self.shared_prefix_tokens,
+                caution=f"{failed} requests failed and are left out" if failed else "",
+                by_client=True,
+                offered_per_s=rate,
+            )
+        ]
+
+
+def _flat(row: Row) -> Row:
+    """The row with the fields of its metadata, and the values of its metrics, by their names."""
+    objects: list[dict[str, Any]] = []
+    for name in ("metadata", "metrics"):
+        value = row.fields.get(name)
+        if not isinstance(value, dict):
+            raise row.error(name, value, "must be an object")
+        objects.append(value)
+    metadata, metrics = objects
+    values = {name: metric.get("value") for name, metric in metrics.items() if isinstance(metric, dict)}
+    return Row(row.path, row.line, {**values, **metadata, "error": row.fields.get("error")})
+
+
+def _observed(id_: int, row: Row, start_ns: int) -> Observed:
+    if "time_to_first_token" not in row.fields:
+        raise row.error("time_to_first_token", None, "is missing; run aiperf with --streaming")
+    arrival_ns = row.integer("request_start_ns", 0) - start_ns
+    ttft_ns, e2e_ns = (row.time_ns(name, _MS_NS) for name in ("time_to_first_token", "request_latency"))
+    if ttft_ns > e2e_ns:
+        raise row.error("time_to_first_token", row.fields["time_to_first_token"], "must not exceed request_latency")
+    prompt, outputs = row.tokens("input_sequence_length"), row.tokens("output_sequence_length")
+    return Observed(id_, prompt, outputs, arrival_ns, arrival_ns + ttft_ns, arrival_ns + e2e_ns)
+
+
+def _load(report: JsonFile) -> tuple[int | None, float | None]:
+    """The slots of a closed loop, or the rate of one that sends by the clock; neither for a schedule of times."""
+    phases = report.get("input_config.phases")
+    for at, phase in enumerate(phases if isinstance(phases, list) else []):
+        path = f"input_config.phases.{at}"
+        if isinstance(phase, dict) and phase.get("kind", "profiling") == "profiling":
+            if phase.get("type") == "concurrency":
+                return int(report.number(f"{path}.concurrency", 1, MANY)), None
+            return None, report.number(f"{path}.rate", 1e-6) if phase.get("rate") is not None else None
+    raise report.error("input_config.phases", phases, "must hold the phase that was profiled")
