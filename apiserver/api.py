@@ -262,6 +262,7 @@ def _asked(
         body.wants_logprobs,
         body.priority,
         body.user,
+        grammar=body.grammar,
     )
 
 

@@ -53,6 +53,7 @@ class Add(Message):
     prefilled_at  server that has the KV of its prompt; empty where it is to be computed
     client_id    what its client calls it, or empty
     followed     whether its journey is to be kept
+    grammar      what its answer keeps to, as `realengine.grammar` writes it; empty for any text
     operation    what was asked for, as OpenTelemetry names it; its answer is called `answer_id`
     traceparent  the client's span and, `tracestate`, what vendors add, as its headers had them
     """
@@ -77,6 +78,7 @@ class Add(Message):
     operation: str = ""
     answer_id: str = ""
     followed: bool = False
+    grammar: str = ""
     traceparent: str = ""
     tracestate: str = ""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from apiserver.kv_transfer import KvTransferParams
+from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -39,6 +40,44 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: StrictBool = False  # vLLM's, which GuideLLM asks for: usage so far in each chunk
 
 
+class JsonSchema(BaseModel):
+    """OpenAI's wrapping of a schema; `name`, `description` and `strict` change nothing: every schema is kept to."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    described: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What an answer must be: any text, a JSON object, or JSON by a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_by_type(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("type json_schema needs json_schema, and no other type takes it")
+        return self
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's field for the same: a JSON schema, or a regular expression."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    by_schema: dict[str, Any] | None = Field(None, alias="json")
+    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> StructuredOutputs:
+        if (self.by_schema is None) == (self.regex is None):
+            raise ValueError("give either json or regex")
+        return self
+
+
 class _Generation(BaseModel):
     """What both endpoints take. Fields are OpenAI's and vLLM's, by their names."""
 
@@ -59,6 +98,8 @@ class _Generation(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool | None = False
     kv_transfer_params: KvTransferParams | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     n: _neutral(1, None) = None  # type: ignore[valid-type]
     presence_penalty: _neutral(0, None) = None  # type: ignore[valid-type]
@@ -69,6 +110,24 @@ class _Generation(BaseModel):
     @classmethod
     def _nobody(cls, user: Any) -> Any:
         return "" if user is None else user
+
+    @model_validator(mode="after")
+    def _structured_once(self) -> _Generation:
+        if self.structured_outputs and self.response_format and self.response_format.type != "text":
+            raise ValueError("give either response_format or structured_outputs")
+        return self
+
+    @property
+    def grammar(self) -> str:
+        """What the answer keeps to, as `realengine.grammar` writes it; empty for any text. Raises UserError for a
+        schema or an expression that cannot be kept to."""
+        format, outputs = self.response_format, self.structured_outputs
+        if outputs is not None and outputs.regex is not None:
+            return regex_grammar(outputs.regex)
+        schema = outputs.by_schema if outputs is not None else None
+        if format is not None and format.type != "text":
+            schema = ANY_OBJECT if format.json_schema is None else format.json_schema.described
+        return "" if schema is None else json_grammar(schema)
 
     @property
     def limit(self) -> int | None:
@@ -128,7 +187,6 @@ class ChatRequest(_Generation):
 
     top_logprobs: _neutral(0, None) = None  # type: ignore[valid-type]
     tool_choice: _neutral("auto", "none", None) = None  # type: ignore[valid-type]
-    response_format: _neutral({"type": "text"}, None) = None  # type: ignore[valid-type]
     store: _neutral(False, None) = None  # type: ignore[valid-type]
 
     @property

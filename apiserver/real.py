@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Condition, Event, Thread
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from realengine.loop import drive
 from realengine.replay import no_cycle_search
 from realengine.run_recorder import RunRecorder
 from realengine.sampling import SamplingParams
+from serving.errors import UserError
 from serving.request import Request, Status
 from serving.workload import Segment, WorkloadRequest
 
@@ -107,6 +109,8 @@ class RealEngine:
             recorder = RunRecorder(self, self._origin_ns)
             self._clients = _Clients(self, engine, recorder)
             engine.watch_speed()
+            with suppress(UserError):
+                engine.grammars  # noqa: B018 - made now: it takes a second, in which nothing else would run
             made.set()
             with no_cycle_search():
                 drive(engine, self._clients, recorder, lambda: self._stopped)
@@ -176,7 +180,14 @@ class _Clients:
         home = self._home
         segments = self._segments.of(id, asked.prompt)
         arrived = WorkloadRequest(
-            id, came_ns, segments, asked.max_tokens, asked.priority, asked.tenant, session=asked.session
+            id,
+            came_ns,
+            segments,
+            asked.max_tokens,
+            asked.priority,
+            asked.tenant,
+            session=asked.session,
+            structured=bool(asked.grammar),
         )
         home.post(lambda: home.ledger.arrived(arrived))
         answer = _Answer(asked, segments)
@@ -189,9 +200,10 @@ class _Clients:
                 new.logprobs.append(logprob)
             return len(answer.tokens) >= asked.min_tokens and token in asked.stop_ids
 
+        grammar = self._engine.grammars.make(asked.grammar) if asked.grammar else None
         sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed)
         answer.request = request = self._engine.add(
-            arrived, asked.prompt, sampling=sampling, on_token=take, logprobs=asked.logprobs
+            arrived, asked.prompt, sampling=sampling, on_token=take, logprobs=asked.logprobs, grammar=grammar
         )
         self._recorder.arrived(request, came_ns, came_ns, self._now())
         if request.status is Status.REJECTED:

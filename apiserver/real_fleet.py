@@ -133,7 +133,14 @@ class RealFleet:
         segments = self._segments.of(id, asked.prompt)
         arrival_ns = self.run_ns(monotonic_ns())
         request = WorkloadRequest(
-            id, arrival_ns, segments, asked.max_tokens, asked.priority, asked.tenant, session=asked.session
+            id,
+            arrival_ns,
+            segments,
+            asked.max_tokens,
+            asked.priority,
+            asked.tenant,
+            session=asked.session,
+            structured=bool(asked.grammar),
         )
         self.ledger.arrived(request)
         answer = _Answer(asked, segments, arrival_ns)

@@ -93,7 +93,17 @@ class Twin:
             segments = self._segments.of(id, asked.prompt)
             length = self._lengths.of(id, asked)
             to = "" if asked.place is None else class_of(asked.place)
-            request = WorkloadRequest(id, at_ns, segments, length, asked.priority, asked.tenant, to, asked.session)
+            request = WorkloadRequest(
+                id,
+                at_ns,
+                segments,
+                length,
+                asked.priority,
+                asked.tenant,
+                to,
+                asked.session,
+                structured=bool(asked.grammar),
+            )
             last = None if cut is None else cut.after_tokens
             self._open[id] = _Answer(asked, segments, length, _words_of(id, asked), last)
             self.ledger.arrived(request)

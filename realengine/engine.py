@@ -11,16 +11,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter_ns
 from typing import NamedTuple
 
+import numpy as np
+
+from realengine.grammar import Grammar, Grammars
 from realengine.ranks import Ranks
 from realengine.runner import Launched, ModelRunner
 from realengine.sampling import SamplingParams
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
 from realengine.shard import shard_spec
-from realengine.step_input import pack
+from realengine.step_input import Ints, pack
 from realengine.token_content import TokenContent
 from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
@@ -62,6 +66,7 @@ class Flight:
     prepared_ns: int
     launch_ns: int
     host_ns: int | None
+    mask_ns: int
     preempted_ns: dict[int, int]
 
 
@@ -71,6 +76,7 @@ class Step:
     begun, computed, sampled.
 
     launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
+    mask_ns    host time working out which tokens its samples may be, from `scheduled_ns` on
     host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
     op_ns      device time by operation, where it was measured
     graph      whether it was replayed as a graph
@@ -92,6 +98,7 @@ class Step:
     end_ns: int
     launch_ns: int
     host_ns: int | None
+    mask_ns: int
     op_ns: dict[str, int] | None
     graph: bool
     thread_ns: int | None
@@ -211,8 +218,10 @@ class Engine:
         stop_ids: Collection[int] = (),
         on_token: Callable[[int, float | None], bool] | None = None,
         logprobs: bool = False,
+        grammar: Grammar | None = None,
     ) -> Request:
-        """Queue a request with token ids `prompt`; see `TokenSequence` for the rest."""
+        """Queue a request with token ids `prompt`; see `TokenSequence` for the rest. One that is `structured` brings a
+        grammar, which `grammars` makes."""
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
             self.sequences[request.id] = TokenSequence(
@@ -223,9 +232,18 @@ class Engine:
                 stop_ids=stop_ids,
                 on_token=on_token,
                 logprobs=logprobs,
+                grammar=grammar,
             )
             self._demand.wait(request)
         return request
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Those of this model's vocabulary. Raises UserError for a model without tokenizer, or without llguidance."""
+        if self.folder is None:
+            remedy = "has no tokenizer, without which tokens have no text; use smollm2 or a model folder"
+            raise UserError("model", self.source, remedy)
+        return Grammars(self.folder, self.spec.vocab_size, self.spec.eos_ids)
 
     def abort(self, id: int) -> Request | None:
         """Drop a request between steps."""
@@ -242,8 +260,9 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        """Whether another step may be launched before one is finished."""
-        return len(self._in_flight) < self._depth
+        """Whether another step may be launched before one is finished. One with masks is not overlapped: the next
+        masks follow from its tokens."""
+        return len(self._in_flight) < self._depth and not any(flight.plan.masked_rows for flight in self._in_flight)
 
     def launch(self) -> Flight | None:
         """Plan a step and hand it to the device; None when there is nothing to run.
@@ -284,7 +303,10 @@ class Engine:
             return None
         rows = plan.rows()
         scheduled_ns = perf_counter_ns()
-        inputs = [self._seating.row(row, self.sequences[row.request.id]) for row in rows]
+        masks = self._masks(rows) if plan.masked_rows else [None] * len(rows)
+        mask_ns = perf_counter_ns() - scheduled_ns if plan.masked_rows else 0
+        sequences = [self.sequences[row.request.id] for row in rows]
+        inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
         prepared_ns = perf_counter_ns()
         launched = self.runner.launch(packed.step)
@@ -293,11 +315,23 @@ class Engine:
         now = perf_counter_ns()
         host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
         self._host_free_ns = now
-        times = (plan_ns, scheduled_ns, prepared_ns, launch_ns, host_ns)
+        times = (plan_ns, scheduled_ns, prepared_ns, launch_ns, host_ns, mask_ns)
         flight = Flight(plan, rows, packed.sample_rows, launched, load, *times, self._preempted_ns)
         self._preempted_ns = {}
         self._in_flight.append(flight)
         return flight
+
+    def _masks(self, rows: Sequence[Row]) -> list[Ints | None]:
+        """For each row that samples for a grammar, what it may be."""
+        masks: list[Ints | None] = []
+        for row in rows:
+            grammar = self.sequences[row.request.id].grammar
+            mask = None
+            if row.samples and grammar is not None:
+                mask = np.empty(-(-self.spec.vocab_size // 32), dtype=np.int32)
+                grammar.mask(mask)
+            masks.append(mask)
+        return masks
 
     def _plan(self) -> StepPlan:
         plan_start_ns = perf_counter_ns()
@@ -343,6 +377,7 @@ class Engine:
             launched.end_ns,
             flight.launch_ns,
             flight.host_ns,
+            flight.mask_ns,
             launched.op_ns,
             launched.graph,
             launched.thread_ns,

@@ -19,11 +19,13 @@ def stream(
     max_tokens: int,
     sampling: SamplingParams,
     stop: Sequence[str] = (),
+    grammar: str = "",
 ) -> Iterator[str]:
     """Pieces of the assistant's answer to `messages`, `{"role": ..., "content": ...}` each.
 
-    Ends at the model's end-of-sequence, at a stop string, or after `max_tokens`. Raises UserError if the model
-    has no tokenizer or the prompt does not fit.
+    With a `grammar`, as `realengine.grammar` writes it, the answer keeps to it. Ends at the model's
+    end-of-sequence, at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or the prompt
+    does not fit.
     """
     if engine.folder is None:
         remedy = "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"
@@ -39,11 +41,12 @@ def stream(
         return detokenizer.stopped
 
     request = engine.add(
-        WorkloadRequest(0, 0, (("", len(prompt)),), max_tokens),
+        WorkloadRequest(0, 0, (("", len(prompt)),), max_tokens, structured=bool(grammar)),
         prompt,
         sampling=sampling,
         stop_ids=engine.spec.eos_ids,
         on_token=take,
+        grammar=engine.grammars.make(grammar) if grammar else None,
     )
     if request.status is Status.REJECTED:
         raise UserError("prompt", f"{len(prompt)} tokens", request.reason)

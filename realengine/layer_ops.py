@@ -65,6 +65,10 @@ class LayerOps(Protocol):
         """
         ...
 
+    def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
+        """Make the logits `[S, vocab]` of tokens -inf, in place, that a sample may not be; see `TokenMasks`."""
+        ...
+
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
         """A token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
         ...
@@ -109,6 +113,12 @@ class TorchOps:
                 answer = linear(self.silu_mul(linear(x[tokens], gate_up[expert])), down[expert])
                 out.index_add_(0, tokens, answer * shares[chosen, None])
         return out
+
+    def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
+        tokens = torch.arange(logits.shape[1], dtype=torch.int32)
+        forbidden = (bits[:, tokens // 32] >> (tokens % 32)) & 1 == 0
+        rows = samples.long()
+        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
         if greedy:

@@ -3,7 +3,7 @@
 The clients are those of the simulator (`serving.clients`): a request is due at its intended arrival, in a closed loop
 when another has ended, in a conversation a think time after the answer. Its times count from when it is due, so a
 stalled engine cannot hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns`
-says when it did.
+says when it did. A structured request has the masks of any JSON object: what they cost is real, what they say is not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from time import perf_counter_ns, sleep
 
 from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine, Step
+from realengine.grammar import ANY_OBJECT, json_grammar
 from realengine.hardware import describe
 from realengine.loop import drive
 from realengine.run_recorder import RunRecorder
@@ -155,7 +156,8 @@ class _ReplayedClients:
             arrived = self._clients.pop()
             send_ns = self.now()
             prompt, output = self._texts.pop(arrived.id)
-            request = self._engine.add(arrived, prompt, forced=output)
+            grammar = self._engine.grammars.make(json_grammar(ANY_OBJECT)) if arrived.structured else None
+            request = self._engine.add(arrived, prompt, forced=output, grammar=grammar)
             self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
             if request.status is Status.REJECTED:
                 self._recorder.left(request, "rejected")

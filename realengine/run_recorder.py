@@ -125,6 +125,8 @@ class RunRecorder:
             "row_tokens": [row.tokens for row in step.rows],
             "preempted_ids": [request.id for request in plan.preempted],
             "stopped_ids": step.stopped,
+            "masked_rows": plan.masked_rows or None,
+            "mask_ns": step.mask_ns or None,
             "thread_ns": step.thread_ns,
             "speed": step.speed,
         }

@@ -274,6 +274,9 @@ class ModelRunner:
             self._times = launched.times
             logits = self._graph(layout)() if launched.graph else self._forward(batch)
             self._mark(launched)
+            if step.masks is not None:
+                samples, bits = (torch.from_numpy(part).to(logits.device) for part in step.masks)
+                self.model.ops.mask(logits, samples, bits)
             if layout.samples:
                 tokens = self.model.ops.sample(logits, batch, step.greedy)
                 if self._config.async_scheduling:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from realengine.sequence import TokenSequence
-from realengine.step_input import RowInput
+from realengine.step_input import Ints, RowInput
 from serving.deployments.config import SchedulerConfig
 from serving.step_plan import Row, StepPlan
 
@@ -39,8 +39,8 @@ class Seating:
         if seat is not None:
             self._free.append(seat)
 
-    def row(self, row: Row, sequence: TokenSequence) -> RowInput:
-        """What the device needs to know of one row of a plan."""
+    def row(self, row: Row, sequence: TokenSequence, mask: Ints | None = None) -> RowInput:
+        """What the device needs to know of one row of a plan; `mask` is of the token that it samples."""
         request, start, count, samples, _ = row
         seat = self._seats[request.id]
         need, filled = -(-(start + count) // self._block_size), self._filled[seat]
@@ -49,4 +49,5 @@ class Seating:
             self._filled[seat] = need
         draw = sequence.sampling.draw(start + count - sequence.prompt_len) if samples else None
         wanted = samples and sequence.logprobs
-        return RowInput(sequence.inputs(start, count, seat), start, self._tables[seat], seat, samples, draw, wanted)
+        tokens = sequence.inputs(start, count, seat)
+        return RowInput(tokens, start, self._tables[seat], seat, samples, draw, wanted, mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from realengine.grammar import Grammar
 from realengine.sampling import SamplingParams
 from serving.request import Request
 
@@ -16,6 +17,7 @@ class TokenSequence:
     stop_ids  tokens that end the request
     on_token  sees every output token and, with `logprobs`, the natural logarithm of its probability; returning True
               ends the request (a stop string)
+    grammar   what its answer may be; it goes by what is sampled, also where other tokens are forced
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class TokenSequence:
         stop_ids: Collection[int] = (),
         on_token: Callable[[int, float | None], bool] | None = None,
         logprobs: bool = False,
+        grammar: Grammar | None = None,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -39,6 +42,7 @@ class TokenSequence:
         self._stop_ids = stop_ids
         self._on_token = on_token
         self.logprobs = logprobs
+        self.grammar = grammar
 
     @property
     def outputs(self) -> list[int]:
@@ -61,6 +65,11 @@ class TokenSequence:
         token = sampled if self._forced is None else self._forced[self.output_len]
         self.tokens.append(token)
         stopped = token in self._stop_ids
+        if self.grammar is not None and not stopped:
+            complete = self.grammar.take(sampled)
+            if complete and self._forced is not None:
+                self.grammar.restart()
+            stopped = complete and self._forced is None
         if self._on_token is not None:
             stopped = self._on_token(token, logprob if self.logprobs else None) or stopped
         return stopped

@@ -112,22 +112,31 @@ class Batch(NamedTuple):
         return list(getattr(self, name).tolist())
 
 
+class TokenMasks(NamedTuple):
+    """Which tokens some of a step's samples may be: bit t % 32 of `bits[i, t // 32]` says whether sample `samples[i]`
+    may be token t."""
+
+    samples: Ints  # [M]
+    bits: Ints  # [M, ceil(vocab / 32)]
+
+
 class StepInput(NamedTuple):
     """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws.
 
-    With `logprobs` somebody wants to know how likely the sampled tokens were.
+    With `logprobs` somebody wants to know how likely the sampled tokens were. `masks` is None if all may be any token.
     """
 
     layout: Layout
     packed: Ints
     greedy: bool
     logprobs: bool
+    masks: TokenMasks | None = None
 
 
 class RowInput(NamedTuple):
     """One row of a step. `tokens` as in `Batch`; `blocks` cover its context; `draw` is temperature, top-k, top-p and
     a uniform number, or None for greedy; `samples` says whether its token is wanted, `logprob` whether its
-    log-probability is."""
+    log-probability is; `mask` is as a row of `TokenMasks.bits`, if it may not be any token."""
 
     tokens: Sequence[int]
     start: int
@@ -136,6 +145,7 @@ class RowInput(NamedTuple):
     samples: bool = True
     draw: tuple[float, int, float, float] | None = None
     logprob: bool = False
+    mask: Ints | None = None
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -204,4 +214,9 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     numbers: list[int | None] = [*decode, *[None] * dummies, *prefill]
     wanted = [numbers[r] if ordered[r].samples else None for r in sampling]
     greedy = all(row.draw is None for row in rows)
-    return Packed(StepInput(layout, packed, greedy, any(row.logprob for row in rows)), wanted)
+    masked = [(s, mask) for s, r in enumerate(sampling) if (mask := ordered[r].mask) is not None]
+    masks = None
+    if masked:
+        samples, bits = zip(*masked, strict=True)
+        masks = TokenMasks(np.array(samples, dtype=np.int32), np.stack(bits))
+    return Packed(StepInput(layout, packed, greedy, any(row.logprob for row in rows), masks), wanted)

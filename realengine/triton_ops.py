@@ -10,6 +10,7 @@ from realengine.kernels.draw import draw
 from realengine.kernels.grouped_gemm import grouped_mlp
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul
+from realengine.kernels.token_mask import token_mask
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, Routing
 from realengine.rope import Rope
@@ -51,6 +52,9 @@ class TritonOps:
 
     def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
         return grouped_mlp(x, gate_up, down, *routing)
+
+    def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
+        token_mask(logits, samples, bits)
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
         out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)

@@ -71,13 +71,14 @@ class StepPlan:
     admitted         requests admitted, first or again
     decode_squares   of rows of one token, the sum of the squares of the tokens computed before
     draft_pairs      query-key pairs that the draft tokens add
+    masked_rows      rows that sample for a structured answer
     accepted_tokens  of the draft tokens, the accepted ones, once the step is committed; and
     verified         of each draft its tokens, and how many of them were accepted
     """
 
     __slots__ = (
         *AGGREGATES, "accepted_tokens", "admitted", "clock", "decode_squares", "decodes", "departed", "draft_pairs",
-        "lag", "listed", "preempted", "seq", "verified",
+        "lag", "listed", "masked_rows", "preempted", "seq", "verified",
     )  # fmt: skip
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
@@ -91,7 +92,7 @@ class StepPlan:
         self.admitted: list[Request] = []
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
-        self.draft_tokens = self.draft_pairs = self.accepted_tokens = 0
+        self.draft_tokens = self.draft_pairs = self.accepted_tokens = self.masked_rows = 0
         self.verified: list[tuple[int, int]] = []
 
     @property
@@ -145,8 +146,10 @@ class StepPlan:
         self.departed.append(Row(request, start, 1, True))
 
     def _count(self, row: Row, sign: int) -> None:
-        _, start, tokens, samples, drafts = row
+        request, start, tokens, samples, drafts = row
         self.sampled_rows += sign * samples
+        if samples and request.arrived.structured:
+            self.masked_rows += sign
         if drafts:
             tokens -= drafts
             self.draft_tokens += sign * drafts

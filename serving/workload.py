@@ -24,7 +24,8 @@ class WorkloadRequest:
     the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths. `session` names the conversation it
     is turn `turn` of, from 0; empty is none. A turn with a `think_ns` comes that long after the turn before it has
     ended, and its `arrival_ns` is the earliest that could be; without one it comes at its arrival, answered or not.
-    At `cancel_ns` from the start its client hangs up, if it still waits.
+    At `cancel_ns` from the start its client hangs up, if it still waits. The answer of one that is `structured` keeps
+    to a grammar, so that each of its tokens needs a mask.
     """
 
     id: int
@@ -38,6 +39,7 @@ class WorkloadRequest:
     turn: int = 0
     think_ns: int | None = None
     cancel_ns: int | None = None
+    structured: bool = False
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:

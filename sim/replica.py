@@ -229,7 +229,7 @@ class Replica:
 
     def _launch_steps(self, now: int) -> None:
         policy, launched = self._policy, self._launched
-        while len(launched) < self._depth:
+        while len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
             if self._leaps and (steps := policy.steady_steps()) > 1:
                 self._leap(steps, now)
                 return

@@ -123,6 +123,7 @@ _MEASURED_ONLY = (
     "sample_ns",
     "graph",
     "op_ns",
+    "mask_ns",
     "thread_ns",
     "speed",
 )
@@ -259,6 +260,7 @@ class RunLog:
             None if rows is None else [],
             drafts or None,
             stages_ns,
+            plan.masked_rows or None,
         )
 
     def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:

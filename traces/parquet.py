@@ -55,6 +55,7 @@ SCHEMA = pa.schema(
             pa.int64(),
             metadata={"unit": "ns", "definition": "when its client hangs up, if it still waits; null: it never does"},
         ),
+        _field("structured", pa.bool_(), "", "whether its answer keeps to a grammar"),
     ]
 )
 _LATER = {
@@ -62,6 +63,7 @@ _LATER = {
     "turn": 0,
     "think_ns": None,
     "cancel_ns": None,
+    "structured": False,
 }  # columns that older traces lack, and what they mean by it
 
 
@@ -232,7 +234,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
         outputs.append(rows.numbers("output_len", least=1, most=LONGEST))
         rows.numbers("priority", least=-_PRIORITIES, most=_PRIORITIES - 1)
         rows.refuse_nulls("tenant", "slo_class")
-        rows.refuse_nulls(*(name for name in ("session", "turn") if name in batch.schema.names))
+        rows.refuse_nulls(*(name for name in ("session", "turn", "structured") if name in batch.schema.names))
         rows.check_prompts()
         used.append(rows.outputs_used())
         before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])

@@ -154,6 +154,8 @@ STEPS = (
         "how fast the machine was around the step: on the CPU, how often a fixed piece of the engine's work fits into "
         "1 ms of its thread; on a GPU, its clock over its highest; null if not looked at",
     ),
+    Column("masked_rows", _I32, "", "rows whose token had to keep to a grammar (structured output); null if none"),
+    Column("mask_ns", _I64, "ns", "host time working out which tokens those may be, within `prepare_ns`; null if none"),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -72,6 +73,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="priority of every request")
     tenant: str = Field("", description="tenant of every request")
     slo_class: str = Field("", description="SLO class of every request")
+    structured: float = Field(0.0, ge=0, le=1, description="share of requests whose answers keep to a grammar")
 
     @property
     def expected_requests(self) -> float:
@@ -147,7 +149,7 @@ class _Synthetic:
     def __iter__(self) -> Iterator[WorkloadRequest]:
         spec = self._spec
         # A new stream goes at the end, or all existing workloads change.
-        seeds = np.random.SeedSequence(spec.seed).spawn(7)
+        seeds = np.random.SeedSequence(spec.seed).spawn(8)
         rngs = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds]
         arrivals = (t for chunk in spec.arrivals.times_ns(rngs[0], _CHUNK) for t in chunk.tolist())
         sizes = self._request_sizes(rngs[1], rngs[2])
@@ -157,6 +159,10 @@ class _Synthetic:
         else:
             plans = _plans(spec.sessions, arrivals, sizes, (rngs[5], rngs[6]))
             requests = self._conversations(plans, openings)
+        if spec.structured:
+            draws = (share for chunk in iter(lambda: rngs[7].random(_CHUNK), None) for share in chunk.tolist())
+            drawn = zip(requests, draws, strict=False)
+            requests = (replace(request, structured=draw < spec.structured) for request, draw in drawn)
         if spec.duration_s is None:
             return islice(requests, spec.requests)
         end_ns = round(spec.duration_s * 1_000_000_000)

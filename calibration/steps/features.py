@@ -102,6 +102,7 @@ class MeasuredSteps:
     speed            of the machine around the step, as recorded there and in two steps on either side, in the geometric
                      mean `[steps]`: a single look is too noisy; 1 where it is not recorded
     sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
+    mask_ns          host time for one masked row, on average, which cpu_ns is without; None if none was masked
     regime           index into REGIMES `[steps]`
     recording        which of the recordings a step is of `[steps]`
     """
@@ -123,6 +124,8 @@ class MeasuredSteps:
         sizes = recorded_sizes(pa.concat_tables([table.select(list(AGGREGATES)) for table in tables]))
         self.step, self.cpu, self.regime = feature_rows(sizes), _columns(cpu_features(sizes)), regimes(sizes)
         start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
+        masked, mask_ns = (np.nan_to_num(column(name)) for name in ("masked_rows", "mask_ns"))
+        self.mask_ns = float(mask_ns.sum() / masked.sum()) if masked.any() else None
         self.step_ns, self.sample_ns = end - start, column("sample_ns")
         self.own_ns = np.where(np.isnan(own), self.step_ns, own)
         logs = np.log(np.where(np.isnan(speed), 1.0, speed))
@@ -131,7 +134,7 @@ class MeasuredSteps:
         before = np.concatenate(([np.nan], end[:-1]))
         idle = first | (column("plan_ns") - before > _IDLE_NS)
         between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
-        self.cpu_ns = np.where(np.isnan(host), between, host)
+        self.cpu_ns = np.where(np.isnan(host), between, host) - mask_ns
 
     def __len__(self) -> int:
         return len(self.step_ns)

@@ -74,6 +74,7 @@ def fit(
         ),
         noise=dict(noise),
         fitted_steps=int((~held_out).sum()),
+        mask_ps=None if steps.mask_ns is None else round(steps.mask_ns * 1000),
     )
 
 

@@ -23,7 +23,7 @@ from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft, check_vocabulary
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.parts import step_parts
-from serving.cost_model import decode_plans
+from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
 from serving.deployments.model_catalogue import find_model
@@ -126,7 +126,7 @@ class OperationCost:
     # CostModel
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return self._cpu_ns(plan.decode_rows + plan.prefill_rows)
+        return self._cpu_ns(plan.decode_rows + plan.prefill_rows) + MASK_NS * plan.masked_rows
 
     def step_ns(self, plan: StepPlan) -> int:
         rows, tokens = plan.decode_rows, plan.prefill_tokens

@@ -15,6 +15,7 @@ from typing import Any
 
 from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, cpu_features, step_features
 from calibration.steps.weather import Weather
+from serving.cost_model import MASK_NS
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError, reason
 from serving.step_plan import StepPlan
@@ -47,6 +48,7 @@ class Calibration:
     step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds
     domain                          smallest and largest measured value of each step feature, by regime
     residuals                       held-out error by regime
+    mask_ps                         of working out what a token of a structured answer may be; None: none was
     interval                        factors of the predicted time between which 9 of 10 runs lie
     weather                         what the prices contain of the machine's weather; None in an older calibration
     noise                           the canary's times and what else speaks about the machine's calm
@@ -63,6 +65,7 @@ class Calibration:
     residuals: Mapping[str, Residuals]
     noise: Mapping[str, Any]
     fitted_steps: int
+    mask_ps: int | None = None
     interval: tuple[float, float] = (1.0, 1.0)
     weather: Weather | None = None
     format: int = field(default=_FORMAT)
@@ -124,6 +127,7 @@ class StepCost:
         self.calibration = calibration
         self._step = tuple(int(calibration.step_prices_ps[name]) for name in STEP_FEATURES)
         self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
+        self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
     def scaled(self, factor: float) -> StepCost:
         """The same, with every price `factor` times as high."""
@@ -136,7 +140,7 @@ class StepCost:
         )
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return _dot(self._cpu, cpu_features(plan)) // 1000
+        return (_dot(self._cpu, cpu_features(plan)) + self._mask_ps * plan.masked_rows) // 1000
 
     def step_ns(self, plan: StepPlan) -> int:
         return _dot(self._step, step_features(plan, padded(plan.decode_rows))) // 1000

@@ -122,7 +122,7 @@ class SteadyDecode:
         if not self._joins:
             return
         for request, _, _, samples, _ in plan.listed:
-            if samples and request.unscheduled:
+            if samples and request.unscheduled and not request.arrived.structured:
                 del self._unsteady[request.id]
                 self._decodes.join(request)
 

@@ -148,7 +148,8 @@ def test_logprobs_are_of_the_tokens_of_the_text(server):
     [
         ("n", 2), ("best_of", 2), ("echo", True), ("suffix", "x"), ("logit_bias", {"5": 1}), ("presence_penalty", 1),
         ("frequency_penalty", 0.5), ("logprobs", 5), ("anything", 1), ("prompt", ["a", "b"]), ("temperature", -1),
-        ("seed", 10**20), ("stop", [""]), ("min_tokens", 5), ("priority", "high"),
+        ("seed", 10**20), ("stop", [""]), ("min_tokens", 5), ("priority", "high"), ("response_format", {"type": "xml"}),
+        ("structured_outputs", {"regex": "a", "json": {}}),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(server, field, value):
@@ -159,11 +160,19 @@ def test_what_is_not_supported_is_refused_by_name(server, field, value):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("top_logprobs", 2), ("tool_choice", "required"), ("response_format", {"type": "json_object"}), ("store", True)],
+    [("top_logprobs", 2), ("tool_choice", "required"), ("store", True)],
 )
 def test_what_chats_do_not_support_is_refused_by_name(server, field, value):
     refused = server.chat(**{field: value})
     assert refused.status == 400 and refused.error["param"] == field
+
+
+def test_a_grammar_is_taken_and_what_cannot_be_kept_to_is_refused(server):
+    schema = {"name": "any", "schema": {"type": "object"}, "strict": True}
+    assert server.chat(response_format={"type": "json_schema", "json_schema": schema}).status == 200
+    assert server.complete(structured_outputs={"regex": "[a-z]+"}).status == 200
+    refused = server.complete(structured_outputs={"regex": "(a"})
+    assert refused.status == 400 and "unclosed group" in refused.error["message"]
 
 
 def test_what_changes_nothing_is_taken(server):

@@ -9,6 +9,7 @@ from realengine.kernels.draw import draw
 from realengine.kernels.grouped_gemm import grouped_mlp
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul
+from realengine.kernels.token_mask import token_mask
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 # Of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.
@@ -77,6 +78,21 @@ def experts() -> None:
                 if expert in own:
                     expected[token] += share * (down[expert].double() @ (gate / (1 + (-gate).exp()) * up))
         close(out, expected, dtype, f"experts {tokens} x {topk} of {count}, {dtype}")
+
+
+def mask() -> None:
+    """A vocabulary that fills no block and no word; rows that have no mask keep every bit."""
+    torch.manual_seed(0)
+    for vocab, dtype in [(2077, BF16), (96, F32)]:
+        logits = torch.randn(5, vocab + 3).to(dtype)[:, :vocab]  # joined from ranks, it is a view
+        before, samples = logits.clone(), torch.tensor([3, 0], dtype=torch.int32)
+        bits = torch.randint(-(2**31), 2**31, (2, -(-vocab // 32)), dtype=torch.int32)
+        token_mask(logits, samples, bits)
+        for sample in range(5):
+            for token in range(vocab):
+                word = int(bits[[3, 0].index(sample), token // 32]) if sample in (3, 0) else -1
+                kept = before[sample, token] if word >> token % 32 & 1 else float("-inf")
+                assert logits[sample, token] == kept
 
 
 def rope() -> None:
@@ -213,4 +229,4 @@ def ties() -> None:
     assert drawn(torch.tensor([[-3.0, -2.0, -7.0]]), [(1.0, 1, 1.0, 0.5)]) == [1]
 
 
-CHECKS = (norms, silu, experts, rope, greedy, limits, shares, ties)
+CHECKS = (norms, silu, mask, experts, rope, greedy, limits, shares, ties)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -241,3 +242,10 @@ def test_memory_does_not_grow_with_the_number():
         return most
 
     assert peak(60_000) < 1.3 * peak(20_000)
+
+
+def test_a_share_of_structured_requests_changes_nothing_else():
+    plain, some = requests(), requests(structured=0.3)
+    assert [replace(request, structured=False) for request in some] == plain
+    assert sum(request.structured for request in some) == pytest.approx(0.3 * len(some), rel=0.1)
+    assert requests(structured=0.3, requests=50) == some[:50]

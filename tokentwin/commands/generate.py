@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -27,6 +28,8 @@ from tokentwin.options import deployment_options
 @click.option("--seed", default=0, help="Seed of the draws; the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be repeated.")
 @click.option("--system", help="System message.")
+@click.option("--json-schema", type=click.File(encoding="utf-8"), help="The answer is JSON by the schema in this file.")
+@click.option("--regex", help="The answer matches this regular expression.")
 @deployment_options
 def generate(
     prompt: str,
@@ -37,6 +40,8 @@ def generate(
     seed: int,
     stop: tuple[str, ...],
     system: str | None,
+    json_schema: TextIO | None,
+    regex: str | None,
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
@@ -48,6 +53,7 @@ def generate(
     from serving.deployments.config import Deployment, SchedulerConfig, parse
     from serving.errors import UserError
 
+    grammar = _grammar(json_schema, regex)
     longest = max(flags.get("max_model_len") or 2048, 2)
     room = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "max_model_len": longest, "num_blocks": longest // 16 + 2}
     scheduler = parse(SchedulerConfig, room, "deployment.scheduler")
@@ -65,6 +71,25 @@ def generate(
     messages.append({"role": "user", "content": prompt})
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     with closing(engine):
-        for text in stream(engine, messages, max_tokens, sampling, stop):
+        for text in stream(engine, messages, max_tokens, sampling, stop, grammar):
             click.echo(text, nl=False)
     click.echo()
+
+
+def _grammar(json_schema: TextIO | None, regex: str | None) -> str:
+    from realengine.grammar import json_grammar, regex_grammar
+    from serving.errors import UserError
+
+    if json_schema is not None and regex is not None:
+        raise UserError("--regex", regex, "cannot be combined with --json-schema; leave one out")
+    if regex is not None:
+        return regex_grammar(regex)
+    if json_schema is None:
+        return ""
+    try:
+        schema = json.load(json_schema)
+    except ValueError as error:
+        raise UserError("--json-schema", json_schema.name, f"is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise UserError("--json-schema", json_schema.name, "must hold a JSON object")
+    return json_grammar(schema)

@@ -85,6 +85,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 @click.option("--output", metavar="L", help="Length of the output, given like --prompt.")
 @click.option("--system-prompts", metavar="P", help="For example count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
 @click.option("--sessions", metavar="S", help="For example turns=4,think_ms=20000,max_prompt_tokens=8000")
+@click.option("--structured", metavar="P", help="Share of requests whose answers keep to a grammar, as 0.3.")
 @_TO
 @_FORCE
 @_FORMAT

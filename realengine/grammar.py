@@ -1,0 +1,95 @@
+"""Structured output: which tokens may come next so that an answer keeps to a JSON schema or a regular expression.
+
+The work is llguidance's. A request's grammar follows the tokens that were sampled for it, one by one, and says as a
+mask of the vocabulary what may follow; at the end of what it allows, only the tokens that end an answer do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import UserError
+
+_SHOWN = 80  # characters of what was asked for, in an error
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+Bits = NDArray[np.int32]
+
+
+class Grammar:
+    """What one answer may be."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def mask(self, bits: Bits) -> None:
+        """Set bit t % 32 of `bits[t // 32]` for each token t that may come next, and clear the others."""
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+    def take(self, token: int) -> bool:
+        """Go on with `token`, which the mask allowed; whether the answer is complete, so that nothing may follow."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
+
+    def restart(self) -> None:
+        """Go back to the beginning."""
+        self._matcher.reset()
+
+    def ahead(self, tokens: list[int]) -> int:
+        """Go on with as many of `tokens` as it allows, to be taken back by `back`; how many those are."""
+        return int(self._matcher.try_consume_tokens(tokens))
+
+    def back(self, tokens: int) -> None:
+        """Forget the last `tokens`."""
+        self._matcher.rollback(tokens)
+
+
+class Grammars:
+    """Makes the grammars of a model whose tokenizer.json lies in `folder`. Takes a second for a large vocabulary.
+
+    Raises UserError without the package llguidance.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: Collection[int]) -> None:
+        llguidance = _library()
+        self._new = llguidance.LLMatcher
+        path = str(folder / "tokenizer.json")
+        self._tokens = llguidance.LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+
+    def make(self, written: str) -> Grammar:
+        """The grammar that `json_grammar` or `regex_grammar` has written."""
+        return Grammar(self._new(self._tokens, written, log_level=0))
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    """Answers that are JSON by `schema`, without white space that JSON does not need: models could go on with it for
+    ever. Raises UserError for a schema that cannot be kept to."""
+    written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
+    return _valid("json_schema", json.dumps(schema), written)
+
+
+def regex_grammar(pattern: str) -> str:
+    """Answers that match `pattern` as a whole. Raises UserError for one that is no regular expression."""
+    return _valid("regex", pattern, _library().LLMatcher.grammar_from_regex(pattern))
+
+
+def _valid(field: str, given: str, written: str) -> str:
+    if wrong := _library().LLMatcher.validate_grammar(written):
+        reasons = [line.removeprefix("error: ") for line in wrong.splitlines() if line.startswith("error: ")]
+        shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}..."
+        raise UserError(field, shown, f"cannot be kept to: {(reasons or wrong.splitlines())[0]}")
+    return str(written)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise UserError("structured output", "asked for", "needs llguidance: pip install 'tokentwin[engine]'") from None
+    return llguidance

@@ -1,0 +1,166 @@
+"""Answers that keep to a grammar: their text, their neighbours, and what their masks cost on both clocks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from calibration.steps.features import MeasuredSteps  # noqa: E402
+from calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from realengine.engine import Engine, Step  # noqa: E402
+from realengine.grammar import json_grammar, regex_grammar  # noqa: E402
+from realengine.replay import record  # noqa: E402
+from realengine.sampling import SamplingParams  # noqa: E402
+from realengine.tokenizer import Tokenizer  # noqa: E402
+from realengine.weights import load_model_files  # noqa: E402
+from serving.cost_model import MASK_NS, TokenCost  # noqa: E402
+from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.workload import Workload, WorkloadRequest  # noqa: E402
+from sim.cluster import Cluster  # noqa: E402
+from sim.run_log import TableSink  # noqa: E402
+from tests.realengine import tiny_models  # noqa: E402
+from traces.recording import Recording  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+EOS = 95
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
+ASKED = {"json": json_grammar(SCHEMA), "regex": regex_grammar("(ab|c){2,5}-[0-9]"), "": ""}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose tokens are the printable ASCII characters, and an end."""
+    from tokenizers import AddedToken, decoders, models
+    from tokenizers import Tokenizer as Built
+
+    folder = tmp_path_factory.mktemp("model")
+    tiny_models.save("llama", folder)
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": EOS}))
+    vocab = {("Ġ" if code == 32 else chr(code)): code - 32 for code in range(32, 127)}
+    built = Built(models.BPE(vocab=vocab, merges=[]))
+    built.decoder = decoders.ByteLevel()
+    built.add_special_tokens([AddedToken("<end>", special=True)])
+    built.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def engine_for(folder: Path, **scheduler: Any) -> Engine:
+    config = {"max_model_len": 128, "max_num_batched_tokens": 32, "num_blocks": 40, "block_size": 4, "max_num_seqs": 4}
+    deployment = Deployment(model=str(folder), dtype="float32", scheduler=SchedulerConfig(**{**config, **scheduler}))
+    return Engine(deployment, load_model_files(str(folder), Path()))
+
+
+def run(engine: Engine, asked: list[tuple[str, float]], tokens: int = 60) -> tuple[list[list[int]], list[Step]]:
+    """Answers to requests of these grammars and temperatures, all offered at once, and the steps."""
+    answers = []
+    for id, (name, temperature) in enumerate(asked):
+        arrived = WorkloadRequest(id, 0, (("", 5 + 7 * id),), tokens, structured=bool(name))
+        grammar = engine.grammars.make(ASKED[name]) if name else None
+        prompt = [(3 * id + at) % EOS for at in range(arrived.prompt_len)]
+        how = SamplingParams(temperature, seed=id)
+        engine.add(arrived, prompt, sampling=how, stop_ids=engine.spec.eos_ids, grammar=grammar)
+        answers.append(engine.sequences[id])
+    steps = []
+    while engine.scheduler.requests:
+        if (step := engine.step()) is not None:
+            steps.append(step)
+    return [answer.outputs for answer in answers], steps
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    asked=st.lists(st.tuples(st.sampled_from(sorted(ASKED)), st.sampled_from([0.0, 0.7, 3.0])), min_size=1, max_size=5),
+    overlapped=st.booleans(),
+    num_blocks=st.sampled_from([34, 100]),
+)
+def test_answers_keep_to_their_grammar_and_leave_others_alone(
+    folder: Path, asked: list[tuple[str, float]], overlapped: bool, num_blocks: int
+) -> None:
+    engine = engine_for(folder, async_scheduling=overlapped, num_blocks=num_blocks)
+    answers, steps = run(engine, asked)
+    text_of = Tokenizer(folder).decode
+    for (name, _), answer in zip(asked, answers, strict=True):
+        text = text_of(answer)
+        if name == "json":
+            value = json.loads(text)
+            assert list(value) == ["name", "old"] and isinstance(value["old"], bool)
+            assert re.fullmatch(r'\{"name":".*","old":(true|false)\}', text, re.DOTALL)
+        elif name == "regex":
+            assert re.fullmatch("(ab|c){2,5}-[0-9]", text)
+    for step in steps:
+        assert (step.mask_ns > 0) == (step.plan.masked_rows > 0)
+        assert step.plan.masked_rows == sum(request.arrived.structured for request in step.sampled) or overlapped
+    engine.reset()
+    plain, _ = run(engine, [("", temperature) for _, temperature in asked])
+    for (name, _), answer, without in zip(asked, answers, plain, strict=True):
+        assert name or answer == without
+
+
+def test_a_step_with_masks_is_not_overlapped(folder: Path) -> None:
+    engine = engine_for(folder, async_scheduling=True)
+    _, steps = run(engine, [("json", 0.7)])
+    assert all(step.plan.lag == 0 for step in steps if step.plan.masked_rows) and len(steps) > 5
+    engine.reset()
+    _, steps = run(engine, [("", 0.7)])
+    assert any(step.plan.lag for step in steps)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_recorded_run_is_decided_again_and_its_masks_have_a_price(
+    folder: Path, tmp_path: Path, overlapped: bool
+) -> None:
+    requests = [WorkloadRequest(id, 0, (("", 20),), 15, structured=id % 2 == 0) for id in range(8)]
+    engine = engine_for(folder, async_scheduling=overlapped)
+    record(Workload(requests), engine, tmp_path / "run")
+    recording = Recording.load(tmp_path / "run")
+    assert list(recording.workload().requests) == requests
+    replayed = replay_decisions(recording)
+    assert replayed.identical == replayed.steps and replayed.exact
+    table = recording.table("steps")
+    assert sum(filter(None, table["masked_rows"].to_pylist())) == 4 * 15
+    measured = MeasuredSteps([table])
+    assert measured.mask_ns is not None and measured.mask_ns > 0
+    assert measured.mask_ns * 60 == pytest.approx(sum(filter(None, table["mask_ns"].to_pylist())))
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_on_the_virtual_clock_each_structured_token_waits_for_its_mask(overlapped: bool) -> None:
+    class Masks(TokenCost):
+        def cpu_ns(self, plan: Any) -> int:
+            return MASK_NS * plan.masked_rows
+
+    def ends(structured: bool) -> int:
+        config = SchedulerConfig(num_blocks=100, async_scheduling=overlapped)
+        requests = [WorkloadRequest(id, 0, (("", 10),), 50, structured=structured) for id in range(2)]
+        sink = TableSink()
+        Cluster(Deployment(scheduler=config), Masks(10**6, 0, 0), sink).run(Workload(requests))
+        return max(sink.requests["finish_ns"].to_pylist())
+
+    assert ends(True) - ends(False) == 50 * 2 * MASK_NS
+
+
+def test_what_cannot_be_kept_to_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"regex: '\(a': cannot be kept to: unclosed group"):
+        regex_grammar("(a")
+    with pytest.raises(UserError, match=r"json_schema: .* cannot be kept to"):
+        json_grammar({"type": "objec"})
+    engine = Engine(Deployment(model="random:llama"), load_model_files("random:llama", Path()))
+    with pytest.raises(UserError, match="has no tokenizer"):
+        _ = engine.grammars
