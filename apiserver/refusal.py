@@ -43,7 +43,7 @@ def answer_to(refusal: Refusal) -> web.Response:
 def invalid(error: ValidationError) -> Refusal:
     """What pydantic found, of which the first is told."""
     first = error.errors(include_url=False, include_context=False)[0]
-    names = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "str", "function-"))]
+    names = [str(part) for part in first["loc"] if part != "str" and not str(part).startswith(("list[", "function-"))]
     param = ".".join(names) or None
     if first["type"] == "extra_forbidden":
         return Refusal(400, f"{param} is not supported; leave it out", param)

@@ -24,8 +24,8 @@ def stream(
     """Pieces of the assistant's answer to `messages`, `{"role": ..., "content": ...}` each.
 
     With a `grammar`, as `realengine.grammar` writes it, the answer keeps to it. Ends at the model's
-    end-of-sequence, at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or the prompt
-    does not fit.
+    end-of-sequence, at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or the
+    prompt does not fit.
     """
     if engine.folder is None:
         remedy = "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"

@@ -160,7 +160,7 @@ class _Synthetic:
             plans = _plans(spec.sessions, arrivals, sizes, (rngs[5], rngs[6]))
             requests = self._conversations(plans, openings)
         if spec.structured:
-            draws = (share for chunk in iter(lambda: rngs[7].random(_CHUNK), None) for share in chunk.tolist())
+            draws = (share for _ in repeat(None) for share in rngs[7].random(_CHUNK).tolist())
             drawn = zip(requests, draws, strict=False)
             requests = (replace(request, structured=draw < spec.structured) for request, draw in drawn)
         if spec.duration_s is None:

@@ -161,6 +161,7 @@ def test_what_cannot_be_kept_to_is_refused_in_one_line() -> None:
         regex_grammar("(a")
     with pytest.raises(UserError, match=r"json_schema: .* cannot be kept to"):
         json_grammar({"type": "objec"})
-    engine = Engine(Deployment(model="random:llama"), load_model_files("random:llama", Path()))
+    scheduler = SchedulerConfig(max_model_len=64)
+    engine = Engine(Deployment(model="random:llama", scheduler=scheduler), load_model_files("random:llama", Path()))
     with pytest.raises(UserError, match="has no tokenizer"):
         _ = engine.grammars
