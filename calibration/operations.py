@@ -17,10 +17,11 @@ from calibration.expert_routing import busiest_over_mean
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
-from serving.deployments.kv_capacity import weights_dtype
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import linear_dtype, weight_width, weights_dtype
 from serving.errors import UserError
 
+_WEIGHT_ONLY = ("int4", "int8")
 Amount = Any  # float | int | NDArray: one step, or many at once
 
 
@@ -47,7 +48,12 @@ class Operation(Protocol):
 
 @dataclass(frozen=True)
 class Gemm:
-    """`[m, k] x [k, n]`: activations by weights, both of `dtype`; accumulated and written in 16 bits."""
+    """`[m, k] x [k, n]`: activations by weights, both of `dtype`; accumulated and written in 16 bits.
+
+    Weights in int4 and int8 meet activations in 16 bits.
+
+    width   bytes of a weight with its share of scales; 0: what `dtype` takes
+    """
 
     name: str
     m: Amount
@@ -55,6 +61,7 @@ class Gemm:
     k: int
     dtype: str = "bfloat16"
     count: int = 1
+    width: float = 0.0
 
     @property
     def size(self) -> Amount:
@@ -66,8 +73,9 @@ class Gemm:
 
     @property
     def bytes(self) -> Amount:
-        width = DTYPE_BYTES[self.dtype]
-        return width * self.n * self.k + self.m * (max(width, 1.0) * self.k + 2.0 * self.n)
+        width = self.width or DTYPE_BYTES[self.dtype]
+        activation = 2.0 if self.dtype in _WEIGHT_ONLY else max(width, 1.0)
+        return width * self.n * self.k + self.m * (activation * self.k + 2.0 * self.n)
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,7 @@ class Experts:
     ep: int = 1
     dtype: str = "bfloat16"
     count: int = 1
+    width: float = 0.0  # as of a `Gemm`
 
     @property
     def size(self) -> Amount:
@@ -164,7 +173,7 @@ class Experts:
 
     @property
     def bytes(self) -> Amount:
-        weights = 3.0 * DTYPE_BYTES[self.dtype] * self.hidden * self.inter / self.tp * self.touched
+        weights = 3.0 * (self.width or DTYPE_BYTES[self.dtype]) * self.hidden * self.inter / self.tp * self.touched
         return weights + self.tokens * self.topk / self.ep * (4.0 * self.hidden + 6.0 * self.inter / self.tp)
 
 
@@ -301,21 +310,21 @@ def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
 def _layer_gemms(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
     tp, layers, hidden = deployment.tensor_parallel_size, model.num_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
-    dtype = weights_dtype(model, deployment)
-    attention = deployment.dtype if dtype == "mxfp4" else dtype  # only experts are kept in 4 bits
+    dtype = linear_dtype(model, deployment)
+    width = weight_width(dtype, model, deployment)
     gemms: list[Operation] = [
-        Gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, attention, layers),
-        Gemm("attention out", tokens, hidden, heads * model.head_dim, attention, layers),
+        Gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, dtype, layers, width),
+        Gemm("attention out", tokens, hidden, heads * model.head_dim, dtype, layers, width),
     ]
     if dense := layers - model.moe_layers:
-        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), dtype, dense)
+        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), dtype, dense, width)
     return gemms
 
 
-def _mlp(which: str, tokens: Amount, hidden: int, inter: int, dtype: str, layers: int) -> list[Operation]:
+def _mlp(which: str, tokens: Amount, hidden: int, inter: int, dtype: str, layers: int, width: float) -> list[Operation]:
     return [
-        Gemm(f"{which}gate and up", tokens, 2 * inter, hidden, dtype, layers),
-        Gemm(f"{which}down", tokens, hidden, inter, dtype, layers),
+        Gemm(f"{which}gate and up", tokens, 2 * inter, hidden, dtype, layers, width),
+        Gemm(f"{which}down", tokens, hidden, inter, dtype, layers, width),
     ]
 
 
@@ -375,10 +384,11 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     split = (1, tp * ranks) if deployment.enable_expert_parallel else (tp * ranks, 1)
     operations: list[Operation] = [
         Gemm("router", tokens, model.num_experts, hidden, deployment.dtype, layers),
-        Experts("experts", busiest, *shape, *split, dtype, layers),
+        Experts("experts", busiest, *shape, *split, dtype, layers, weight_width(dtype, model, deployment)),
     ]
-    if model.shared_intermediate_size:
-        operations += _mlp("shared ", tokens, hidden, -(-model.shared_intermediate_size // tp), dtype, layers)
+    if shared := -(-model.shared_intermediate_size // tp):
+        linear = linear_dtype(model, deployment)
+        operations += _mlp("shared ", tokens, hidden, shared, linear, layers, weight_width(linear, model, deployment))
     return operations
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from realengine.grammar import Grammar, Grammars
+from realengine.loading import QUANTIZATIONS
 from realengine.ranks import Ranks
 from realengine.runner import Launched, ModelRunner
 from realengine.sampling import SamplingParams
@@ -423,8 +424,11 @@ def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
         method = scheduler.speculative.method
         remedy = "works only in the simulator; leave it out for the real engine"
         raise UserError("scheduler.speculative", method, remedy)
-    if deployment.quantization not in ("none", "fp8"):
-        remedy = "works only in the simulator; the real engine runs none and fp8"
+    if deployment.quantization not in QUANTIZATIONS:
+        remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.quantization not in ("none", stored := files.spec.checkpoint_quantization) and stored != "none":
+        remedy = f"cannot be made of {files.spec.name}, which is stored in {stored}; leave it out"
         raise UserError("quantization", deployment.quantization, remedy)
     if files.spec.num_experts and deployment.quantization != "none":
         remedy = "works only in the simulator for mixtures; the real engine quantises dense models"

@@ -10,6 +10,8 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from realengine import sampling
 from realengine.kv_cache import LayerKv, write
+from realengine.packed_weight import PackedWeight
+from realengine.projection import DenseProjection, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -37,6 +39,10 @@ class Routing(NamedTuple):
 
 class LayerOps(Protocol):
     """What a decoder layer needs beside GEMMs and attention."""
+
+    def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
+        """Linear layers with packed integers, for activations of `dtype`."""
+        ...
 
     def rotation(self, rope: Rope, batch: Batch) -> Any:
         """What rotating this step's tokens needs, the same for every layer."""
@@ -79,6 +85,9 @@ class TorchOps:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+
+    def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
+        return DenseProjection(weight.dense(dtype), bias)
 
     def rotation(self, rope: Rope, batch: Batch) -> tuple[Rope, torch.Tensor, torch.Tensor, torch.Tensor]:
         return rope, *rope.at(batch.positions), batch.slots.long()

@@ -18,9 +18,10 @@ from realengine.attention import Attention
 from realengine.collective import Alone, Collective
 from realengine.kv_cache import KvCache
 from realengine.layer_ops import HeadNorms, LayerOps
+from realengine.loading import WeightLoader
 from realengine.mixture import Mixture
 from realengine.op_times import OpTimes, Untimed
-from realengine.projection import DenseProjection, Fp8Projection
+from realengine.projection import DenseProjection, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -31,9 +32,8 @@ _PIECE_ROWS = 4
 class DenseMlp:
     """SwiGLU (Shazeer 2020), with gate and up in one GEMM."""
 
-    def __init__(self, get: Callable[[str], torch.Tensor], projection: type[DenseProjection | Fp8Projection]) -> None:
-        self._gate_up = projection(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]))
-        self._down = projection(get("mlp.down_proj.weight"))
+    def __init__(self, gate_up: Projection, down: Projection) -> None:
+        self._gate_up, self._down = gate_up, down
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
         """`x` `[T, hidden]` to the same."""
@@ -46,21 +46,25 @@ class DenseMlp:
 
 
 class Layer:
-    """The weights of one decoder layer, which `take` gives by their Hugging Face names, once.
+    """The weights of one decoder layer, which `weights` gives by their Hugging Face names, once.
 
     `own` are this rank's experts.
     """
 
-    def __init__(self, spec: ModelSpec, take: Callable[[str], torch.Tensor], index: int, fp8: bool, own: range) -> None:
+    def __init__(self, spec: ModelSpec, weights: WeightLoader, index: int, own: range) -> None:
         def get(name: str) -> torch.Tensor:
-            return take(f"model.layers.{index}.{name}")
+            return weights.take(f"model.layers.{index}.{name}")
 
-        projection = Fp8Projection if fp8 else DenseProjection
-        names = [f"self_attn.{p}_proj" for p in "qkv"]
-        bias = torch.cat([get(f"{name}.bias") for name in names]) if spec.qkv_bias else None
-        self.qkv = projection(torch.cat([get(f"{name}.weight") for name in names]), bias)
-        self.out = projection(get("self_attn.o_proj.weight"))
-        self.mlp = Mixture(spec, get, own) if spec.num_experts else DenseMlp(get, projection)
+        def projection(*names: str, bias: bool = False) -> Projection:
+            return weights.projection([f"model.layers.{index}.{name}" for name in names], bias)
+
+        self.qkv = projection(*(f"self_attn.{p}_proj" for p in "qkv"), bias=spec.qkv_bias)
+        self.out = projection("self_attn.o_proj")
+        self.mlp: Mixture | DenseMlp
+        if spec.num_experts:
+            self.mlp = Mixture(spec, get, own)
+        else:
+            self.mlp = DenseMlp(projection("mlp.gate_proj", "mlp.up_proj"), projection("mlp.down_proj"))
         self.head_norms = (
             HeadNorms(get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")) if spec.qk_norm else None
         )
@@ -74,6 +78,7 @@ class Model:
     spec   one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
     state  that rank's weights, which are taken out of it as they are loaded
     own    the rank's experts; None is all of them
+    quantization  what weights in 16 bits are rounded to, as `Deployment` names it
 
     `expert_tokens` `[layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
     dense model. Those of the dummy request do not count.
@@ -88,7 +93,7 @@ class Model:
         ops: LayerOps,
         attention: Attention,
         *,
-        fp8: bool = False,
+        quantization: str = "none",
         collective: Collective | None = None,
         own: range | None = None,
     ) -> None:
@@ -97,18 +102,15 @@ class Model:
         self.ops = ops
         self.attention = attention
         self._collective = collective or Alone()
-
-        def take(name: str) -> torch.Tensor:  # one by one: merged or rounded, none need exist twice
-            return state.pop(name).to(device=device, dtype=dtype).contiguous()
-
+        weights = WeightLoader(spec, state, dtype, device, ops, quantization)
         experts = own or range(spec.num_experts)
-        self._layers = [Layer(spec, take, index, fp8, experts) for index in range(spec.num_layers)]
+        self._layers = [Layer(spec, weights, index, experts) for index in range(spec.num_layers)]
         shape = (spec.num_layers, spec.num_experts)
         self.expert_tokens = torch.zeros(shape, dtype=torch.int32, device=device) if spec.num_experts else None
-        self._embedding = take("model.embed_tokens.weight")
-        head = self._embedding if spec.tied_embeddings else take("lm_head.weight")
+        self._embedding = weights.take("model.embed_tokens.weight")
+        head = self._embedding if spec.tied_embeddings else weights.take("lm_head.weight")
         self._head = DenseProjection(_share_of_head(head, self._collective))
-        self._norm = take("model.norm.weight")
+        self._norm = weights.take("model.norm.weight")
         self.rope = Rope(spec, spec.max_positions, device)
 
     def piece(self) -> Callable[[], object]:

@@ -7,6 +7,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
+_STORED = ("none", "int4", "int8")
 
 
 def check_runnable(spec: ModelSpec) -> None:
@@ -28,8 +29,11 @@ def check_runnable(spec: ModelSpec) -> None:
     if window:
         remedy = f"{simulated} full attention only; lower max_position_embeddings to {window}, or use null"
         raise UserError(f"{name}.sliding_window", window, remedy)
-    if spec.checkpoint_quantization != "none":
-        remedy = f"{simulated} unquantised weights; set quantization: fp8 in the deployment to quantise them on loading"
+    if spec.num_experts and spec.checkpoint_quantization != "none":
+        remedy = f"{simulated} mixtures with weights in 16 bits"
+        raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
+    if spec.checkpoint_quantization not in _STORED:
+        remedy = f"{simulated} weights in 16 bits, {' and '.join(_STORED[1:])}"
         raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
     if spec.other_rope:
         raise UserError(f"{name}.rope_type", spec.other_rope, f"{simulated} rope_type default and llama3")

@@ -30,6 +30,7 @@ from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
+from serving.deployments.weight_types import GROUP_SIZE, weight_width
 from serving.errors import UserError
 
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
@@ -145,7 +146,7 @@ class ModelRunner:
                 where,
                 self._ops(),
                 self.attention,
-                fp8=deployment.quantization == "fp8",
+                quantization=deployment.quantization,
                 collective=self._collective,
                 own=self._own,
             )
@@ -165,14 +166,16 @@ class ModelRunner:
         self.kv: KvCache
 
     def _weight_bytes(self, files: ModelFiles) -> int:
-        """What loading takes: FP8 is made of weights one by one as they are read, but random ones are made whole."""
+        """What loading takes: weights are quantised one by one as they are read, but random ones are made whole, and
+        the reference makes packed ones wide."""
         spec, size = self.spec, self._dtype.itemsize
         if self._own is not None:
             spec = spec.model_copy(update={"num_experts": len(self._own)})
-        if self.deployment.quantization == "none" or files.is_random:
+        kept = spec.checkpoint_quantization if self.deployment.quantization == "none" else self.deployment.quantization
+        if kept == "none" or files.is_random or (kept in GROUP_SIZE and self.attention.name == "torch"):
             return spec.weight_bytes(size)
-        wide = spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
-        return spec.parameters - wide + wide * size
+        wide = spec.embedding_parameters
+        return int((spec.parameters - wide) * weight_width(kept, spec, self.deployment)) + wide * size
 
     def _ops(self) -> LayerOps:
         if self.attention.name == "torch":
@@ -400,7 +403,7 @@ class _OutOfMemory:
             remedy = f"needs {need:,.1f} GB of KV cache; lower it"
             raise UserError("scheduler.num_blocks", self._blocks, remedy) from None
         if self._what == "weights":
-            remedy = "does not fit into memory; set quantization: fp8, or raise tensor_parallel_size"
+            remedy = "does not fit into memory; set quantization to fp8 or int4, or raise tensor_parallel_size"
             raise UserError("model", self._deployment.model, remedy) from None
         remedy = "needs more memory for activations than is left; lower it, or lower num_blocks"
         raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy) from None

@@ -31,6 +31,12 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
         if getattr(spec, name) % size:
             remedy = f"must divide {spec.name}'s {name}, which is {getattr(spec, name)}"
             raise UserError("tensor_parallel_size", size, remedy)
+    if size > 1 and spec.checkpoint_quantization in ("int4", "int8"):
+        group = spec.checkpoint_group_size or 8  # a word's, at most
+        for name, inputs in (("o_proj", spec.num_heads * spec.head_dim), ("down_proj", spec.intermediate_size)):
+            if inputs // size % group:
+                remedy = f"would split a group of {group} of the {inputs} inputs of {spec.name}'s {name}"
+                raise UserError("tensor_parallel_size", size, remedy)
     return spec.model_copy(update={name: getattr(spec, name) // size for name in divided})
 
 
@@ -58,6 +64,6 @@ def _part(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor
     layer = name.rpartition(".")[0]
     if layer.endswith(_BY_ROW):
         return tensor.chunk(size, dim=0)[rank]
-    if layer.endswith(_BY_COLUMN):
+    if layer.endswith(_BY_COLUMN) and tensor.shape[1] > 1:  # a scale of all inputs is every rank's
         return tensor.chunk(size, dim=1)[rank]
     return tensor

@@ -13,6 +13,8 @@ from realengine.kernels.silu_mul import silu_mul
 from realengine.kernels.token_mask import token_mask
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, Routing
+from realengine.packed_projection import PackedProjection
+from realengine.packed_weight import PackedWeight
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -23,6 +25,9 @@ class TritonOps:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._eps = spec.norm_eps
+
+    def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> PackedProjection:
+        return PackedProjection(weight, bias)
 
     def rotation(self, rope: Rope, batch: Batch) -> Rope:
         return rope

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from realengine.checkpoints.formats import read_quantised
 from realengine.mixture import expert_shapes
 from realengine.runnable import check_runnable
 from serving.deployments.hf_config import spec_from_hf_config
@@ -126,7 +127,11 @@ class ModelFiles:
         """The weights by name. From files they are as the files have them, on the CPU."""
         if self.state is not None:
             return self.state
-        return random_state(self.spec, dtype, device=device) if self.folder is None else _read_state(self.folder)
+        return (
+            random_state(self.spec, dtype, device=device)
+            if self.folder is None
+            else _read_weights(self.folder, self.spec)
+        )
 
 
 def load_model_files(model: str, home: Path) -> ModelFiles:
@@ -145,7 +150,7 @@ def load_model_files(model: str, home: Path) -> ModelFiles:
     spec = spec_from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
     check_runnable(spec)
     spec = _with_generation_ends(spec, folder / "generation_config.json")
-    state = _read_state(folder)
+    state = _read_weights(folder, spec)
     _check(spec, state, folder)
     return ModelFiles(spec, state, model, folder)
 
@@ -216,6 +221,12 @@ def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
     return spec.model_copy(update={"eos_ids": tuple(dict.fromkeys([*spec.eos_ids, *ends]))})
 
 
+def _read_weights(folder: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    state = _read_state(folder)
+    read_quantised(state, _read_json(folder / "config.json"), spec, str(folder))
+    return state
+
+
 def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -236,15 +247,39 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
 
 def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> None:
     """A weight too many is as wrong as one too few: a bias nobody adds gives fluent nonsense."""
-    known = {name for name, _ in shapes(spec)} | {"lm_head.weight"}  # some files keep a tied head
+    wanted = dict(_stored_shapes(spec, state))
+    known = {*wanted, "lm_head.weight"}  # some files keep a tied head
     for name, weight in state.items():
         if name not in known and not name.endswith("rotary_emb.inv_freq"):
             raise UserError("model", str(folder), f"has weight {name}, which a {spec.family} model does not use")
-        if weight.dtype not in _FLOATS:
-            raise UserError("model", str(folder), f"{name} is {weight.dtype}; only unquantised weights are supported")
-    for name, shape in shapes(spec):
+        if weight.dtype not in _stored_types(name, state):
+            remedy = f"{name} is {weight.dtype}, which is neither a float nor told by quantization_config"
+            raise UserError("model", str(folder), remedy)
+    for name, shape in wanted.items():
         if name not in state:
             raise UserError("model", str(folder), f"has no weight {name}; is the folder complete?")
         if tuple(state[name].shape) != shape:
             remedy = f"{name} has shape {tuple(state[name].shape)}, but config.json says {shape}"
             raise UserError("model", str(folder), remedy)
+
+
+def _stored_shapes(spec: ModelSpec, state: dict[str, torch.Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of everything that must be there: of a quantised layer, its parts."""
+    values = 4 if spec.checkpoint_quantization == "int8" else 8
+    for name, shape in shapes(spec):
+        module = name.removesuffix(".weight")
+        if f"{module}.weight_packed" in state:
+            outputs, inputs = shape
+            grouped = (outputs, -(-inputs // (spec.checkpoint_group_size or inputs)))
+            yield f"{module}.weight_packed", (outputs, inputs // values)
+            yield f"{module}.weight_scale", grouped
+            if spec.checkpoint_zero_points:
+                yield f"{module}.weight_zero_point", grouped
+        else:
+            yield name, shape
+
+
+def _stored_types(name: str, state: dict[str, torch.Tensor]) -> tuple[torch.dtype, ...]:
+    if name.endswith(".weight_packed"):
+        return (torch.int32,)
+    return (torch.uint8,) if name.endswith(".weight_zero_point") else _FLOATS

@@ -21,7 +21,7 @@ from calibration.steps.run_explanation import (
 from calibration.validation.decision_replay import recorded_deployment
 from planning.repricing import Source, repriced, source_of
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_capacity import weights_dtype
+from serving.deployments.weight_types import weights_dtype
 from traces.recording import Recording
 
 

@@ -15,8 +15,8 @@ from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number, usual_first
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
-from serving.deployments.kv_capacity import weights_dtype
 from serving.deployments.model_catalogue import models
+from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
 
 

@@ -17,7 +17,8 @@ from serving.deployments.vllm_defaults import BLOCK_SIZE, UTILIZATION, served_by
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
-_QUANTIZATION = {"none": None, "fp8": "fp8", "fp8_block": None, "mxfp4": None}  # None: as the checkpoint has it
+_QUANTIZATION = {"fp8": "fp8"}  # all else is as the checkpoint has it
+_STORED = ("int4", "int8")  # which vLLM reads, and does not make
 
 
 def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
@@ -28,6 +29,9 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
     if deployment.policy != "vllm":
         remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
         raise UserError("policy", deployment.policy, remedy)
+    if deployment.quantization in _STORED and deployment.quantization != _stored(deployment):
+        remedy = "is not made of 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
+        raise UserError("quantization", deployment.quantization, remedy)
     scheduler = deployment.scheduler
     usual = served_by_default(deployment, gpu).scheduler if gpu else None
     settings: dict[str, object] = {"dtype": deployment.dtype}
@@ -39,7 +43,7 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
         ("max-num-seqs", scheduler.max_num_seqs, usual and usual.max_num_seqs),
         ("max-num-batched-tokens", scheduler.max_num_batched_tokens, usual and usual.max_num_batched_tokens),
         ("block-size", scheduler.block_size, BLOCK_SIZE),
-        ("quantization", _QUANTIZATION[deployment.quantization], None),
+        ("quantization", _QUANTIZATION.get(deployment.quantization), None),
         ("kv-cache-dtype", deployment.kv_cache_dtype, "auto"),
         ("scheduling-policy", scheduler.policy, "fcfs"),
         ("long-prefill-token-threshold", scheduler.long_prefill_token_threshold, 0),
@@ -68,6 +72,14 @@ def _longest(deployment: Deployment) -> int | None:
     """The positions of the model, which are vLLM's default; None for a model that has no catalogued shapes."""
     try:
         return find_model(deployment.model).max_positions
+    except UserError:
+        return None
+
+
+def _stored(deployment: Deployment) -> str | None:
+    """How the model's checkpoint is stored; None for a model that has no catalogued shapes."""
+    try:
+        return find_model(deployment.model).checkpoint_quantization
     except UserError:
         return None
 

@@ -30,7 +30,7 @@ from realengine.gpu_suite.timing import Bench, Timing
 from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms
-from realengine.projection import DenseProjection, Fp8Projection
+from realengine.projection import DenseProjection, Fp8Projection, quantised
 from realengine.rope import Rope
 from realengine.weights import RANDOM
 from serving.deployments.model_spec import ModelSpec
@@ -264,10 +264,11 @@ def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch
 
     def measure(bench: Bench) -> Timing:
         numbers = Numbers(bench.device)
-        projection = DenseProjection if dtype == _BF16 else Fp8Projection
 
         def make(_: int) -> tuple[Any, Tensor]:
-            return projection(numbers(outputs, inputs)), numbers(tokens, inputs)
+            weight = numbers(outputs, inputs)
+            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(*quantised(weight))
+            return projection, numbers(tokens, inputs)
 
         return bench.time(make, lambda x: x[0](x[1]), dtype.itemsize * inputs * outputs + 2 * tokens * inputs)
 

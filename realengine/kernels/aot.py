@@ -24,8 +24,8 @@ from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
 MODULES = (
-    "paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "argmax", "draw",
-    "token_mask",
+    "paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "packed_gemm", "argmax",
+    "draw", "token_mask",
 )  # fmt: skip
 TARGET = GPUTarget("cuda", 90, 32)
 _BEGIN = "<!-- begin: made by python -m realengine.kernels.aot --write -->"

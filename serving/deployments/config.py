@@ -98,10 +98,11 @@ class Deployment(Settings):
         "auto",
         description="attention backend of the real engine: torch, triton, hybrid or auto (triton on CUDA, else torch)",
     )
-    quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
+    quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
         "none",
         description="data type of weights and activations in GEMMs: fp8 is e4m3, fp8_block is e4m3 with a scale for "
-        "each block, mxfp4 stores a mixture's experts in 4 bits. The real engine supports none and fp8",
+        "each block, mxfp4 stores a mixture's experts in 4 bits; int4 (groups of 128 weights) and int8 are for weights "
+        "only. The real engine supports none, fp8, int4 and int8; none is as the checkpoint is stored",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="KV cache type; auto: as `dtype`; fp8: e4m3")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (on a CPU, processes) that share a layer")

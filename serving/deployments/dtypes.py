@@ -8,5 +8,7 @@ DTYPE_BYTES = {
     "float16": 2.0,
     "fp8": 1.0,
     "fp8_block": 1.0,  # one 4-byte scale for 128 x 128 weights is left out: 0.02 %
+    "int8": 1.0,  # scales and zero points of groups are `weight_types.weight_width`'s
+    "int4": 0.5,
     "mxfp4": 17 / 32,  # 4 bits, and one shared 8-bit scale for 32 of them (OCP Microscaling Formats 1.0)
 }

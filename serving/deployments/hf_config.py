@@ -6,7 +6,6 @@ spec; latent attention, state spaces and linear attention are not, and are refus
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from serving.deployments.config import parse
 from serving.deployments.model_spec import ModelSpec, RopeScaling
+from serving.deployments.quantization_config import checkpoint_fields
 from serving.errors import UserError
 
 FAMILIES = {
@@ -65,9 +65,6 @@ class _Rope(BaseModel):
             "original_max_positions": self.original_max_position_embeddings,
         }
         return parse(RopeScaling, fields, where=f"{where}.rope_scaling")
-
-
-_OUTSIDE_LAYERS = re.compile("lm_head|embed|^(model[.])?norm")
 
 
 class _HfConfig(BaseModel):
@@ -172,7 +169,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "norm_eps": config.rms_norm_eps,
         "bos_id": config.bos_token_id,
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-        "checkpoint_quantization": _quantization(config.quantization_config, name),
+        **checkpoint_fields(config.quantization_config, name),
         **(_mixture(config, name, family) if family in _MIXTURES else {}),
         **_window(config, name, family),
     }
@@ -229,39 +226,3 @@ def _sliding_layers(config: _HfConfig, name: str, family: str) -> int:
     if config.use_sliding_window:
         return max(layers - (config.max_window_layers or 0), 0)
     return layers if config.use_sliding_window is None and family in _SLIDES_WHEN_IT_CAN else 0
-
-
-def _quantization(config: dict[str, Any] | None, name: str) -> str:
-    """How the weights are stored: `Deployment.quantization`'s name for what `quantization_config` says."""
-    if not config:
-        return "none"
-    method = config.get("quant_method")
-    if method == "fp8":
-        return "fp8_block" if config.get("weight_block_size") else "fp8"
-    if method == "mxfp4":
-        return "mxfp4"
-    if (method, config.get("format")) == ("compressed-tensors", "float-quantized"):
-        return "fp8"
-    if (method, config.get("quant_algo")) == ("modelopt", "FP8"):
-        return "fp8"
-    if method == "fbgemm_fp8":  # e4m3, weights scaled by channel and activations by token, as compressed-tensors has it
-        _all_layers(config, name)
-        return "fp8"
-    stored = config.get("quant_algo") or method
-    remedy = "has no cost model; only fp8, mxfp4 and unquantised weights have one"
-    raise UserError(f"{name}.quantization_config", stored, remedy)
-
-
-def _all_layers(config: dict[str, Any], name: str) -> None:
-    """Refuse a checkpoint that keeps parts of its layers in 16 bits.
-
-    Meta's of Llama 3.1 405B so keeps its attention, and the first and the last layer (The Llama 3 Herd of Models, 6.2).
-    """
-    kept = config.get("modules_to_not_convert") or []
-    for module in kept if isinstance(kept, list) else [kept]:
-        if not _OUTSIDE_LAYERS.search(str(module)):
-            remedy = (
-                "stays in 16 bits, and a mix of precisions has no cost model; leave quantization_config out, "
-                "and set quantization to fp8, which uses FP8 in all layers"
-            )
-            raise UserError(f"{name}.quantization_config.modules_to_not_convert", str(module)[:80], remedy)

@@ -16,6 +16,7 @@ from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
+from serving.deployments.weight_types import linear_dtype, weight_width, weights_dtype
 from serving.errors import UserError
 from serving.kv.blocks import blocks_for
 
@@ -145,14 +146,6 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     return min(stages, key=lambda stage: (stage.num_blocks, stage.left / stage.block))
 
 
-def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """What GEMM weights are kept in: as the deployment says, else as they are published, else `dtype`."""
-    for quantization in (deployment.quantization, model.checkpoint_quantization):
-        if quantization != "none":
-            return quantization
-    return deployment.dtype
-
-
 def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """Weights on one device, the fullest stage's; see `stage_weight_bytes`."""
     return max(stage_weight_bytes(model, deployment))
@@ -184,12 +177,12 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """
     tp = deployment.tensor_parallel_size
     plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)
-    linear = plain if kept == "mxfp4" else DTYPE_BYTES[kept]
+    linear = weight_width(linear_dtype(model, deployment), model, deployment)
     padded = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / model.hidden_size if kept == "mxfp4" else 1
     repeated = max(tp // model.num_kv_heads, 1) - 1
     keys_and_values = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
     attention = linear * (model.attention_parameters + repeated * keys_and_values) / tp + plain * 2 * model.hidden_size
-    experts = model.num_experts * model.expert_parameters * DTYPE_BYTES[kept] * padded
+    experts = model.num_experts * model.expert_parameters * weight_width(kept, model, deployment) * padded
     mixture = (
         experts / (tp * deployment.data_parallel_size)
         + plain * model.router_parameters

@@ -68,9 +68,14 @@ class ModelSpec(Settings):
     dense_layers: int = Field(0, ge=0, description="layers of a mixture that are dense all the same")
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
-    checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4"] = Field(
+    checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
         "none", description="how the published weights are stored, as `Deployment.quantization` names it"
     )
+    checkpoint_group_size: int = Field(
+        0, ge=0, description="inputs that share a scale in int4 and int8; 0: all of an output's"
+    )
+    checkpoint_zero_points: bool = Field(False, description="groups of int4 and int8 have a zero point each")
+    checkpoint_kept: tuple[str, ...] = Field((), description="modules within layers that are stored in 16 bits")
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:

@@ -18,7 +18,7 @@ from realengine.sampling import SamplingParams
 from realengine.weights import ModelFiles, load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import WorkloadRequest
-from tests.realengine import kernels_attention_interpret, kernels_fused_interpret
+from tests.realengine import kernels_attention_interpret, kernels_fused_interpret, kernels_packed_interpret
 
 
 def suite() -> None:
@@ -61,7 +61,8 @@ def outputs(model: str, attention: str, overlapped: bool) -> list[list[int]]:
 
 
 CHECKS: tuple[Callable[[], None], ...] = (
-    *kernels_fused_interpret.CHECKS, *kernels_attention_interpret.CHECKS, suite, engine,
+    *kernels_fused_interpret.CHECKS, *kernels_packed_interpret.CHECKS, *kernels_attention_interpret.CHECKS,
+    suite, engine,
 )  # fmt: skip
 
 if __name__ == "__main__":

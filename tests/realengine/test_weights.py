@@ -115,7 +115,7 @@ def test_damaged_folders_are_one_line(file: str, content: str | None, says: str,
     [
         ({"model.norm.weight": None}, "has no weight model.norm.weight"),
         ({"model.norm.weight": torch.ones(33)}, r"\(33,\)"),
-        ({"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "torch.int8; only unquantised"),
+        ({"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "torch.int8, which is neither a float"),
         ({"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}, "q_proj.bias, which a llama model does not use"),
         ({"model.layers.2.mlp.up_proj.weight": torch.ones(32)}, "does not use"),
     ],

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_capacity import KvCapacity, kv_capacity, weight_bytes, weights_dtype
+from serving.deployments.kv_capacity import KvCapacity, kv_capacity, weight_bytes
 from serving.deployments.model_catalogue import find_model, models
+from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
 
 GIB = 1024**3

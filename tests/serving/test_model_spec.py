@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from realengine.runnable import check_runnable
+from serving.deployments.config import Deployment
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec, RopeScaling
+from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
 
 BASE: dict[str, Any] = {
@@ -120,6 +122,13 @@ def test_a_missing_field_is_named(field: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+PACKED = {"config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True}}}}
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}},
+}
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 64,
@@ -152,11 +161,31 @@ MIXTURE = {
             "'linear_attention': has no cost model",
         ),
         ({"quantization_config": "fp8"}, "quantization_config", "dictionary"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "'awq': has no cost model"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.bits", "must be 4 or 8"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantization_config.bits", "3: must be 4"),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "quantization_config",
-            "'gptq': has no cost model",
+            {"quantization_config": {**GPTQ, "group_size": 100}},
+            "quantization_config.group_size",
+            "100: must be a multiple of 16",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config.group_size", "multiple"),
+        ({"quantization_config": {**GPTQ, "dynamic": {"-:.*": {}}}}, "quantization_config.dynamic", "sets bits for"),
+        (
+            {"quantization_config": {**GPTQ, "checkpoint_format": "marlin"}},
+            "quantization_config.checkpoint_format",
+            "use a checkpoint in",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}},
+            "quantization_config.version",
+            "another order",
+        ),
+        ({"quantization_config": W8A8}, "quantization_config.input_activations", "only weights"),
+        ({"quantization_config": {**W8A8, "format": "marlin-24"}}, "quantization_config", "has no cost model"),
+        (
+            {"quantization_config": {**W8A8, "config_groups": {}}},
+            "quantization_config.config_groups",
+            "must all store weights alike",
         ),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "quantization_config", "NVFP4"),
         ({"quantization_config": {"bits": 4}}, "quantization_config", "quantization_config: has no cost model"),
@@ -210,7 +239,7 @@ def test_what_cannot_be_priced_is_refused_in_one_line(changes: dict[str, Any], f
             "sliding_window",
             "use null",
         ),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config", "unquantised"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config", "weights in 16 bits"),
         ({"hidden_act": "gelu"}, "hidden_act", "silu"),
         ({"mlp_bias": True}, "mlp_bias", "MLPs without biases"),
         ({"attention_bias": True}, "attention_bias", "only in the QKV of Qwen2"),
@@ -304,6 +333,9 @@ def test_layers_with_a_window_are_counted_by_family_or_as_listed(changes: dict[s
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
         ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]}, "fp8"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": True}, "int8"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "int4"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", **PACKED}, "int4"),
     ],
 )
 def test_how_a_checkpoint_is_stored_is_read(config: Any, stored: str) -> None:
@@ -320,9 +352,10 @@ def test_how_a_checkpoint_is_stored_is_read(config: Any, stored: str) -> None:
     ],
 )
 def test_a_checkpoint_that_is_fp8_in_parts_is_refused_with_a_remedy(kept: Any, named: str) -> None:
-    stored = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept}
-    with pytest.raises(UserError, match=f"modules_to_not_convert: '?{named}.*set quantization to fp8") as caught:
-        spec(quantization_config=stored)
+    mixed = spec(quantization_config={"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept})
+    with pytest.raises(UserError, match=f"quantization_config: '?{named}.*set quantization to fp8") as caught:
+        weights_dtype(mixed, Deployment())
+    assert weights_dtype(mixed, Deployment(quantization="fp8")) == "fp8"
     assert "\n" not in str(caught.value)
 
 

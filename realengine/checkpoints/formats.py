@@ -1,0 +1,27 @@
+"""Which reader a checkpoint needs, by the `quantization_config` of its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from realengine.checkpoints import awq, compressed_tensors, gptq
+from realengine.checkpoints.tensors import CheckpointTensors
+from serving.deployments.model_spec import ModelSpec
+
+_READERS = {"gptq": gptq.read, "awq": awq.read, "compressed-tensors": compressed_tensors.read}
+
+
+def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
+    """Turn the tensors of a quantised checkpoint into what `WeightLoader` takes, in place; others stay as they are.
+
+    config  its config.json
+
+    Raises UserError, naming `where`, for tensors that are missing or that the engine would compute wrongly.
+    """
+    if spec.checkpoint_quantization == "none":
+        return
+    stored = config["quantization_config"]
+    _READERS[stored["quant_method"]](CheckpointTensors(state, where), stored, spec)

@@ -1,0 +1,50 @@
+"""Tensors of a quantised checkpoint, taken out by module and part as a reader understands them."""
+
+from __future__ import annotations
+
+import torch
+
+from realengine.packed_weight import PackedWeight
+from serving.errors import UserError
+
+
+class CheckpointTensors:
+    """`state` by Hugging Face names, which a reader turns in place into what `WeightLoader` takes."""
+
+    def __init__(self, state: dict[str, torch.Tensor], where: str) -> None:
+        self.state, self._where = state, where
+
+    def modules(self, part: str) -> list[str]:
+        """Linear layers that have a tensor called `part`, such as `qweight`."""
+        return [name.removesuffix(f".{part}") for name in self.state if name.endswith(f".{part}")]
+
+    def take(self, module: str, part: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Raises UserError where it is missing, or of another type than `dtype`."""
+        tensor = self.state.pop(f"{module}.{part}", None)
+        if tensor is None:
+            raise self.fault(f"has no weight {module}.{part}; is the folder complete?")
+        if dtype is not None and tensor.dtype != dtype:
+            raise self.fault(f"{module}.{part} is {tensor.dtype}, but must be {dtype}; use another checkpoint")
+        return tensor
+
+    def drop(self, module: str, *parts: str) -> None:
+        """Forget tensors that say nothing that is needed."""
+        for part in parts:
+            self.state.pop(f"{module}.{part}", None)
+
+    def check_order(self, module: str, part: str, inputs: int, group: int) -> None:
+        """Refuse inputs that were put into groups in another order than their own, as `desc_act` and `actorder` do."""
+        order = self.state.pop(f"{module}.{part}", None)
+        if order is not None and not torch.equal(order.long(), torch.arange(inputs) // (group or inputs)):
+            remedy = "puts inputs into groups by their activations; use a checkpoint without desc_act or actorder group"
+            raise self.fault(f"{module}.{part} {remedy}")
+
+    def give(self, module: str, weight: PackedWeight) -> None:
+        """What was read of a module, in the engine's layout."""
+        self.state[f"{module}.weight_packed"] = weight.packed
+        self.state[f"{module}.weight_scale"] = weight.scale
+        if weight.zero is not None:
+            self.state[f"{module}.weight_zero_point"] = weight.zero
+
+    def fault(self, what: str) -> UserError:
+        return UserError("model", self._where, what)

@@ -1,0 +1,221 @@
+"""GEMM with weights of 4 or 8 bits, made floats in registers on their way to the tensor cores.
+
+Few tokens make it wait for weights, so these are read once, in one piece: a program's tile of a step along the inputs
+is contiguous. Within a step, nibble i of word j is input 16 i + j: what one shift leaves of a tile is then the operand
+of a product over 16 inputs, and nothing has to change places. Weights are the left operand, whose rows a product has
+many of, and tokens the right. Integers less their zero point are exact in 16 bits; scales are applied to sums.
+"""
+
+from math import gcd
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.interpreting import compute_dtype
+from realengine.packed_weight import PackedWeight
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+_STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
+_FEW = 16  # tokens, up to which one tile is enough: decode
+_BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones
+_FEWEST_STEPS = 4  # of a split
+_MOST_SPLITS = 8
+_RESIDENT_PROGRAMS = 2  # on a multiprocessor
+
+
+class KernelWeight(NamedTuple):
+    """A `PackedWeight` as the kernel reads it.
+
+    words   [steps, out, 16] int32: integer i of word j in step s is input (s * 32 / bits + i) * 16 + j
+    scale   [groups, out]; zero likewise, or None
+    """
+
+    words: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    bits: int
+    group: int
+    inputs: int
+
+
+def kernel_weight(weight: PackedWeight) -> KernelWeight:
+    """`weight` in another order, inputs filled up to whole steps."""
+    values, outputs = 32 // weight.bits, len(weight.packed)
+    steps = -(-weight.inputs // (_STEP * values))
+    integers = torch.nn.functional.pad(weight.integers(), (0, steps * _STEP * values - weight.inputs))
+    ordered = integers.view(outputs, steps, values, _STEP).permute(1, 0, 3, 2)
+    words = torch.zeros(steps, outputs, _STEP, dtype=torch.int32, device=integers.device)
+    for at in range(values):
+        words |= ordered[..., at].to(torch.int32) << (weight.bits * at)
+    zero = None if weight.zero is None else weight.zero.t().contiguous()
+    return KernelWeight(words, weight.scale.t().contiguous(), zero, weight.bits, weight.group, weight.inputs)
+
+
+@triton.jit
+def _exact(integer, BASE: tl.constexpr, COMPUTE: tl.constexpr):
+    """A small integer plus a power of two, of which `BASE` are the bits: a float without a conversion."""
+    number = integer | BASE
+    if COMPUTE.primitive_bitwidth == 16:
+        number = number.to(tl.int16)
+    return number.to(COMPUTE, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _packed_gemm(
+    x, words, scales, zeros, out, tokens,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
+    SPAN: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr,
+    BASE: tl.constexpr,
+):  # fmt: skip
+    VALUES: tl.constexpr = 32 // BITS
+    STEP: tl.constexpr = 16
+    STEPS: tl.constexpr = (INPUTS + STEP * VALUES - 1) // (STEP * VALUES)
+    SHARE: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    LARGEST: tl.constexpr = 2**BITS - 1
+    MIDDLE: tl.constexpr = 2 ** (BITS - 1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    batch = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    split = tl.program_id(2)
+    inner = tl.arange(0, STEP)
+    held_rows = rows < OUTPUTS
+    held_batch = batch < tokens
+    from_words = words + rows[:, None] * STEP + inner[None, :]
+    from_x = x + batch[None, :].to(tl.int64) * INPUTS + inner[:, None]
+    total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    for step in range(split * SHARE, tl.minimum(split * SHARE + SHARE, STEPS)):
+        packed = tl.load(from_words + step * OUTPUTS * STEP, mask=held_rows[:, None], other=0)
+        part = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+        for at in tl.static_range(VALUES):
+            first = (step * VALUES + at) * STEP
+            if at * STEP % SPAN == 0:
+                group = tl.minimum(first, INPUTS - 1) // GROUP  # beyond the last input nothing is counted
+                scale = tl.load(scales + group * OUTPUTS + rows, mask=held_rows, other=0.0).to(tl.float32)
+                if ASYMMETRIC:
+                    zero = tl.load(zeros + group * OUTPUTS + rows, mask=held_rows, other=0).to(tl.int32)
+                else:
+                    zero = tl.full((ROWS,), MIDDLE, dtype=tl.int32)
+            integer = (packed >> (BITS * at)) & LARGEST
+            if BITS == 4:
+                weight = _exact(integer, BASE, COMPUTE) - _exact(zero, BASE, COMPUTE)[:, None]
+            else:
+                weight = (integer - zero[:, None]).to(COMPUTE)
+            held = (inner + first < INPUTS)[:, None] & held_batch[None, :]
+            activation = tl.load(from_x + first, mask=held, other=0.0).to(COMPUTE)
+            part = tl.dot(weight, activation, part, input_precision="ieee")
+            if (at + 1) * STEP % SPAN == 0:
+                total += part * scale[:, None]
+                part = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    into = out + (split * tokens + batch[None, :]).to(tl.int64) * OUTPUTS + rows[:, None]
+    tl.store(into, total.to(out.dtype.element_ty), mask=held_rows[:, None] & held_batch[None, :])
+
+
+def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> Tensor:
+    """`x` by the weights' transpose: [T, in] contiguous to [T, out] in the dtype of `x`, added up in fp32.
+
+    splits  programs that share a row's inputs; None: by the sizes and the GPU. What they find is added by torch.
+    """
+    tokens, outputs = len(x), weight.words.shape[1]
+    constexprs = _compiled_in(weight, tokens, x.dtype, splits or _choose_splits(tokens, weight, x.device))
+    splits = constexprs["SPLITS"]
+    found = x.new_empty(splits, tokens, outputs, dtype=torch.float32 if splits > 1 else x.dtype)
+    grid = (triton.cdiv(outputs, constexprs["ROWS"]), triton.cdiv(tokens, constexprs["TOKENS"]), splits)
+    zero = weight.words if weight.zero is None else weight.zero
+    _packed_gemm[grid](x, weight.words, weight.scale, zero, found, tokens, **constexprs)
+    return found[0] if splits == 1 else found.sum(0).to(x.dtype)
+
+
+def _tile(tokens: int) -> tuple[int, int]:
+    """Tokens and rows of weights of a program."""
+    return (16, 64) if tokens <= 16 else (32, 64) if tokens <= 32 else (64, 128)
+
+
+def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> int:
+    """Enough for every multiprocessor to have work, as long as each has some steps to go."""
+    if device.type != "cuda":
+        return 1
+    steps, outputs, _ = weight.words.shape
+    batch, rows = _tile(tokens)
+    programs = triton.cdiv(outputs, rows) * triton.cdiv(tokens, batch)
+    wanted = _RESIDENT_PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+    splits = 1
+    while splits < _MOST_SPLITS and programs * splits < wanted and steps >= 2 * splits * _FEWEST_STEPS:
+        splits *= 2
+    return splits
+
+
+def _compiled_in(weight: KernelWeight, tokens: int, dtype: torch.dtype, splits: int) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    steps, outputs, _ = weight.words.shape
+    step = _STEP * 32 // weight.bits
+    group = weight.group if len(weight.scale) > 1 else steps * step
+    batch, rows = _tile(tokens)
+    compute = compute_dtype(dtype)
+    return {
+        "OUTPUTS": outputs,
+        "INPUTS": weight.inputs,
+        "GROUP": group,
+        "BITS": weight.bits,
+        "ASYMMETRIC": weight.zero is not None,
+        "SPAN": gcd(group, step),
+        "SPLITS": splits,
+        "TOKENS": batch,
+        "ROWS": rows,
+        "COMPUTE": compute,
+        "BASE": _BASE[compute.name],
+        "num_warps": 4,
+        "num_stages": 4 if tokens <= _FEW else 3,
+    }
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `packed_gemm` launches its kernel for layers of Llama-3.1-8B and 70B, for few tokens and many."""
+    from realengine.kernels.aot import Specialisation
+
+    found = []
+    for model, outputs, inputs, bits, zeros, tokens, splits, dtype in [
+        ("Llama-3.1-8B qkv", 6144, 4096, 4, False, 1, 4, torch.bfloat16),
+        ("Llama-3.1-8B down", 4096, 14336, 4, True, 1, 4, torch.bfloat16),
+        ("Llama-3.1-70B gate and up", 57344, 8192, 4, False, 16, 1, torch.bfloat16),
+        ("Llama-3.1-70B gate and up", 57344, 8192, 4, True, 32, 1, torch.float16),
+        ("Llama-3.1-70B gate and up", 57344, 8192, 4, False, 4096, 1, torch.bfloat16),
+        ("Llama-3.1-8B qkv", 6144, 4096, 8, False, 1, 4, torch.bfloat16),
+        ("Llama-3.1-8B qkv", 6144, 4096, 8, False, 4096, 1, torch.bfloat16),
+    ]:
+        groups = 1 if bits == 8 else inputs // 128
+        weight = KernelWeight(
+            torch.empty(triton.cdiv(inputs * bits, 32 * _STEP), outputs, _STEP, dtype=torch.int32, device="meta"),
+            torch.empty(groups, outputs, dtype=dtype, device="meta"),
+            torch.empty(groups, outputs, dtype=torch.uint8, device="meta") if zeros else None,
+            bits,
+            inputs // groups,
+            inputs,
+        )
+        constexprs = _compiled_in(weight, tokens, dtype, splits)
+        stored = "*" + TRITON_NAME[dtype]
+        found.append(
+            Specialisation(
+                name=f"packed_gemm {model} int{bits}{' with zeros' if zeros else ''} {TRITON_NAME[dtype]}, "
+                f"{constexprs['TOKENS']} tokens, {splits} splits",
+                kernel=_packed_gemm,
+                signature={
+                    "x": stored,
+                    "words": "*i32",
+                    "scales": stored,
+                    "zeros": "*u8" if zeros else "*i32",
+                    "out": "*fp32" if splits > 1 else stored,
+                    "tokens": "i32",
+                },
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=80 if constexprs["TOKENS"] < 64 else 208,
+                expects=("wgmma", "cp.async"),
+            )
+        )
+    return found

@@ -1,0 +1,102 @@
+"""How a checkpoint's weights are stored, from the `quantization_config` of its config.json.
+
+What is not known is refused by name: a format that is nearly read is read wrongly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from serving.errors import UserError
+
+_OUTSIDE_LAYERS = re.compile("lm_head|embed|norm|router|(^|[.])gate[$]?$")
+_KEPT = ("modules_to_not_convert", "ignored_layers", "ignore")  # what the formats call layers left in 16 bits
+KNOWN = "fp8, mxfp4, GPTQ, AWQ, compressed-tensors and unquantised weights"
+
+
+def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """The fields of `ModelSpec` that say how the weights of the model called `name` are stored.
+
+    Raises UserError for what cannot be priced.
+    """
+    if not config:
+        return {}
+    method = config.get("quant_method")
+    if method in ("gptq", "awq"):
+        return {**_grouped(config, name), **_kept(config)}
+    if method == "compressed-tensors":
+        return {**_compressed(config, name), **_kept(config)}
+    if method == "mxfp4":  # experts only, whatever is listed
+        return {"checkpoint_quantization": "mxfp4"}
+    if method == "fp8":
+        stored = "fp8_block" if config.get("weight_block_size") else "fp8"
+        return {"checkpoint_quantization": stored, **_kept(config)}
+    if method == "fbgemm_fp8" or (method, config.get("quant_algo")) == ("modelopt", "FP8"):
+        return {"checkpoint_quantization": "fp8", **_kept(config)}
+    raise _unknown(name, config.get("quant_algo") or method)
+
+
+def _grouped(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """GPTQ and AWQ, whose early checkpoints call their fields w_bit and q_group_size."""
+    method = config["quant_method"]
+    if config.get("dynamic"):
+        remedy = "sets bits for single layers, which is not supported; use a checkpoint without it"
+        raise UserError(f"{name}.quantization_config.dynamic", str(config["dynamic"])[:80], remedy)
+    if method == "awq" and str(config.get("version", "gemm")).lower() != "gemm":
+        remedy = "packs weights in another order than gemm; use a gemm checkpoint"
+        raise UserError(f"{name}.quantization_config.version", config["version"], remedy)
+    if method == "gptq" and config.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
+        remedy = "is not supported; use a checkpoint in gptq or gptq_v2"
+        raise UserError(f"{name}.quantization_config.checkpoint_format", config["checkpoint_format"], remedy)
+    bits = config.get("bits", config.get("w_bit"))
+    group = config.get("group_size", config.get("q_group_size", "missing"))
+    zeros = config.get("zero_point", True) if method == "awq" else not config.get("sym", True)
+    return _integers(name, bits, group, bool(zeros))
+
+
+def _compressed(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    where, layout = f"{name}.quantization_config", config.get("format")
+    groups = config.get("config_groups") or {}
+    schemes = [group.get("weights") or {} for group in groups.values() if isinstance(group, Mapping)]
+    if layout == "float-quantized":
+        blocks = any(scheme.get("strategy") == "block" for scheme in schemes)
+        return {"checkpoint_quantization": "fp8_block" if blocks else "fp8"}
+    if layout not in ("pack-quantized", "int-quantized"):
+        raise _unknown(name, layout)
+    if any(group.get("input_activations") for group in groups.values()):
+        remedy = "in integers are not supported, only weights; use a checkpoint such as W4A16, or one in fp8"
+        raise UserError(f"{where}.input_activations", "quantised activations", remedy)
+    found = [
+        _integers(name, scheme.get("num_bits"), scheme.get("group_size"), not scheme.get("symmetric", True))
+        for scheme in schemes
+    ]
+    if not found or any(one != found[0] for one in found):
+        raise UserError(f"{where}.config_groups", len(found), "must all store weights alike; use another checkpoint")
+    return found[0]
+
+
+def _integers(name: str, bits: Any, group: Any, zeros: bool) -> dict[str, Any]:
+    where = f"{name}.quantization_config"
+    if bits not in (4, 8):
+        raise UserError(f"{where}.bits", bits, "must be 4 or 8")
+    group = -1 if group is None else group
+    if not isinstance(group, int) or (group != -1 and (group < 16 or group % 16)):
+        raise UserError(f"{where}.group_size", group, "must be a multiple of 16, or -1")
+    return {
+        "checkpoint_quantization": f"int{bits}",
+        "checkpoint_group_size": max(group, 0),
+        "checkpoint_zero_points": zeros,
+    }
+
+
+def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Linear layers that stay in 16 bits; embeddings, norms, routers and the head always do."""
+    listed = [config.get(key) or [] for key in _KEPT]
+    named = [str(module) for one in listed for module in (one if isinstance(one, list) else [one])]
+    return {"checkpoint_kept": tuple(module for module in named if not _OUTSIDE_LAYERS.search(module))}
+
+
+def _unknown(name: str, stored: Any) -> UserError:
+    return UserError(f"{name}.quantization_config", stored, f"has no cost model; only {KNOWN} have one")

@@ -1,0 +1,169 @@
+"""Quantised checkpoints: a model from one answers as the model of the weights that it stands for, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="transformers makes the models here; install the dev extra")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from realengine.engine import Engine  # noqa: E402
+from realengine.packed_weight import PackedWeight, pack, quantise, unpack  # noqa: E402
+from realengine.shard import shard_spec, shard_state  # noqa: E402
+from realengine.step_input import Batch, RowInput  # noqa: E402
+from realengine.step_input import pack as pack_step  # noqa: E402
+from realengine.weights import load_model_files  # noqa: E402
+from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.workload import WorkloadRequest  # noqa: E402
+from tests.realengine.packed_checkpoints import FORMATS, write  # noqa: E402
+from tests.realengine.tiny_models import save  # noqa: E402
+
+pytestmark = pytest.mark.engine
+SCHEDULER = SchedulerConfig(max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "qwen2"
+    save("qwen2", folder)
+    return folder
+
+
+def answers(folder: Path, **settings: Any) -> list[list[int]]:
+    """Greedy tokens of a few prompts at once."""
+    deployment = Deployment(model=str(folder), dtype="float32", scheduler=SCHEDULER, **settings)
+    engine = Engine(deployment, load_model_files(str(folder), Path()))
+    try:
+        sequences = []
+        for number, length in enumerate((30, 5, 1)):
+            engine.add(WorkloadRequest(number, 0, (("", length),), 8), [(7 * i + number) % 96 for i in range(length)])
+            sequences.append(engine.sequences[number])
+        while engine.step() is not None:
+            pass
+        return [sequence.outputs for sequence in sequences]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_checkpoint_answers_as_the_weights_that_it_stands_for(name: str, plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "quantised", tmp_path / "dense", name, kept="layers.0.mlp")
+    found = answers(tmp_path / "quantised")
+    assert found == answers(tmp_path / "dense")
+    assert found != answers(plain)
+
+
+@given(data=st.data(), bits=st.sampled_from([4, 8]), rows=st.integers(1, 5), words=st.integers(1, 4))
+def test_packing_loses_nothing_and_puts_the_first_integer_lowest(data: Any, bits: int, rows: int, words: int) -> None:
+    count = rows * words * 32 // bits
+    numbers = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=count, max_size=count))
+    integers = torch.tensor(numbers, dtype=torch.uint8).view(rows, -1)
+    packed = pack(integers, bits)
+    assert torch.equal(unpack(packed, bits), integers)
+    assert packed[0, 0].item() & (2**bits - 1) == numbers[0]
+
+
+@pytest.mark.parametrize(("quantization", "half_a_step"), [("int4", 0.5 / 7), ("int8", 0.5 / 127)])
+def test_rounding_is_to_the_nearest_and_keeps_the_largest_of_a_group(quantization: str, half_a_step: float) -> None:
+    weight = torch.randn(6, 200, generator=torch.Generator().manual_seed(0))
+    weight[0] = 0
+    packed = quantise(weight, quantization)
+    assert packed.scale.shape == (6, 2 if quantization == "int4" else 1)
+    for part, whole in zip(
+        packed.dense(torch.float32).split(packed.group, 1), weight.split(packed.group, 1), strict=True
+    ):
+        largest = whole.abs().amax(1)
+        torch.testing.assert_close(part.abs().amax(1), largest, rtol=1e-6, atol=0)
+        assert ((part - whole).abs().amax(1) <= half_a_step * largest * 1.001).all()
+
+
+@pytest.mark.parametrize(("setting", "limit"), [("int8", 0.04), ("int4", 0.3)])
+def test_weights_in_16_bits_can_be_rounded_on_loading(setting: str, limit: float, plain: Path) -> None:
+    """Logits are near, by as much as the integers are coarse, and far enough to show that they were rounded."""
+    files, logits = load_model_files(str(plain), Path()), []
+    for quantization in ("none", setting):
+        deployment = Deployment(model=str(plain), dtype="float32", quantization=quantization, scheduler=SCHEDULER)
+        engine = Engine(deployment, files)
+        row = RowInput([3, 14, 15, 92, 65], 0, np.arange(1, 3, dtype=np.int32), 0)
+        step = pack_step([row], 4, 4, engine.runner.attention.tiles).step
+        batch = Batch.of(torch.from_numpy(step.packed), step.layout)
+        with torch.inference_mode():
+            logits.append(engine.runner.model.forward(batch.tokens, batch, engine.runner.kv))
+        engine.close()
+    off = float((logits[1] - logits[0]).norm() / logits[0].norm())
+    assert limit / 50 < off < limit
+
+
+@pytest.mark.parametrize("name", ["gptq asymmetric", "awq"])
+def test_two_ranks_have_the_weights_of_one(name: str, plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "quantised", tmp_path / "dense", name, kept="down_proj")
+    files = load_model_files(str(tmp_path / "quantised"), Path())
+    whole = shard_state(files.weights(torch.float32, torch.device("cpu")), 0, 1, None)
+    parts = [shard_state(whole, rank, 2, None) for rank in range(2)]
+    for module, along in (("self_attn.o_proj", 1), ("self_attn.q_proj", 0), ("mlp.up_proj", 0)):
+        dense = [_dense(state, f"model.layers.1.{module}") for state in (whole, *parts)]
+        assert torch.equal(dense[0], torch.cat(dense[1:], along))
+    wide = files.spec.model_copy(update={"intermediate_size": 64})
+    assert shard_spec(wide, 2).intermediate_size == 32
+    with pytest.raises(UserError, match="tensor_parallel_size: 2: would split a group of 16 of the 48 inputs"):
+        shard_spec(files.spec, 2)
+
+
+def _dense(state: dict[str, Any], module: str) -> Any:
+    parts = [state[f"{module}.weight_{part}"] for part in ("packed", "scale", "zero_point")]
+    return PackedWeight(*parts, 4, 16).dense(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        (
+            "gptq asymmetric",
+            {"g_idx": lambda t: t.flip(0)},
+            "down_proj.g_idx puts inputs into groups by their activations",
+        ),
+        ("gptq asymmetric", {"scales": None}, "has no weight model.layers.0.*.scales; is the folder complete"),
+        ("gptq symmetric", {"qzeros": lambda t: t + 1}, "qzeros are not in the middle"),
+        ("awq", {"qweight": lambda t: t.long()}, "qweight is torch.int64, but must be torch.int32"),
+        ("awq", {"qweight": lambda t: t[:, :-1].contiguous()}, "weight_packed has shape .*, but config.json says"),
+        ("pack-quantized asymmetric", {"weight_scale": lambda t: t[:, :0].contiguous()}, "weight_scale has shape"),
+        ("int-quantized", {"weight": lambda t: t.float()}, "weight is torch.float32, but must be torch.int8"),
+    ],
+)
+def test_what_would_be_read_wrongly_is_refused(name: str, change: Any, fault: str, plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "quantised", tmp_path / "dense", name)
+    path = tmp_path / "quantised" / "model.safetensors"
+    state = load_file(path)
+    for key in [key for key in state if key.rpartition(".")[2] in change and "_proj" in key]:
+        made = change[key.rpartition(".")[2]]
+        state[key] = state[key] if made is None else made(state[key])
+        if made is None:
+            del state[key]
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=fault) as caught:
+        load_model_files(str(path.parent), Path())
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_that_are_multiplied_at_once_must_be_stored_alike(plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "quantised", tmp_path / "dense", "awq", kept="k_proj")
+    with pytest.raises(
+        UserError, match=r"layers.0.self_attn.k_proj.: is not stored as model.layers.0.self_attn.q_proj"
+    ):
+        answers(tmp_path / "quantised")
+
+
+def test_a_stored_quantisation_cannot_be_made_another(plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "quantised", tmp_path / "dense", "awq")
+    with pytest.raises(UserError, match=r"quantization: .fp8.: cannot be made of quantised, which is stored in int4"):
+        answers(tmp_path / "quantised", quantization="fp8")
+    assert answers(tmp_path / "quantised", quantization="int4") == answers(tmp_path / "dense")
