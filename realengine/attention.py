@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from realengine.device import Device
 from realengine.kv_cache import LayerKv, read
-from realengine.step_input import Batch, Ints, Layout
+from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
@@ -29,10 +29,6 @@ class Attention(Protocol):
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         """`tile_row` and `tile_first` of `Batch` for prefill rows `(row, query tokens, context)`; on the host."""
-        ...
-
-    def baked(self, layout: Layout) -> tuple[int, ...]:
-        """What the launches of such a step depend on beside the layout's decode rows: part of a graph's key."""
         ...
 
     def plan(self, batch: Batch) -> Any:
@@ -71,9 +67,6 @@ class TorchAttention:
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         none = np.zeros(0, dtype=np.int32)
         return none, none
-
-    def baked(self, layout: Layout) -> tuple[int, ...]:
-        return ()
 
     def plan(self, batch: Batch) -> list[Span]:
         fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))

@@ -36,13 +36,6 @@ from serving.errors import UserError
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
 
 
-class GraphKey(NamedTuple):
-    """Everything that shapes a captured launch."""
-
-    decode_rows: int
-    attention: tuple[int, ...]
-
-
 class _HostBuffer(NamedTuple):
     step: torch.Tensor
     tokens: torch.Tensor
@@ -131,7 +124,7 @@ class ModelRunner:
         self._speed: Speed | None = None
         self._speed_before: float | None = None
         self._times: Timed | None = None  # of the step that the device is at
-        self._graphs: dict[GraphKey, Callable[[], torch.Tensor]] = {}
+        self._graphs: dict[Layout, Callable[[], torch.Tensor]] = {}
         need, free = self._weight_bytes(files), self.device.memory().free
         if need > free:  # the CPU would not refuse, but be killed half way
             remedy = f"has {need / 1e9:,.1f} GB of weights, but only {free / 1e9:,.1f} GB of memory are free"
@@ -308,11 +301,10 @@ class ModelRunner:
         return self.model.forward(tokens, batch, self.kv, self._times)
 
     def _graph(self, layout: Layout) -> Callable[[], torch.Tensor]:
-        key = GraphKey(layout.decode_rows, self.attention.baked(layout))
-        if key not in self._graphs:
+        if layout not in self._graphs:
             batch = Batch.of(self._buffer, layout)
-            self._graphs[key] = self.device.capture(lambda: self._forward(batch))
-        return self._graphs[key]
+            self._graphs[layout] = self.device.capture(lambda: self._forward(batch))
+        return self._graphs[layout]
 
     def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
         """One step over rows of the dummy request, `sizes` tokens each, all in the null block; its time in ns.

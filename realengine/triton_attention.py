@@ -1,7 +1,7 @@
 """Attention through our Triton kernels, and a hybrid that gives long prefills to torch's own.
 
-A step is a decode launch over its one-token rows and a prefill launch over the tiles of the others. How many programs
-share a decode row's KV depends on the bucket and the deployment alone, so a graph may bake it in.
+A layer is a decode launch over the step's one-token rows and a prefill launch over the tiles of the others. How
+programs share the KV is decided on the device, once a step for each of the two.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from realengine.device import Device
-from realengine.kernels.paged_decode import FIXED_SPLITS, choose_splits, paged_decode, partials_for
-from realengine.kernels.paged_prefill import make_tiles, paged_prefill, tile_tokens
+from realengine.kernels.kv_splits import Splits
+from realengine.kernels.paged_decode import decode_splits, paged_decode
+from realengine.kernels.paged_prefill import make_tiles, paged_prefill, prefill_splits, tile_tokens
 from realengine.kv_cache import LayerKv, read
-from realengine.step_input import Batch, Ints, Layout
+from realengine.step_input import Batch, Ints
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.model_spec import ModelSpec
 
@@ -32,8 +33,8 @@ class _Fresh(NamedTuple):
 
 class _Plan(NamedTuple):
     batch: Batch
-    splits: int
-    partials: tuple[torch.Tensor, torch.Tensor] | None
+    decode: Splits | None
+    prefill: Splits | None
     fresh: list[_Fresh]  # what torch attends to
 
 
@@ -44,44 +45,34 @@ class TritonAttention:
     capturable = True
 
     def __init__(self, spec: ModelSpec, config: SchedulerConfig, device: Device, batch_invariant: bool) -> None:
-        self._spec = spec
-        self._longest = config.max_model_len
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._block_size = config.block_size
-        self._multiprocessors = device.multiprocessors
-        self._fixed = batch_invariant
+        self._filling = (device.multiprocessors, batch_invariant)
         self._tile_tokens = tile_tokens(spec.num_heads, spec.num_kv_heads)
         self._scale = spec.head_dim**-0.5
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         return make_tiles(list(rows), self._tile_tokens)
 
-    def baked(self, layout: Layout) -> tuple[int, ...]:
-        return (self._splits(layout.decode_rows),)
-
-    def _splits(self, rows: int) -> int:
-        if self._fixed:
-            return FIXED_SPLITS
-        return choose_splits(rows, self._spec.num_kv_heads, self._longest, self._multiprocessors)
-
     def plan(self, batch: Batch) -> _Plan:
-        rows, spec = batch.layout.decode_rows, self._spec
-        splits = self._splits(rows) if rows else 1
-        partials = None
-        if splits > 1:
-            partials = partials_for(rows, spec.num_heads, splits, spec.head_dim, batch.tokens.device)
-        return _Plan(batch, splits, partials, [])
+        rows, work = batch.layout.decode_rows, (batch.tile_row, batch.tile_first)
+        sizes = (*self._heads, *self._filling)
+        return _Plan(
+            batch,
+            decode_splits(batch.context, batch.query_len, rows, *sizes) if rows else None,
+            prefill_splits(batch.context, batch.query_len, *work, *sizes) if batch.layout.tiles else None,
+            [],
+        )
 
     def attend(self, queries: torch.Tensor, plan: _Plan, kv: LayerKv) -> torch.Tensor:
-        batch, splits, partials, fresh = plan
-        rows, blocks, starts = batch.layout.decode_rows, batch.blocks, batch.table_start
+        batch, decode, prefill, fresh = plan
+        blocks, starts = batch.blocks, batch.table_start
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        if rows:
-            paged_decode(
-                queries, kv.keys, kv.values, batch.context, blocks, starts, rows, splits, out, partials, self._scale
-            )
-        if batch.layout.tiles:
+        if decode:
+            paged_decode(queries, kv.keys, kv.values, batch.context, blocks, starts, decode, out, self._scale)
+        if prefill:
             work = (batch.context, batch.query_start, batch.query_len, blocks, starts, batch.tile_row, batch.tile_first)
-            paged_prefill(queries, kv.keys, kv.values, *work, out, self._scale)
+            paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale)
         for tokens, block_ids in fresh:
             count = tokens.stop - tokens.start
             keys, values = read(kv, block_ids, count, queries.dtype)

@@ -156,7 +156,7 @@ _: Bench = _Shapes()
 
 
 def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], None]]:
-    """Steps of the engine of `deployment`: every way in which decode rows are split, prompts, both ways to sample."""
+    """Steps of the engine of `deployment`: every number of decode rows, prompts, both ways to sample."""
     config, dtype = deployment.scheduler, getattr(torch, deployment.dtype)
     spec = spec.model_copy(update={"num_layers": 2})  # the first has no residual, the others are alike
     attention, ops = backend_for(

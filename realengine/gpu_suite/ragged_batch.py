@@ -73,8 +73,7 @@ def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> 
 def backend_for(
     name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
 ) -> Backend:
-    """`name` is "torch", "triton" or "hybrid", as in a deployment. `longest` context, in tokens, and the device decide
-    how decode rows are split."""
+    """`name` is "torch", "triton" or "hybrid", as in a deployment; `longest` context in tokens."""
     if name == "torch":
         return Backend(TorchAttention(page), TorchOps(spec))
     from realengine.triton_attention import HybridAttention, TritonAttention
@@ -86,7 +85,7 @@ def backend_for(
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """Of the device, which decide how decode rows are split; the meta device stands for an H200."""
+    """Of the device, which decide how KV is divided; the meta device stands for an H200."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return find_gpu("H200").sm_count if device.type == "meta" else 4

@@ -24,9 +24,18 @@ from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
 MODULES = (
-    "paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "packed_gemm", "argmax",
-    "draw", "token_mask",
-)  # fmt: skip
+    "kv_splits",
+    "paged_decode",
+    "paged_prefill",
+    "rope_store",
+    "add_rms_norm",
+    "silu_mul",
+    "grouped_gemm",
+    "packed_gemm",
+    "argmax",
+    "draw",
+    "token_mask",
+)
 TARGET = GPUTarget("cuda", 90, 32)
 _BEGIN = "<!-- begin: made by python -m realengine.kernels.aot --write -->"
 _END = "<!-- end -->"

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+LOWEST = tl.constexpr(-3.0e38)  # of scores before there is one: finite, for -inf less -inf would be NaN
 
 
 @triton.jit

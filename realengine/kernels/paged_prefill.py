@@ -1,8 +1,9 @@
 """Attention of prefill rows, causal, over a paged KV cache that already holds their tokens' keys and values.
 
 Work comes as tiles, each some query tokens of a row, and a program takes a tile for one KV head: all the query heads
-of its group for each token (GQA packing), against the row's KV from its beginning, so that a chunk over past KV and a
-whole prompt are one case. Tiles wholly below the causal diagonal are not masked (FlashAttention-2, Dao 2023).
+of its group for each token (GQA packing), against the row's KV from its beginning, so that a chunk over past KV, a
+whole prompt and a draft to verify are one case. Where tiles do not fill the GPU their KV is divided among programs by
+`kv_splits`. KV tiles wholly below the causal diagonal are not masked (FlashAttention-2, Dao 2023).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
-from realengine.kernels.attention_tile import LOG2_E, attend_tile, load_heads
+from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
 from realengine.kernels.interpreting import compute_dtype
+from realengine.kernels.kv_splits import SPLITS_SIGNATURE, STEP, Splits, is_last_part, merged_parts, plan_splits
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -25,7 +27,7 @@ _TILE_ROWS = 128  # query rows of a tile: tokens x heads of a group; two warpgro
 
 
 @triton.jit
-def _prefill_tile(
+def _prefill_part(
     queries,
     keys,
     values,
@@ -36,6 +38,10 @@ def _prefill_tile(
     table_start,
     tile_row,
     tile_first,
+    items,
+    arrived,
+    partial,
+    log_sums,
     out,
     scale_log2,
     value_scale,
@@ -48,49 +54,65 @@ def _prefill_tile(
     BLOCK_N: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Program tile x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
+    """Program item x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     BLOCK_D: tl.constexpr = triton.next_power_of_2(DIM)
-    tile = tl.program_id(0) // KV_HEADS
+    item = items + tl.program_id(0) // KV_HEADS * 4
     kv_head = tl.program_id(0) % KV_HEADS
+    tile = tl.load(item)
+    if tile >= 0:
+        part = tl.load(item + 1)
+        parts = tl.load(item + 2)
+        row = tl.load(tile_row + tile)
+        start = tl.load(tile_first + tile)
+        length = tl.load(query_len + row)
+        tokens = tl.load(context + row)
+        table = blocks + tl.load(table_start + row)
 
-    row = tl.load(tile_row + tile)
-    start = tl.load(tile_first + tile)
-    length = tl.load(query_len + row)
-    tokens = tl.load(context + row)
-    table = blocks + tl.load(table_start + row)
+        members = tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, BLOCK_D)
+        index = start + members // GROUP
+        present = (members < TOKENS * GROUP) & (index < length)
+        heads = kv_head * GROUP + members % GROUP
+        token = tl.load(query_start + row) + index
+        query = load_heads(queries, token, heads, dims, query_stride, present, DIM, COMPUTE)
 
-    members = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, BLOCK_D)
-    index = start + members // GROUP
-    present = (members < TOKENS * GROUP) & (index < length)
-    heads = kv_head * GROUP + members % GROUP
-    token = tl.load(query_start + row) + index
-    query = load_heads(queries, token, heads, dims, query_stride, present, DIM, COMPUTE)
-
-    past = tokens - length
-    visible = past + index + 1
-    seen_by_all = past + start + 1
-    whole = seen_by_all // BLOCK_N * BLOCK_N
-    end = tl.minimum(tokens, past + start + TOKENS)
-    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    for first in tl.range(0, whole, BLOCK_N):
-        weighted, total, highest = attend_tile(
-            query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
-            scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, False, COMPUTE,
-        )  # fmt: skip
-    for first in tl.range(whole, end, BLOCK_N):
-        weighted, total, highest = attend_tile(
-            query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
-            scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE,
-        )  # fmt: skip
-    result = weighted * (value_scale / total)[:, None]
-    places = token.to(tl.int64) * HEADS + heads
-    kept = present[:, None] & (dims[None, :] < DIM)
-    tl.store(out + places[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=kept)
+        past = tokens - length
+        visible = past + index + 1
+        seen_by_all = past + start + 1
+        end = tl.minimum(tokens, past + start + TOKENS)
+        share = tl.cdiv(tl.cdiv(end, STEP), parts) * STEP
+        begin = part * share
+        end = tl.minimum(end, begin + share)
+        whole = tl.minimum(tl.maximum(seen_by_all // BLOCK_N * BLOCK_N, begin), end // BLOCK_N * BLOCK_N)
+        weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+        for first in tl.range(begin, whole, BLOCK_N):
+            weighted, total, highest = attend_tile(
+                query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, False, COMPUTE,
+            )  # fmt: skip
+        for first in tl.range(whole, end, BLOCK_N):
+            weighted, total, highest = attend_tile(
+                query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE,
+            )  # fmt: skip
+        seen = tl.where(total > 0, total, 1.0)  # a part may lie beyond what the first tokens see
+        result = weighted * (value_scale / seen)[:, None]
+        places = (token.to(tl.int64) * HEADS + heads)[:, None] * DIM + dims[None, :]
+        kept = present[:, None] & (dims[None, :] < DIM)
+        if parts == 1:
+            tl.store(out + places, result.to(out.dtype.element_ty), mask=kept)
+        else:
+            slot = tl.load(item + 3)
+            own = ((slot + part).to(tl.int64) * KV_HEADS + kv_head) * BLOCK_M + members
+            tl.store(partial + own[:, None] * DIM + dims[None, :], result, mask=dims[None, :] < DIM)
+            tl.store(log_sums + own, highest + tl.log2(total))
+            if is_last_part(arrived, slot, parts, kv_head, KV_HEADS):
+                merged = merged_parts(partial, log_sums, slot, parts, kv_head, dims, KV_HEADS, BLOCK_M, BLOCK_M, 1, DIM)
+                tl.store(out + places, merged.to(out.dtype.element_ty), mask=kept)
 
 
 def paged_prefill(
@@ -104,6 +126,7 @@ def paged_prefill(
     table_start: Tensor,
     tile_row: Tensor,
     tile_first: Tensor,
+    splits: Splits,
     out: Tensor,
     scale: float,
     k_scale: float = 1.0,
@@ -116,17 +139,37 @@ def paged_prefill(
     context      [R] int32, KV tokens of each row, these queries' own included
     query_start  [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of context
     blocks       int32, block ids of all rows; those of row r begin at `table_start[r]` ([R] int32)
-    tile_row     [n] int32 of `make_tiles`, with `tile_first`
+    tile_row     [n] int32 of `make_tiles`, with `tile_first`; -1 is no tile
+    splits       of `prefill_splits` for these tiles
     out          [T, H, D] contiguous
     scale        of the scores, D ** -0.5 as a rule
     k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
     """
     heads, dim = queries.shape[1:]
     _, kv_heads, page, _ = keys.shape
-    _prefill_tile[(tile_row.shape[0] * kv_heads,)](
-        queries, keys, values, context, query_start, query_len, blocks, table_start, tile_row, tile_first, out,
+    _prefill_part[(len(splits.items) * kv_heads,)](
+        queries, keys, values, context, query_start, query_len, blocks, table_start, tile_row, tile_first, *splits, out,
         scale * k_scale * LOG2_E, v_scale, queries.stride(0),
         **_compiled_in(heads, kv_heads, dim, page, queries.dtype),
+    )  # fmt: skip
+
+
+def prefill_splits(
+    context: Tensor,
+    query_len: Tensor,
+    tile_row: Tensor,
+    tile_first: Tensor,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    multiprocessors: int,
+    fixed: bool,
+) -> Splits:
+    """Divide the KV of tiles as far as it takes to fill the GPU's `multiprocessors`; with `fixed` leave it whole."""
+    programs = max(1, multiprocessors // kv_heads)
+    return plan_splits(
+        context, query_len, (tile_row, tile_first), len(tile_row), kv_heads, _TILE_ROWS, dim, programs,
+        1 if fixed else 0, tile_tokens(heads, kv_heads),
     )  # fmt: skip
 
 
@@ -180,7 +223,7 @@ def specialisations() -> list["Specialisation"]:
         found.append(
             Specialisation(
                 name=f"paged_prefill {shape.name}",
-                kernel=_prefill_tile,
+                kernel=_prefill_part,
                 signature={
                     "queries": stored,
                     "keys": cached,
@@ -192,6 +235,7 @@ def specialisations() -> list["Specialisation"]:
                     "table_start": "*i32",
                     "tile_row": "*i32",
                     "tile_first": "*i32",
+                    **SPLITS_SIGNATURE,
                     "out": stored,
                     "scale_log2": "fp32",
                     "value_scale": "fp32",
@@ -200,8 +244,8 @@ def specialisations() -> list["Specialisation"]:
                 num_warps=constexprs.pop("num_warps"),
                 num_stages=constexprs.pop("num_stages"),
                 constexprs=constexprs,
-                register_ceiling=208,
-                expects=("cp.async", "wgmma"),
+                register_ceiling=255,  # with 8 warps one program stays on a multiprocessor, whatever it has up to there
+                expects=("cp.async", "wgmma", "atom"),
             )
         )
     return found

@@ -5,10 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from realengine.kernels.paged_decode import FIXED_SPLITS, paged_decode, partials_for
-from realengine.kernels.paged_prefill import make_tiles, paged_prefill, tile_tokens
+from realengine.kernels.kv_splits import Splits, plan_splits
+from realengine.kernels.paged_decode import decode_splits, paged_decode
+from realengine.kernels.paged_prefill import make_tiles, paged_prefill, prefill_splits, tile_tokens
 
 FP8 = torch.float8_e4m3fn
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the error's norm
@@ -72,41 +75,56 @@ def batch_of(shape: Shape, rows: list[tuple[int, int]], seed: int, padding: int 
 def attended(shape: Shape, batch: Batch) -> Tensor:
     """softmax(q K^T / sqrt(D)) V over what each token may see, in float64, from the definition."""
     out = torch.empty(batch.queries.shape, dtype=torch.float64)
-    keys, values = batch.keys.double() * shape.k_scale, batch.values.double() * shape.v_scale
     group = shape.heads // shape.kv_heads
     for row, context in enumerate(batch.context.tolist()):
-        table = batch.blocks[int(batch.table_start[row]) :]
-        length = int(batch.query_len[row])
+        table = batch.blocks[int(batch.table_start[row]) :].long()
+        at = torch.arange(context)
+        keys, values = (
+            cache.double()[table[at // shape.page], :, at % shape.page].repeat_interleave(group, dim=1) * scale
+            for cache, scale in ((batch.keys, shape.k_scale), (batch.values, shape.v_scale))
+        )  # [context, heads, dim]
+        first, length = int(batch.query_start[row]), int(batch.query_len[row])
         for index in range(length):
-            seen = [(int(table[at // shape.page]), at % shape.page) for at in range(context - length + index + 1)]
-            token = int(batch.query_start[row]) + index
-            for head in range(shape.heads):
-                key = torch.stack([keys[block, head // group, offset] for block, offset in seen])
-                value = torch.stack([values[block, head // group, offset] for block, offset in seen])
-                scores = key @ batch.queries[token, head].double() * shape.dim**-0.5
-                out[token, head] = torch.softmax(scores, dim=0) @ value
+            seen = context - length + index + 1
+            scores = torch.einsum("hd,chd->hc", batch.queries[first + index].double(), keys[:seen]) * shape.dim**-0.5
+            out[first + index] = torch.einsum("hc,chd->hd", torch.softmax(scores, dim=1), values[:seen])
     return out
 
 
-def run_decode(shape: Shape, batch: Batch, rows: int, splits: int, out: Tensor) -> None:
-    partials = partials_for(rows, shape.heads, splits, shape.dim, torch.device("cpu")) if splits > 1 else None
-    for partial in partials or ():
-        partial.fill_(float("nan"))
-    paged_decode(
-        batch.queries, batch.keys, batch.values, batch.context, batch.blocks, batch.table_start, rows, splits, out,
-        partials, shape.dim**-0.5, shape.k_scale, shape.v_scale,
-    )  # fmt: skip
+def run_decode(shape: Shape, batch: Batch, rows: int, multiprocessors: int, out: Tensor, fixed: bool = False) -> Splits:
+    sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
+    splits = poisoned_splits(decode_splits(batch.context, batch.query_len, rows, *sizes))
+    for _ in range(2):  # as the layers of a step do
+        paged_decode(
+            batch.queries, batch.keys, batch.values, batch.context, batch.blocks, batch.table_start, splits, out,
+            shape.dim**-0.5, shape.k_scale, shape.v_scale,
+        )  # fmt: skip
+    return splits
 
 
-def run_prefill(shape: Shape, batch: Batch, first_row: int, out: Tensor) -> None:
+def run_prefill(
+    shape: Shape, batch: Batch, first_row: int, multiprocessors: int, out: Tensor, padding: int = 0, fixed: bool = False
+) -> Splits:
     lengths, contexts = batch.query_len.tolist(), batch.context.tolist()
-    rows = [(row, lengths[row], contexts[row]) for row in range(first_row, len(lengths))]
-    tile_row, tile_first = make_tiles(rows, tile_tokens(shape.heads, shape.kv_heads))
-    paged_prefill(
-        batch.queries, batch.keys, batch.values, batch.context, batch.query_start, batch.query_len, batch.blocks,
-        batch.table_start, torch.from_numpy(tile_row), torch.from_numpy(tile_first), out,
-        shape.dim**-0.5, shape.k_scale, shape.v_scale,
-    )  # fmt: skip
+    rows = [(row, lengths[row], contexts[row]) for row in range(first_row, len(lengths)) if lengths[row] > 1]
+    tile_row, tile_first = (
+        torch.from_numpy(np.append(tiles, [-1] * padding).astype(np.int32))
+        for tiles in make_tiles(rows, tile_tokens(shape.heads, shape.kv_heads))
+    )
+    sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
+    splits = poisoned_splits(prefill_splits(batch.context, batch.query_len, tile_row, tile_first, *sizes))
+    for _ in range(2):
+        paged_prefill(
+            batch.queries, batch.keys, batch.values, batch.context, batch.query_start, batch.query_len, batch.blocks,
+            batch.table_start, tile_row, tile_first, splits, out, shape.dim**-0.5, shape.k_scale, shape.v_scale,
+        )  # fmt: skip
+    return splits
+
+
+def poisoned_splits(splits: Splits) -> Splits:
+    splits.partial.fill_(float("nan"))
+    splits.log_sums.fill_(float("nan"))
+    return splits
 
 
 def close(shape: Shape, out: Tensor, expected: Tensor, what: str) -> None:
@@ -122,48 +140,111 @@ def poisoned(batch: Batch, dtype: torch.dtype) -> Tensor:
     return torch.full(batch.queries.shape, float("nan"), dtype=dtype)
 
 
-def decode() -> None:
-    """Rows of many lengths, with padding rows, in one split and in several, some of which are empty."""
-    f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    for seed, (shape, splits) in enumerate(
-        [
-            (Shape(3, 3, 64, 16, f32, f32), 1),
-            (Shape(6, 2, 64, 32, f32, f32), 4),
-            (Shape(4, 1, 128, 128, f16, f16), 2),
-            (Shape(7, 1, 96, 16, bf16, bf16), 4),
-            (Shape(8, 2, 128, 16, bf16, FP8, 0.5, 2.0), 8),
-            (Shape(3, 1, 64, 32, f32, FP8, 0.25, 0.125), 1),
-        ]
-    ):
-        padding = seed % 3
-        rows = [(1, 1)] * padding + [(random.Random(seed + at).choice((1, 15, 64, 65, 300)), 1) for at in range(3)]
-        batch = batch_of(shape, rows, seed, padding)
-        out = poisoned(batch, shape.dtype)
-        run_decode(shape, batch, len(rows), splits, out)
-        expected = attended(shape, batch)
-        close(shape, out[padding:], expected[padding:], f"{shape}, {splits} splits")
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+SHAPES = (
+    Shape(3, 3, 64, 16, F32, F32),
+    Shape(6, 2, 64, 32, F32, F32),
+    Shape(4, 1, 128, 128, F16, F16),
+    Shape(7, 1, 96, 16, BF16, BF16),
+    Shape(8, 2, 128, 16, BF16, FP8, 0.5, 2.0),
+    Shape(3, 1, 64, 32, F32, FP8, 0.25, 0.125),
+)
+MULTIPROCESSORS = st.sampled_from((1, 3, 16, 132))
+EXAMPLES = settings(
+    max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
-def prefill() -> None:
-    """Whole prompts and chunks over past KV, after decode rows in the same batch: both kernels fill all of it."""
-    f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    for seed, (shape, rows) in enumerate(
-        [
-            (Shape(3, 3, 64, 16, f32, f32), [(150, 1), (130, 130), (1, 1)]),
-            (Shape(6, 2, 64, 32, f32, f32), [(17, 1), (70, 1), (99, 50), (65, 2)]),
-            (Shape(4, 1, 128, 128, f16, f16), [(90, 40), (33, 33)]),
-            (Shape(7, 1, 96, 16, bf16, bf16), [(5, 1), (140, 20), (64, 1)]),
-            (Shape(8, 2, 128, 16, bf16, FP8, 0.5, 2.0), [(200, 35), (3, 3)]),
-        ]
-    ):
-        decodes = next(at for at, (_, length) in enumerate(rows) if length > 1)
-        batch = batch_of(shape, rows, seed)
-        out = poisoned(batch, shape.dtype)
-        run_prefill(shape, batch, decodes, out)
-        assert bool(out[:decodes].isnan().all()), "prefill wrote a token of no tile"
-        if decodes:
-            run_decode(shape, batch, decodes, 2, out)
-        close(shape, out, attended(shape, batch), str(shape))
+@EXAMPLES
+@given(
+    st.sampled_from(SHAPES),
+    st.lists(st.sampled_from((1, 15, 64, 65, 130, 300)), min_size=1, max_size=4),
+    st.integers(0, 2),
+    MULTIPROCESSORS,
+    st.booleans(),
+)
+def decode(shape: Shape, contexts: list[int], padding: int, multiprocessors: int, fixed: bool) -> None:
+    """Rows of many lengths, with padding rows, whole and in parts."""
+    batch = batch_of(shape, [(context, 1) for context in [1] * padding + contexts], len(contexts), padding)
+    out = poisoned(batch, shape.dtype)
+    rows = padding + len(contexts)
+    splits = run_decode(shape, batch, rows, multiprocessors, out, fixed)
+    assert not splits.arrived.any()
+    close(shape, out[padding:], attended(shape, batch)[padding:], f"{shape}, {contexts}, {multiprocessors}, {fixed}")
+
+
+@EXAMPLES
+@given(
+    st.sampled_from(SHAPES[:5]),
+    st.lists(st.sampled_from(((150, 1), (1, 1), (65, 1))), max_size=2),
+    st.lists(
+        st.sampled_from(((130, 130), (99, 50), (65, 2), (33, 33), (200, 5), (140, 35), (3, 3))), min_size=1, max_size=2
+    ),
+    st.integers(0, 3),
+    MULTIPROCESSORS,
+    st.booleans(),
+)
+def prefill(
+    shape: Shape, decodes: list[tuple[int, int]], chunks: list[tuple[int, int]], padding: int, multiprocessors: int,
+    fixed: bool,
+) -> None:  # fmt: skip
+    """Whole prompts, chunks and drafts over past KV, after decode rows in the same batch, with tiles that are none."""
+    batch = batch_of(shape, [*decodes, *chunks], len(chunks))
+    first = len(decodes)
+    out = poisoned(batch, shape.dtype)
+    splits = run_prefill(shape, batch, first, multiprocessors, out, padding, fixed)
+    assert not splits.arrived.any()
+    assert bool(out[:first].isnan().all()), "prefill wrote a token of no tile"
+    if first:
+        run_decode(shape, batch, len(decodes) + len(chunks), multiprocessors, out)  # the others are no decode rows
+    close(shape, out, attended(shape, batch), f"{shape}, {decodes}, {chunks}, {multiprocessors}, {fixed}")
+
+
+@settings(EXAMPLES, max_examples=40)
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16))
+def splits(contexts: list[int], programs: int, most: int) -> None:
+    """Every step of 64 tokens is in one part, no part is empty, none is longer than it must be, and all fit in."""
+    context = torch.tensor(contexts, dtype=torch.int32)
+    alive = (context > 0).int()
+    made = plan_splits(context, alive, None, len(contexts), 2, 1, 64, programs, most, 1)
+    items = [tuple(item) for item in made.items.tolist() if item[0] >= 0]
+    steps = [-(-tokens // 64) for tokens in contexts]
+    counts = {unit: parts for unit, _, parts, _ in items}
+    assert sorted((unit, part) for unit, part, _, _ in items) == [
+        (unit, part) for unit, parts in sorted(counts.items()) for part in range(parts)
+    ]
+    assert sorted(counts) == [unit for unit, length in enumerate(steps) if length]
+    for unit, parts in counts.items():
+        each = -(-steps[unit] // parts)
+        assert (parts - 1) * each < steps[unit], "an empty part"
+        if most:
+            assert parts <= most and each == -(-steps[unit] // min(steps[unit], most))
+    slots = [slot + part for _, part, parts, slot in items if parts > 1]
+    assert len(set(slots)) == len(slots) and all(slot < len(made.partial) for slot in slots)
+    if not most and counts:
+        fitting = max(programs, len(counts) + programs // 2)
+        longest = max(-(-steps[unit] // parts) for unit, parts in counts.items())
+        assert len(items) <= fitting
+        assert longest == 1 or sum(-(-length // (longest - 1)) for length in steps) > fitting, "it could be shorter"
+
+
+def one_long_row() -> None:
+    """A row of 16k tokens among 63 of 1k: no program reads more than one of the others does."""
+    context = torch.tensor([1024] * 31 + [16384] + [1024] * 32, dtype=torch.int32)
+    made = decode_splits(context, torch.ones_like(context), 64, 32, 8, 128, 132, False)
+    parts = {unit: parts for unit, _, parts, _ in made.items.tolist() if unit >= 0}
+    assert parts.pop(31) == 16 and set(parts.values()) == {1}
+
+
+def a_chunk_over_past() -> None:
+    """64 new tokens over 8k cached: their two tiles for 8 KV heads use the GPU's multiprocessors in one wave."""
+    context, length = torch.tensor([8256], dtype=torch.int32), torch.tensor([64], dtype=torch.int32)
+    tiles = [torch.from_numpy(tile) for tile in make_tiles([(0, 64, 8256)], tile_tokens(32, 8))]
+    made = prefill_splits(context, length, *tiles, 32, 8, 128, 132, False)
+    programs = 8 * int((made.items[:, 0] >= 0).sum())
+    assert 0.9 * 132 <= programs <= 132
+    whole = prefill_splits(context, length, *tiles, 32, 8, 128, 132, True)
+    assert 8 * int((whole.items[:, 0] >= 0).sum()) == 16
 
 
 def invariance() -> None:
@@ -171,14 +252,17 @@ def invariance() -> None:
     shape = Shape(6, 2, 64, 16, torch.float32, torch.float32)
     batch = batch_of(shape, [(200, 1), (1, 1), (77, 1), (300, 1)], seed=9)
     whole = poisoned(batch, shape.dtype)
-    run_decode(shape, batch, 4, FIXED_SPLITS, whole)
+    run_decode(shape, batch, 4, 132, whole, fixed=True)
     for chosen in ([3], [2, 0, 3]):
         part = batch._replace(
-            queries=batch.queries[chosen], context=batch.context[chosen], table_start=batch.table_start[chosen]
+            queries=batch.queries[chosen],
+            context=batch.context[chosen],
+            query_len=batch.query_len[chosen],
+            table_start=batch.table_start[chosen],
         )
         out = poisoned(part, shape.dtype)
-        run_decode(shape, part, len(chosen), FIXED_SPLITS, out)
+        run_decode(shape, part, len(chosen), 132, out, fixed=True)
         assert torch.equal(out, whole[chosen]), chosen
 
 
-CHECKS = (decode, prefill, invariance)
+CHECKS = (decode, prefill, splits, one_long_row, a_chunk_over_past, invariance)

@@ -6,20 +6,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from realengine.kernels.paged_decode import choose_splits
 from realengine.kernels.paged_prefill import make_tiles, tile_tokens
-
-
-@pytest.mark.parametrize("kv_heads", [1, 3, 8])
-@pytest.mark.parametrize("rows", [1, 3, 16, 64, 256])
-def test_splits_fill_the_gpu_as_far_as_there_are_tiles(rows: int, kv_heads: int) -> None:
-    for context in (1, 64, 65, 1000, 40_000):
-        splits = choose_splits(rows, kv_heads, context, multiprocessors=132)
-        tiles = -(-context // 64)
-        assert splits in (1, 2, 4, 8, 16, 32, 64) and splits <= tiles
-        filled = rows * kv_heads * splits >= 2 * 132
-        assert filled or 2 * splits > min(tiles, 64)
-        assert splits == 1 or rows * kv_heads * splits < 8 * 132
 
 
 def test_tiles_hold_each_query_token_once_and_start_with_the_longest() -> None:

@@ -1,0 +1,260 @@
+"""How attention divides KV among programs: decided on the device once a step, and joined by who comes last.
+
+A *unit* is a decode row or a prefill tile, and reads KV from its row's beginning, in steps of 64 tokens. All are cut at
+one length, the shortest at which the parts still fit into the programs that the GPU has: equal rows that fill it stay
+whole, a long one among them is shared. Contexts are read on the device, so that a launch, and a CUDA graph of it, is
+the same whatever they are.
+
+A part leaves its result and log-sum-exp in memory (Flash-Decoding, Dao et al. 2023) and counts itself. The last of a
+unit's parts merges them, always in their order, so that a result does not depend on which part came last.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from realengine.kernels.attention_tile import LOWEST
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+_CHUNK = 1024  # units that the planning program looks at together
+_FIELDS = tl.constexpr(4)  # of an item
+STEP = tl.constexpr(64)  # tokens that parts are counted in: a multiple of every KV tile
+SPLITS_SIGNATURE = {"items": "*i32", "arrived": "*i32", "partial": "*fp32", "log_sums": "*fp32"}
+
+
+class Splits(NamedTuple):
+    """A step's parts of one kind, the same for every layer; each layer writes its results over those of the last.
+
+    items     [n, 4] int32: unit or -1 for none, part, parts of the unit, and the slot of the unit's first part
+    arrived   [slots, KV heads] int32, how many parts of a unit are done, at its first slot; 0 between launches
+    partial   [slots, KV heads, members, D] fp32, results; `members` are query rows of a unit for one KV head
+    log_sums  [slots, KV heads, members] fp32, in units of log2
+    """
+
+    items: Tensor
+    arrived: Tensor
+    partial: Tensor
+    log_sums: Tensor
+
+
+@triton.jit
+def _steps_of(unit, units, context, query_len, tile_row, tile_first, PREFILL: tl.constexpr, TOKENS: tl.constexpr):
+    """Steps of KV that each unit reads; 0 for what is no unit."""
+    held = unit < units
+    if PREFILL:
+        row = tl.load(tile_row + unit, mask=held, other=-1)
+        held = row >= 0
+        tokens = tl.load(context + row, mask=held, other=0)
+        past = tokens - tl.load(query_len + row, mask=held, other=0)
+        tokens = tl.minimum(tokens, past + tl.load(tile_first + unit, mask=held, other=0) + TOKENS)
+        tokens = tl.where(held, tokens, 0)
+    else:
+        tokens = tl.load(context + unit, mask=held, other=0)
+        tokens = tl.where(tl.load(query_len + unit, mask=held, other=0) == 1, tokens, 0)
+    return tl.cdiv(tokens, STEP)
+
+
+@triton.jit(do_not_specialize=["units", "capacity", "counters", "programs"])
+def _plan_splits(
+    context,
+    query_len,
+    tile_row,
+    tile_first,
+    items,
+    arrived,
+    units,
+    capacity,
+    counters,
+    programs,
+    MOST: tl.constexpr,
+    PREFILL: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program: writes all of `items`, and zeros to `arrived`."""
+    at = tl.arange(0, CHUNK)
+    present = 0
+    longest = 1
+    for first in range(0, units, CHUNK):
+        steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS)
+        present += tl.sum((steps > 0).to(tl.int32))
+        longest = tl.maximum(longest, tl.max(steps))
+    each = longest
+    if MOST == 0:
+        fitting = tl.maximum(programs, present + programs // 2)
+        shortest = 1
+        while shortest < each:
+            middle = (shortest + each) // 2
+            parts = 0
+            for first in range(0, units, CHUNK):
+                steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS)
+                parts += tl.sum(tl.cdiv(steps, middle))
+            each = tl.where(parts <= fitting, middle, each)
+            shortest = tl.where(parts <= fitting, shortest, middle + 1)
+    next_item = 0
+    next_slot = 0
+    for first in range(0, units, CHUNK):
+        steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS)
+        parts = tl.cdiv(steps, each) if MOST == 0 else tl.minimum(steps, MOST)
+        parts = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, tl.maximum(parts, 1)), 1))  # of equal length, none empty
+        slots = tl.where(parts > 1, parts, 0)
+        item = next_item + tl.cumsum(parts, 0) - parts
+        slot = next_slot + tl.cumsum(slots, 0) - slots
+        for part in tl.range(tl.max(parts)):
+            held = part < parts
+            place = items + (item + part) * _FIELDS
+            tl.store(place, first + at, mask=held)
+            tl.store(place + 1, part + at * 0, mask=held)
+            tl.store(place + 2, parts, mask=held)
+            tl.store(place + 3, slot, mask=held)
+        next_item += tl.sum(parts)
+        next_slot += tl.sum(slots)
+    for first in range(next_item, capacity, CHUNK):
+        tl.store(items + (first + at) * _FIELDS, -1 + at * 0, mask=first + at < capacity)
+    for first in range(0, counters, CHUNK):
+        tl.store(arrived + first + at, at * 0, mask=first + at < counters)
+
+
+@triton.jit
+def is_last_part(arrived, slot, parts, kv_head, KV_HEADS: tl.constexpr):
+    """Whether every other part of the unit has been stored; the count then begins anew."""
+    tl.debug_barrier()  # what this program's other threads have stored comes before the count
+    counter = arrived + slot * KV_HEADS + kv_head
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def merged_parts(
+    partial,
+    log_sums,
+    slot,
+    parts,
+    kv_head,
+    dims,
+    KV_HEADS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """[ROWS, dims] fp32: of each member the mean of its parts, weighted with exp2 of their log-sum-exp.
+
+    slot      of the unit's first part
+    ROWS      a power of two, at least MEMBERS
+    TOGETHER  parts loaded at once, a power of two: enough loads are in flight to hide how far the memory is
+    """
+    flat = tl.arange(0, TOGETHER * ROWS)
+    part = flat // ROWS
+    member = flat % ROWS
+    weighted = tl.zeros([ROWS, dims.shape[0]], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    highest = tl.full([ROWS], LOWEST, tl.float32)
+    for first in tl.range(0, parts, TOGETHER):
+        held = (first + part < parts) & (member < MEMBERS)
+        place = ((slot + first + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + member
+        # Past the L1 cache, which may hold what the last layer left here.
+        log_sum = tl.load(log_sums + place, mask=held, other=float("-inf"), cache_modifier=".cg")
+        kept = held[:, None] & (dims[None, :] < DIM)
+        result = tl.load(partial + place[:, None] * DIM + dims[None, :], mask=kept, other=0.0, cache_modifier=".cg")
+        log_sum = tl.reshape(log_sum, [TOGETHER, ROWS])
+        new_highest = tl.maximum(highest, tl.max(log_sum, axis=0))
+        weights = tl.exp2(log_sum - new_highest[None, :])
+        decay = tl.exp2(highest - new_highest)
+        total = total * decay + tl.sum(weights, axis=0)
+        result = tl.reshape(result, [TOGETHER, ROWS, dims.shape[0]]) * weights[:, :, None]
+        weighted = weighted * decay[:, None] + tl.sum(result, axis=0)
+        highest = new_highest
+    return weighted / total[:, None]
+
+
+def plan_splits(
+    context: Tensor,
+    query_len: Tensor,
+    tiles: tuple[Tensor, Tensor] | None,
+    units: int,
+    kv_heads: int,
+    members: int,
+    dim: int,
+    programs: int,
+    most: int,
+    tokens: int,
+) -> Splits:
+    """Divide the KV of `units` units.
+
+    context    [R] int32, KV tokens of each row; `query_len` [R] int32, its query tokens
+    tiles      `tile_row`, in which -1 is no tile, and `tile_first` of a prefill; None for the first `units` rows, of
+               which those with one query token are units
+    members    query rows of a unit for one KV head, each of `dim` dimensions
+    programs   for each KV head, that the GPU holds at once
+    most       parts that every unit is cut into, as far as it has steps; 0 to let `programs` decide
+    tokens     query tokens of a prefill tile
+
+    With `most` 0 no part is longer than it must be for max(programs, units + programs / 2) of them, and at most
+    `programs` are parts of a unit that was cut.
+    """
+    capacity = units * most if most else max(programs, units + programs // 2)
+    slots = programs if most == 0 else capacity if most > 1 else 1
+    device = context.device
+    items = torch.empty(capacity, 4, dtype=torch.int32, device=device)
+    arrived = torch.empty(slots, kv_heads, dtype=torch.int32, device=device)
+    partial = torch.empty(slots, kv_heads, members, dim, dtype=torch.float32, device=device)
+    log_sums = torch.empty(slots, kv_heads, members, dtype=torch.float32, device=device)
+    tile_row, tile_first = tiles or (context, context)
+    _plan_splits[(1,)](
+        context, query_len, tile_row, tile_first, items, arrived, units, capacity, slots * kv_heads,
+        programs, **_compiled_in(most, tiles is not None, tokens),
+    )  # fmt: skip
+    return Splits(items, arrived, partial, log_sums)
+
+
+def _compiled_in(most: int, prefill: bool, tokens: int) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    return {
+        "MOST": most,
+        "PREFILL": prefill,
+        "TOKENS": tokens,
+        "CHUNK": _CHUNK,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+
+
+def specialisations() -> list["Specialisation"]:
+    """How `plan_splits` launches its kernel for Llama-3.1-8B."""
+    from realengine.kernels.aot import Specialisation
+
+    found = []
+    for name, most, tokens in (("decode", 0, 1), ("decode, batch-invariant", 16, 1), ("prefill", 0, 32)):
+        constexprs = _compiled_in(most, name == "prefill", tokens)
+        found.append(
+            Specialisation(
+                name=f"plan_splits {name}",
+                kernel=_plan_splits,
+                signature={
+                    "context": "*i32",
+                    "query_len": "*i32",
+                    "tile_row": "*i32",
+                    "tile_first": "*i32",
+                    "items": "*i32",
+                    "arrived": "*i32",
+                    "units": "i32",
+                    "capacity": "i32",
+                    "counters": "i32",
+                    "programs": "i32",
+                },
+                num_warps=constexprs.pop("num_warps"),
+                num_stages=constexprs.pop("num_stages"),
+                constexprs=constexprs,
+                register_ceiling=128,
+                expects=(),
+            )
+        )
+    return found
