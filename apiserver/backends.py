@@ -223,7 +223,7 @@ def _real(
                 "calibration": "",
                 "num_blocks": engine.scheduler.pool.total,
                 "block_size": deployment.scheduler.block_size,
-                "notes": json.dumps({"served": {}, "attention": engine.attention, "model": engine.source}),
+                "notes": json.dumps({"served": {}, **engine.notes}),
             },
         )
 

@@ -1,4 +1,4 @@
-"""How unevenly a mixture's tokens fall on the devices that share its experts.
+"""How a mixture's tokens fall on its experts, and how unevenly on the devices that share them.
 
 A step waits for the device whose experts got the most tokens. Trained routers are more uneven than chance, by how
 much is a property of model and traffic; chance is what remains when every token chooses evenly and independently, and
@@ -22,6 +22,11 @@ def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> 
     if deployment.expert_imbalance == "random":
         return random_imbalance(model.num_experts, model.experts_per_token, deployment.expert_parallel_size, tokens)
     return deployment.expert_imbalance
+
+
+def experts_touched(experts: int, topk: int, tokens: Any) -> Any:
+    """Experts of a layer that get any of `tokens`, on average, when each chooses `topk` evenly and independently."""
+    return experts * (1.0 - (1.0 - topk / experts) ** np.asarray(tokens, dtype=np.float64))
 
 
 def random_imbalance(experts: int, topk: int, devices: int, tokens: Any) -> Any:

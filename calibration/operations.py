@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calibration.expert_routing import busiest_over_mean
+from calibration.expert_routing import busiest_over_mean, experts_touched
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
@@ -164,8 +164,7 @@ class Experts:
     @property
     def touched(self) -> Amount:
         """Experts of this device that get a token, on average, when tokens choose evenly and independently."""
-        missed = (1.0 - self.topk / self.experts) ** np.asarray(self.tokens, dtype=np.float64)
-        return self.experts / self.ep * (1.0 - missed)
+        return experts_touched(self.experts, self.topk, self.tokens) / self.ep
 
     @property
     def flops(self) -> Amount:

@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realengine.grammar import Grammar, Grammars
 from realengine.loading import QUANTIZATIONS
@@ -83,6 +84,7 @@ class Step:
     graph      whether it was replayed as a graph
     thread_ns  CPU time of the thread that computed it; None where the CPU does not
     speed      how fast the device was before and after it, on average; None where it is not looked at
+    expert_tokens  `[layers, experts]` tokens that each expert got; None in a dense model
     """
 
     plan: StepPlan
@@ -104,6 +106,7 @@ class Step:
     graph: bool
     thread_ns: int | None
     speed: float | None
+    expert_tokens: NDArray[np.int32] | None
 
     @property
     def launching_ns(self) -> int:
@@ -163,6 +166,15 @@ class Engine:
     def attention(self) -> str:
         """Name of the attention backend."""
         return self.runner.attention.name
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What a recording notes of the engine beside its deployment; see `traces.recording_notes`."""
+        spec = self.spec
+        notes: dict[str, Any] = {"attention": self.attention, "model": self.source, "memory": self.memory_report}
+        if spec.num_experts:
+            notes["experts"] = {"experts": spec.num_experts, "topk": spec.experts_per_token}
+        return notes
 
     def reset(self) -> None:
         """Forget every request and every cached prefix. Steps in flight are waited for and dropped, errors and all.
@@ -383,6 +395,7 @@ class Engine:
             launched.graph,
             launched.thread_ns,
             launched.speed,
+            launched.expert_tokens,
         )
 
     def step(self) -> Step | None:

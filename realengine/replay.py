@@ -106,9 +106,7 @@ def record(
         notes = {
             "canary_before_ns": before,
             "canary_after_ns": after,
-            "attention": engine.attention,
-            "model": engine.source,
-            "memory": engine.memory_report,
+            **engine.notes,
             "launching_share": recorder.launching_share,
         }
         writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes))

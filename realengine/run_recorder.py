@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from realengine.engine import Flight, Step
+from realengine.expert_load import expert_imbalance, experts_hit
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 
@@ -129,6 +133,7 @@ class RunRecorder:
             "mask_ns": step.mask_ns or None,
             "thread_ns": step.thread_ns,
             "speed": step.speed,
+            **({} if step.expert_tokens is None else _load(step.expert_tokens)),
         }
 
     def left(
@@ -182,3 +187,10 @@ class RunRecorder:
         for life in list(self._lives.values()):
             self.left(life.request, "unfinished")
         self.flush_steps()
+
+
+def _load(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:
+    return {
+        "experts_hit": experts_hit(expert_tokens),
+        "expert_imbalance": list(expert_imbalance(expert_tokens).items()),
+    }

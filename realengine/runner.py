@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from realengine.attention import find_attention
 from realengine.collective import Alone, Collective
@@ -40,6 +41,7 @@ class _HostBuffer(NamedTuple):
     step: torch.Tensor
     tokens: torch.Tensor
     logprobs: torch.Tensor
+    expert_tokens: torch.Tensor | None
 
 
 class Launched:
@@ -49,7 +51,14 @@ class Launched:
     speed  how fast the device was before and after it, on average; None where it is not looked at
     """
 
-    def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool, logprobs: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tokens: torch.Tensor,
+        graph: bool,
+        logprobs: torch.Tensor | None,
+        expert_tokens: torch.Tensor | None,
+    ) -> None:
         self.layout = layout
         self.graph = graph
         self.pending: Pending | None = None
@@ -58,6 +67,7 @@ class Launched:
         self.speed: float | None = None
         self._tokens = tokens
         self._logprobs = logprobs
+        self._expert_tokens = expert_tokens
         self._seen_ns = 0
 
     def done(self) -> bool:
@@ -76,6 +86,12 @@ class Launched:
         """Natural logarithms `[S]` of the model's probabilities of the tokens, before temperature and limits; valid
         after `wait`. None where nobody wanted them."""
         return None if self._logprobs is None else self._logprobs[: self.layout.samples].tolist()
+
+    @property
+    def expert_tokens(self) -> NDArray[np.int32] | None:
+        """Tokens that each expert got `[layers, experts]`, valid from `wait` to the third launch after; None
+        in a dense model."""
+        return None if self._expert_tokens is None else self._expert_tokens.numpy()
 
     @property
     def start_ns(self) -> int:
@@ -147,11 +163,13 @@ class ModelRunner:
             self._last_tokens = torch.zeros(self._config.max_num_seqs + 1, dtype=torch.int32, device=where)
             numbers, samples = self._sizes()
             self._buffer = torch.zeros(numbers, dtype=torch.int32, device=where)
+            counts = self.model.expert_tokens
             self._host = [
                 _HostBuffer(
                     self.device.host_buffer(numbers),
                     self.device.host_buffer(samples),
                     self.device.host_buffer(samples).view(torch.float32),
+                    None if counts is None else self.device.host_buffer(counts.numel()).view(counts.shape),
                 )
                 for _ in range(_HOST_BUFFERS)
             ]
@@ -256,7 +274,8 @@ class ModelRunner:
         size = len(step.packed)
         host.step[:size].numpy()[:] = step.packed
         graph = self._captures and not layout.prefill_rows and layout.decode_rows <= DECODE_BUCKETS[-1]
-        launched = Launched(layout, host.tokens, graph, host.logprobs if step.logprobs else None)
+        logprobs = host.logprobs if step.logprobs else None
+        launched = Launched(layout, host.tokens, graph, logprobs, host.expert_tokens)
         if self._timing:
             launched.times = Timed(self.device.mark)
         elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
@@ -280,6 +299,8 @@ class ModelRunner:
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
                 if step.logprobs:
                     host.logprobs[: layout.samples].copy_(logprobs_of(logits, tokens), non_blocking=True)
+            if host.expert_tokens is not None:
+                host.expert_tokens.copy_(self.model.expert_tokens, non_blocking=True)
             self._mark(launched)
             if self._speed is not None:
                 after = self._speed()

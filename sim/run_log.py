@@ -126,6 +126,8 @@ _MEASURED_ONLY = (
     "mask_ns",
     "thread_ns",
     "speed",
+    "experts_hit",
+    "expert_imbalance",
 )
 _SERVED_ONLY = (
     "received_ns",

@@ -1,6 +1,7 @@
 """What a recording says about itself beyond its columns: the `notes` of a run, a JSON object.
 
-A simulated run notes, once it is known, how far to trust it:
+A run of the real engine notes its `attention`, `model`, `memory`, and of a mixture `experts`: how many a layer has
+(`experts`) and how many a token goes to (`topk`). A simulated run notes, once it is known, how far to trust it:
 
 gpu         the GPU whose kernel tables timed its steps
 provenance    `mark` and `reason`, as `calibration.kernels.times.Coverage` has them

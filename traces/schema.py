@@ -156,6 +156,20 @@ STEPS = (
     ),
     Column("masked_rows", _I32, "", "rows whose token had to keep to a grammar (structured output); null if none"),
     Column("mask_ns", _I64, "ns", "host time working out which tokens those may be, within `prepare_ns`; null if none"),
+    Column(
+        "experts_hit",
+        pa.float64(),
+        "",
+        "experts that got any token of the step, of those of a layer, mean over the layers; null for dense models and "
+        "on the virtual clock",
+    ),
+    Column(
+        "expert_imbalance",
+        pa.map_(_I32, pa.float64()),
+        "",
+        "tokens on the busiest device over the mean of all, mean over the layers, by the number of devices that share "
+        "a layer's experts; null for dense models and on the virtual clock",
+    ),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

@@ -25,6 +25,7 @@ from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.bands import Band, bands, run_metrics
 from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
 from calibration.validation.disturbance import calibrated_deployment, disturbance
+from calibration.validation.expert_balance import expert_balance
 from calibration.validation.report import (
     REPORT,
     RESIDUALS,
@@ -103,6 +104,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
                 covered=_covered((row.low, row.real, row.high) for row in rows),
                 weather_covered=_covered((row.weather_low, row.real, row.weather_high) for row in rows),
             ),
+            experts=expert_balance(runs),
         ),
         recordings=Recordings(real=tuple(os.path.relpath(path, out) for path in real), simulated="simulated"),
     )

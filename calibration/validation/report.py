@@ -60,6 +60,25 @@ class StepRung(Part):
     same_weather: dict[str, Regime] = fact("by name, in the same weather; empty where it is not known", default={})
 
 
+class DeviceLoad(Part):
+    """A mixture's tokens on the devices that could share its experts."""
+
+    devices: int = fact("that share a layer's experts evenly")
+    imbalance: Number = fact("tokens on the busiest over the mean of all, measured: a value for `expert_imbalance`")
+    imbalance_random: Number = fact("the same if tokens chose evenly and independently: `expert_imbalance: random`")
+
+
+class ExpertBalance(Part):
+    """How evenly the tokens of the real runs chose a mixture's experts, beside what the cost model assumes."""
+
+    steps: int = fact("recorded")
+    experts: int = fact("of a layer")
+    topk: int = fact("experts that a token goes to")
+    hit: Number = fact("experts of a layer that a step reads, mean")
+    hit_even: Number = fact("the same if tokens chose evenly and independently")
+    devices: tuple[DeviceLoad, ...] = fact("by number of devices", default=())
+
+
 class RunFigures(Part):
     """One statistic of one metric: simulated, real, and what it is held against."""
 
@@ -131,6 +150,7 @@ class Rungs(Part):
     replay: Replay | None = fact("rung 1, decisions", default=None)
     step: StepRung | None = fact("rung 2, step times", default=None)
     run: RunRung | None = fact("rungs 3 and 5, the run", default=None)
+    experts: ExpertBalance | None = fact("beside rung 2, the experts of a mixture", default=None)
 
 
 class Recordings(Part):
@@ -236,6 +256,8 @@ def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
         yield _steps(steps.regimes, "rung 2, step time")
         if steps.same_weather:
             yield _steps(steps.same_weather, "rung 2, CPU time of the steps, in the same weather")
+    if report.rungs.experts is not None:
+        yield from map(Text, _balance(report.rungs.experts))
     if run is not None:
         each = replay.requests // max(len(report.recordings.real), 1) if replay is not None else 0
         yield Text(f"\nrung 3, the run{f' of {each} requests' if each else ''}", style="italic")
@@ -259,6 +281,18 @@ def _decisions(replay: Replay) -> Iterator[str]:
     yield f"rung 1, decisions: steps {replay.identical}/{replay.steps}{requests} identical"
     if replay.first_difference:
         yield f"  first difference: {replay.first_difference}"
+
+
+def _balance(experts: ExpertBalance) -> Iterator[str]:
+    yield (
+        f"experts: a step reads {_shown(experts.hit)} of a layer's {experts.experts}; "
+        f"{_shown(experts.hit_even)} if its tokens chose evenly"
+    )
+    for load in experts.devices:
+        yield (
+            f"  busiest of {load.devices} devices over the mean: {_shown(load.imbalance)}; "
+            f"{_shown(load.imbalance_random)} by chance"
+        )
 
 
 def _steps(regimes: dict[str, Regime], title: str) -> Table:

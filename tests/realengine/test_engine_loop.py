@@ -188,7 +188,6 @@ def test_operations_are_timed_on_demand_and_add_up() -> None:
     [
         ("llama", False, False),
         ("qwen2", True, False),
-        ("qwen3", False, False),
         ("mixtral", False, False),
         ("qwen3-moe", True, True),
     ],

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
+from realengine.expert_load import expert_imbalance, experts_hit  # noqa: E402
 from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
@@ -108,3 +112,21 @@ def test_experts_that_ranks_cannot_share_are_one_line() -> None:
         UserError, match="tensor_parallel_size: 2: must divide random:mixtral's num_experts, which is 7"
     ):
         Engine(deployment, ModelFiles(spec, None, "tiny"))
+
+
+@given(
+    st.integers(1, 4),
+    st.sampled_from([8, 12, 15]),
+    st.integers(1, 40),
+    st.integers(0, 2**32 - 1),
+)
+def test_load_statistics_are_what_counting_finds(layers: int, experts: int, tokens: int, seed: int) -> None:
+    chosen = np.random.default_rng(seed).integers(0, experts, (layers, tokens))
+    counts = np.array([np.bincount(layer, minlength=experts) for layer in chosen], dtype=np.int32)
+    assert experts_hit(counts) == pytest.approx(np.mean([len(set(layer)) for layer in chosen.tolist()]))
+    found = expert_imbalance(counts)
+    assert list(found) == {8: [2, 4, 8], 12: [2, 4], 15: []}[experts]
+    for devices, ratio in found.items():
+        busiest = [max((layer // (experts // devices) == d).sum() for d in range(devices)) for layer in chosen]
+        assert ratio == pytest.approx(np.mean(busiest) * devices / tokens)
+        assert 1 <= ratio <= devices

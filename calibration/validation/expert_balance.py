@@ -1,0 +1,63 @@
+"""How evenly tokens chose a mixture's experts in real runs, beside what the cost model of operations assumes of them.
+
+It takes each token to choose evenly and independently: that says how many experts a step reads (`Experts.touched`) and,
+under `expert_imbalance: random`, how much more than the mean the busiest device has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.expert_routing import experts_touched, random_imbalance
+from calibration.validation.report import DeviceLoad, ExpertBalance
+from serving.step_plan import AGGREGATES
+from traces.recording import Recording
+from traces.recording_notes import notes_of
+
+_TOKENS = ("prefill_tokens", "decode_rows", "draft_tokens")
+assert set(_TOKENS) <= set(AGGREGATES)
+
+
+def expert_balance(runs: Sequence[Recording]) -> ExpertBalance | None:
+    """The steps of all `runs`, which are of one mixture; None of a dense model, or where load was not recorded.
+
+    Imbalance weighs a step by its tokens, as the time that experts compute does.
+    """
+    mixture = notes_of(runs[0].run).get("experts")
+    columns = [run.table("steps", [*_TOKENS, "experts_hit", "expert_imbalance"]) for run in runs]
+    if mixture is None or any(steps["experts_hit"].null_count for steps in columns):
+        return None
+    experts, topk = mixture["experts"], mixture["topk"]
+
+    def all_of(name: str) -> NDArray[np.float64]:
+        return np.concatenate([steps[name].fill_null(0).to_numpy().astype(np.float64) for steps in columns])
+
+    tokens = sum((all_of(name) for name in _TOKENS), start=np.zeros(1))
+    ratios: dict[int, list[float]] = {}
+    for steps in columns:
+        for step in steps["expert_imbalance"].to_pylist():
+            for devices, ratio in step:
+                ratios.setdefault(devices, []).append(ratio)
+    return ExpertBalance(
+        steps=len(tokens),
+        experts=experts,
+        topk=topk,
+        hit=_mean(all_of("experts_hit")),
+        hit_even=_mean(experts_touched(experts, topk, tokens)),
+        devices=tuple(
+            DeviceLoad(
+                devices=devices,
+                imbalance=_mean(np.array(measured), tokens),
+                imbalance_random=_mean(random_imbalance(experts, topk, devices, tokens), tokens),
+            )
+            for devices, measured in sorted(ratios.items())
+        ),
+    )
+
+
+def _mean(values: Any, weights: NDArray[np.float64] | None = None) -> float:
+    return float(np.average(values, weights=weights))

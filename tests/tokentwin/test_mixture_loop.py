@@ -1,0 +1,50 @@
+"""A mixture of experts through the whole loop: recorded, calibrated, simulated; its load beside what is assumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from calibration.expert_routing import experts_touched
+from realengine.engine import Engine
+from realengine.replay import record
+from realengine.weights import load_model_files
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.workload import Workload, WorkloadRequest
+from tokentwin import api
+from traces.recording import Recording
+
+pytestmark = pytest.mark.engine
+
+
+def test_what_experts_got_is_recorded_and_held_against_the_assumption(tmp_path: Path) -> None:
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, num_blocks=60)
+    deployment = Deployment(model="random:qwen3-moe", dtype="float32", scheduler=scheduler)
+    engine = Engine(deployment, load_model_files(deployment.model, Path()))
+    for run in ("before", "real"):
+        asked = [WorkloadRequest(n, n * 10**7, (("", 5 + 7 * (n % 9)),), 20 + n) for n in range(18)]
+        record(Workload(asked, "mixture"), engine, tmp_path / run)
+    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "before"])
+    report = api.validate([tmp_path / "real"], tmp_path / "calibration", tmp_path / "report")
+    assert report.rungs.replay is not None and report.rungs.replay.exact
+    simulated = Recording.load(tmp_path / "report" / "simulated").steps
+    assert simulated["experts_hit"].null_count == len(simulated)
+
+    real = Recording.load(tmp_path / "real").steps
+    tokens = np.add(real["prefill_tokens"], real["decode_rows"])
+    hit = real["experts_hit"].to_numpy()
+    assert (hit >= 4).all() and (hit <= np.minimum(16, 4 * tokens)).all()
+    assert (hit[tokens == 1] == 4).all() and (tokens == 1).any()
+    found = report.rungs.experts
+    assert found is not None and (found.steps, found.experts, found.topk) == (len(real), 16, 4)
+    assert found.hit == pytest.approx(hit.mean())
+    assert found.hit_even == pytest.approx(experts_touched(16, 4, tokens).mean())
+    assert [load.devices for load in found.devices] == [2, 4, 8, 16]
+    for load in found.devices:
+        measured = [dict(step)[load.devices] for step in real["expert_imbalance"].to_pylist()]
+        assert load.imbalance == pytest.approx(np.average(measured, weights=tokens))
+        assert load.imbalance_random is not None and 1 < load.imbalance_random < load.devices
