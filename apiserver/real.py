@@ -15,11 +15,12 @@ from apiserver.live_metrics import ReplicaNow
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import PromptSegments
 from apiserver.step_end import step_end
-from realengine.engine import Engine, Step
+from realengine.engine import Engine
 from realengine.loop import drive
 from realengine.replay import no_cycle_search
 from realengine.run_recorder import RunRecorder
 from realengine.sampling import SamplingParams
+from realengine.step import Step
 from serving.errors import UserError
 from serving.request import Request, Status
 from serving.workload import Segment, WorkloadRequest

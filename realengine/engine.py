@@ -10,113 +10,35 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
-from time import perf_counter_ns
-from typing import Any, NamedTuple
+from time import perf_counter_ns, thread_time_ns
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from realengine.deployable import check_deployment
+from realengine.drafting.drafters import find_drafter
 from realengine.grammar import Grammar, Grammars
-from realengine.loading import QUANTIZATIONS
 from realengine.ranks import Ranks
-from realengine.runner import Launched, ModelRunner
+from realengine.runner import ModelRunner
 from realengine.sampling import SamplingParams
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
-from realengine.shard import shard_spec
+from realengine.step import Flight, Load, Step
 from realengine.step_input import Ints, pack
 from realengine.token_content import TokenContent
+from realengine.verification import VerifiedTokens, verify
 from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
 from serving.call_limit import CallWatch
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.own_contract import contract_with
+from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
 from serving.scheduler import POLICIES, Scheduler, find_policy
 from serving.step_plan import Row, StepPlan
 from serving.workload import WorkloadRequest
 
 _CLOSED = "was closed; make another"
-
-
-class Load(NamedTuple):
-    """What the scheduler holds, after planning."""
-
-    running: int
-    waiting: int
-    used_blocks: int
-    waiting_blocks: int
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step on its way, planned at `plan_ns` on `perf_counter_ns`.
-
-    preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
-    """
-
-    plan: StepPlan
-    rows: list[Row]
-    sampled_rows: list[int | None]
-    launched: Launched
-    load: Load
-    plan_ns: int
-    scheduled_ns: int
-    prepared_ns: int
-    launch_ns: int
-    host_ns: int | None
-    mask_ns: int
-    preempted_ns: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step that ran. Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device,
-    begun, computed, sampled.
-
-    launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
-    mask_ns    host time working out which tokens its samples may be, from `scheduled_ns` on
-    host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
-    op_ns      device time by operation, where it was measured
-    graph      whether it was replayed as a graph
-    thread_ns  CPU time of the thread that computed it; None where the CPU does not
-    speed      how fast the device was before and after it, on average; None where it is not looked at
-    expert_tokens  `[layers, experts]` tokens that each expert got; None in a dense model
-    """
-
-    plan: StepPlan
-    rows: list[Row]
-    sampled: list[Request]
-    finished: list[Request]
-    stopped: list[int]
-    load: Load
-    plan_ns: int
-    scheduled_ns: int
-    prepared_ns: int
-    start_ns: int
-    computed_ns: int
-    end_ns: int
-    launch_ns: int
-    host_ns: int | None
-    mask_ns: int
-    op_ns: dict[str, int] | None
-    graph: bool
-    thread_ns: int | None
-    speed: float | None
-    expert_tokens: NDArray[np.int32] | None
-
-    @property
-    def launching_ns(self) -> int:
-        """How much of `start_ns` to `end_ns` the host was still handing the step over.
-
-        The device may have waited then: its own time is between what is left without this and the whole. Where this
-        is 0, the device had all of the step before it began, and the whole is device time.
-        """
-        launched_ns = self.prepared_ns + self.launch_ns
-        return max(min(launched_ns, self.end_ns) - self.start_ns, 0) if self.launch_ns else 0
 
 
 class Engine:
@@ -131,7 +53,7 @@ class Engine:
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
-        _refuse_impossible(deployment, files)
+        check_deployment(deployment, files)
         self.spec = files.spec
         self.source = files.source
         self.folder = files.folder
@@ -146,6 +68,7 @@ class Engine:
             self.runner.close()
             raise
         self._depth = 2 if self._config.async_scheduling else 1
+        self._drafter = find_drafter(self._config)
         self._in_flight: deque[Flight] = deque()
         self._unusable = ""  # why no step may run
         self.sequences: dict[int, TokenSequence] = {}
@@ -196,6 +119,10 @@ class Engine:
         name, settings = self.deployment.policy, self.deployment.scheduler
         self.scheduler = find_policy(name)(settings, content=content)
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
+        self._verified = VerifiedTokens()
+        if self._drafter is not None:
+            self._drafter.reset()
+            judge_drafts(self.scheduler, self._verified)
 
     def limit(self, **scheduler: int | bool) -> None:
         """Change settings of the scheduler within what this engine has buffers for, and `reset`.
@@ -266,6 +193,8 @@ class Engine:
 
     def _forget(self, id: int) -> None:
         self.sequences.pop(id, None)
+        if self._drafter is not None:
+            self._drafter.leave(id)
         self._seating.leave(id)
         self._demand.leave(id)
 
@@ -316,7 +245,7 @@ class Engine:
             return None
         rows = plan.rows()
         scheduled_ns = perf_counter_ns()
-        masks = self._masks(rows) if plan.masked_rows else [None] * len(rows)
+        masks = self._masks(rows) if plan.masked_rows else [()] * len(rows)
         mask_ns = perf_counter_ns() - scheduled_ns if plan.masked_rows else 0
         sequences = [self.sequences[row.request.id] for row in rows]
         inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
@@ -334,16 +263,12 @@ class Engine:
         self._in_flight.append(flight)
         return flight
 
-    def _masks(self, rows: Sequence[Row]) -> list[Ints | None]:
-        """For each row that samples for a grammar, what it may be."""
-        masks: list[Ints | None] = []
+    def _masks(self, rows: Sequence[Row]) -> list[tuple[Ints, ...]]:
+        """For each row that samples for a grammar, what its tokens may be: after its own, and after each draft."""
+        masks = []
         for row in rows:
-            grammar = self.sequences[row.request.id].grammar
-            mask = None
-            if row.samples and grammar is not None:
-                mask = np.empty(-(-self.spec.vocab_size // 32), dtype=np.int32)
-                grammar.mask(mask)
-            masks.append(mask)
+            sequence = self.sequences[row.request.id]
+            masks.append(sequence.masks(row.drafts, self.spec.vocab_size) if row.samples else ())
         return masks
 
     def _plan(self) -> StepPlan:
@@ -362,41 +287,68 @@ class Engine:
         tokens = launched.wait()
         self._host_free_ns = perf_counter_ns()
         sampled, stopped = [], []
+        accepted = self._verified.accepted_tokens = {}
+        chosen: dict[int, list[tuple[int, float | None]]] = {}
         logprobs = launched.logprobs or [None] * len(tokens)
         for index, token, logprob in zip(flight.sampled_rows, tokens, logprobs, strict=True):
-            request = flight.rows[index].request if index is not None else None
-            if request is None or request.ended:  # it stopped, or was aborted, while this step was under way
+            if index is not None:
+                chosen.setdefault(index, []).append((token, logprob))
+        for index, its in chosen.items():
+            request, *_, drafts = flight.rows[index]
+            if request.ended:  # it stopped, or was aborted, while this step was under way
                 continue
-            sampled.append(request)
-            if self.sequences[request.id].append(token, logprob):
+            count, stops = verify(self.sequences[request.id], drafts, its)
+            sampled += [request] * (1 + count)
+            if drafts:
+                accepted[request.id] = count
+            if stops:
                 stopped.append(request.id)
         finished = self._policy.commit(plan, stopped)
-        for request in sampled:
+        for request in dict.fromkeys(sampled):
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
+        proposed, draft_ns, draft_thread_ns = self._draft(flight)
+        thread_ns = launched.thread_ns
         return Step(
             plan,
             flight.rows,
             sampled,
             finished,
             stopped,
+            accepted,
+            proposed,
             flight.load,
             flight.plan_ns,
             flight.scheduled_ns,
             flight.prepared_ns,
             launched.start_ns,
             launched.computed_ns,
-            launched.end_ns,
+            launched.end_ns + (draft_ns or 0),
             flight.launch_ns,
+            draft_ns,
             flight.host_ns,
             flight.mask_ns,
             launched.op_ns,
             launched.graph,
-            launched.thread_ns,
+            None if thread_ns is None else thread_ns + draft_thread_ns,
             launched.speed,
             launched.expert_tokens,
         )
+
+    def _draft(self, flight: Flight) -> tuple[dict[int, int] | None, int | None, int]:
+        """Propose what the next step verifies: how much for whom, how long it took, and CPU time of this thread."""
+        if self._drafter is None:
+            return None, None, 0
+        began_ns, thread_ns = perf_counter_ns(), thread_time_ns()
+        rows = [row for row in flight.rows if not row.request.ended]
+        found = self._drafter.draft(rows, self.sequences)
+        proposed = {}
+        for request, *_, samples, _ in rows:
+            if samples:
+                drafts = self.sequences[request.id].propose(found.get(request.id, []))
+                request.proposed = proposed[request.id] = drafts
+        return proposed, perf_counter_ns() - began_ns, thread_time_ns() - thread_ns
 
     def step(self) -> Step | None:
         """Launch what there is room for and finish the oldest; None when there is nothing to run."""
@@ -425,33 +377,3 @@ class Engine:
     def run_dummy(self, sizes: Sequence[int]) -> int:
         """One step over rows of the dummy request, `sizes` tokens each; its time in nanoseconds."""
         return self.runner.dummy_step(list(sizes))
-
-
-def _refuse_impossible(deployment: Deployment, files: ModelFiles) -> None:
-    scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "fleet", "kv_tiers"):
-        if getattr(deployment, name) != Deployment.model_fields[name].default:
-            remedy = "works only in the simulator; leave it out for the real engine"
-            raise UserError(name, getattr(deployment, name), remedy)
-    if scheduler.speculative is not None:
-        method = scheduler.speculative.method
-        remedy = "works only in the simulator; leave it out for the real engine"
-        raise UserError("scheduler.speculative", method, remedy)
-    if deployment.quantization not in QUANTIZATIONS:
-        remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
-        raise UserError("quantization", deployment.quantization, remedy)
-    if deployment.quantization not in ("none", stored := files.spec.checkpoint_quantization) and stored != "none":
-        remedy = f"cannot be made of {files.spec.name}, which is stored in {stored}; leave it out"
-        raise UserError("quantization", deployment.quantization, remedy)
-    if files.spec.num_experts and deployment.quantization != "none":
-        remedy = "works only in the simulator for mixtures; the real engine quantises dense models"
-        raise UserError("quantization", deployment.quantization, remedy)
-    if deployment.enable_expert_parallel and not files.spec.num_experts:
-        raise UserError("enable_expert_parallel", True, f"needs a mixture; {files.spec.name} is dense; leave it out")
-    shard_spec(files.spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)
-    if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
-        remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"
-        raise UserError("scheduler.forget_withdrawn", False, remedy)
-    if scheduler.max_model_len > files.spec.max_positions:
-        remedy = f"must be at most {files.spec.max_positions}, the positions of {files.spec.name}"
-        raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)

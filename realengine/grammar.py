@@ -28,9 +28,11 @@ class Grammar:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
-    def mask(self, bits: Bits) -> None:
-        """Set bit t % 32 of `bits[t // 32]` for each token t that may come next, and clear the others."""
+    def mask(self, vocab_size: int) -> Bits:
+        """`[ceil(vocab_size / 32)]`: bit t % 32 of number t // 32 says whether token t may come next."""
+        bits: Bits = np.empty(-(-vocab_size // 32), dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return bits
 
     def take(self, token: int) -> bool:
         """Go on with `token`, which the mask allowed; whether the answer is complete, so that nothing may follow."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from realengine.engine import Engine, Step
+from realengine.engine import Engine
 from realengine.run_recorder import RunRecorder
+from realengine.step import Step
 
 
 class Clientele(Protocol):

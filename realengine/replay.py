@@ -4,6 +4,9 @@ The clients are those of the simulator (`serving.clients`): a request is due at 
 when another has ended, in a conversation a think time after the answer. Its times count from when it is due, so a
 stalled engine cannot hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns`
 says when it did. A structured request has the masks of any JSON object: what they cost is real, what they say is not.
+
+Outputs are forced, so that later turns can quote them, unless there are drafts: whether those are accepted is about
+what the model itself would say, so it is let.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from statistics import median
 from time import perf_counter_ns, sleep
 
 from realengine.ctrl_c import ctrl_c_heard
-from realengine.engine import Engine, Step
+from realengine.engine import Engine
 from realengine.grammar import ANY_OBJECT, json_grammar
 from realengine.hardware import describe
 from realengine.loop import drive
 from realengine.run_recorder import RunRecorder
 from realengine.segment_tokens import SegmentTokens
+from realengine.sequence import TokenSequence
+from realengine.step import Step
 from serving.canary import canary_rows
 from serving.clients import Clients
 from serving.request import Status
@@ -97,7 +102,7 @@ def record(
         texts = {request.id: (tokens.prompt(request), tokens.output(request)) for request in requests}
         with engine.watch.on(), no_cycle_search(), ctrl_c_heard() as stopped:
             recorder = RunRecorder(writer, perf_counter_ns(), progress)
-            clients = _ReplayedClients(engine, offered, texts, recorder)
+            clients = _ReplayedClients(engine, offered, tokens, texts, recorder)
             drive(engine, clients, recorder, stopped)
             status = "interrupted" if stopped() and clients.busy else "complete"
         duration_ns = clients.now()
@@ -117,16 +122,20 @@ def record(
 
 
 class _ReplayedClients:
-    """Those of a workload: each request is sent when it is due, its output forced to what later turns will quote."""
+    """Those of a workload: each request is sent when it is due."""
 
     def __init__(
         self,
         engine: Engine,
         workload: Workload,
+        tokens: SegmentTokens,
         texts: dict[int, tuple[list[int], list[int]]],
         recorder: RunRecorder,
     ) -> None:
         self._engine = engine
+        self._forces = engine.deployment.scheduler.speculative is None
+        self._tokens = tokens
+        self._speaking: dict[int, TokenSequence] = {}  # whose outputs are not forced
         self._texts = texts  # token ids of prompt and output, by request
         self._recorder = recorder
         self._clients = Clients(workload)
@@ -154,8 +163,13 @@ class _ReplayedClients:
             arrived = self._clients.pop()
             send_ns = self.now()
             prompt, output = self._texts.pop(arrived.id)
+            if self._tokens.quotes(arrived):
+                prompt = self._tokens.prompt(arrived)
             grammar = self._engine.grammars.make(json_grammar(ANY_OBJECT)) if arrived.structured else None
-            request = self._engine.add(arrived, prompt, forced=output, grammar=grammar)
+            forces = self._forces or arrived.structured
+            request = self._engine.add(arrived, prompt, forced=output if forces else None, grammar=grammar)
+            if not forces and request.status is not Status.REJECTED:
+                self._speaking[request.id] = self._engine.sequences[request.id]
             self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
             if request.status is Status.REJECTED:
                 self._recorder.left(request, "rejected")
@@ -167,11 +181,17 @@ class _ReplayedClients:
         if (request := self._engine.abort(id)) is not None:
             now_ns = self.now()
             self._recorder.left(request, "cancelled", None, "its client hung up", now_ns)
+            self._note_output(id)
             self._clients.ended(request.arrived, now_ns)
 
     def ran(self, step: Step) -> None:
         for request in step.finished:
+            self._note_output(request.id)
             self._clients.ended(request.arrived, step.end_ns - self._recorder.started_ns)
+
+    def _note_output(self, id: int) -> None:
+        if (sequence := self._speaking.pop(id, None)) is not None:
+            self._tokens.note_output(id, sequence.outputs)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
         arrival_ns = self._next_ns

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realengine.engine import Flight, Step
 from realengine.expert_load import expert_imbalance, experts_hit
+from realengine.step import Flight, Step
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 
@@ -134,6 +134,8 @@ class RunRecorder:
             "thread_ns": step.thread_ns,
             "speed": step.speed,
             **({} if step.expert_tokens is None else _load(step.expert_tokens)),
+            "draft_ns": step.draft_ns,
+            **_row_drafts(step),
         }
 
     def left(
@@ -172,6 +174,7 @@ class RunRecorder:
             recomputed_tokens=max(request.recomputed, 0),
             token_times_ns=times,
             end_ns=end_ns,
+            **_request_drafts(request),
         )
         if self._progress is not None:
             self._progress(self._ended)
@@ -194,3 +197,17 @@ def _load(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:
         "experts_hit": experts_hit(expert_tokens),
         "expert_imbalance": list(expert_imbalance(expert_tokens).items()),
     }
+
+
+def _row_drafts(step: Step) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    if step.plan.draft_tokens:
+        columns["row_accepted"] = [step.accepted.get(row.request.id) for row in step.rows]
+    if step.proposed is not None:
+        columns["row_proposed"] = [step.proposed.get(row.request.id) for row in step.rows]
+    return columns
+
+
+def _request_drafts(request: Request) -> dict[str, Any]:
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    return {name: getattr(request, name) for name in names} if request.drafts else {}

@@ -198,11 +198,12 @@ class ModelRunner:
     def _sizes(self) -> tuple[int, int]:
         """int32 numbers that the largest step may need, and its samples."""
         config = self._config
+        drafts = config.speculative.num_speculative_tokens if config.speculative else 0
         most = Layout(
             padded(config.max_num_seqs),
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            config.max_num_seqs,
+            config.max_num_seqs * (1 + drafts),
             config.max_num_batched_tokens,
         )
         blocks = most.rows * -(-config.max_model_len // config.block_size)
@@ -332,10 +333,10 @@ class ModelRunner:
 
         With `draw` its tokens are drawn rather than the likeliest.
         """
-        how = (1.0, 50, 0.9, 0.5) if draw else None
+        how = ((1.0, 50, 0.9, 0.5) if draw else None,)
         most = max(sizes)
         blocks = np.zeros(-(-most // self._config.block_size), dtype=np.int32)
-        rows = [RowInput([0] * size, 0, blocks, self._config.max_num_seqs, True, how) for size in sizes]
+        rows = [RowInput([0] * size, 0, blocks, self._config.max_num_seqs, how) for size in sizes]
         step = pack(rows, self._config.block_size, self._config.max_num_seqs, self.attention.tiles).step
         began = perf_counter_ns()
         self.launch(step).wait()

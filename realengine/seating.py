@@ -39,15 +39,16 @@ class Seating:
         if seat is not None:
             self._free.append(seat)
 
-    def row(self, row: Row, sequence: TokenSequence, mask: Ints | None = None) -> RowInput:
-        """What the device needs to know of one row of a plan; `mask` is of the token that it samples."""
-        request, start, count, samples, _ = row
+    def row(self, row: Row, sequence: TokenSequence, masks: tuple[Ints, ...] = ()) -> RowInput:
+        """What the device needs to know of one row of a plan; `masks` are of the tokens that it samples."""
+        request, start, count, samples, drafts = row
         seat = self._seats[request.id]
         need, filled = -(-(start + count) // self._block_size), self._filled[seat]
         if filled < need:
             self._tables[seat, filled:need] = request.blocks[filled:need]
             self._filled[seat] = need
-        draw = sequence.sampling.draw(start + count - sequence.prompt_len) if samples else None
+        first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
+        draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = samples and sequence.logprobs
         tokens = sequence.inputs(start, count, seat)
-        return RowInput(tokens, start, self._tables[seat], seat, samples, draw, wanted, mask)
+        return RowInput(tokens, start, self._tables[seat], seat, draws, wanted, masks)

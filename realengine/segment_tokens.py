@@ -2,7 +2,8 @@
 
 Token j of segment s is a fixed random function of (s, j), so equal segment prefixes give equal tokens, as the
 workload promises. A later turn's prompt carries the recorded answer as `out:<id>`; the replay therefore forces
-the output of request <id> to that segment's tokens (sampling still runs and is timed).
+the output of request <id> to that segment's tokens (sampling still runs and is timed). Where it cannot, it notes what
+the output was, and later turns quote that.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class SegmentTokens:
         self._vocab_size = vocab_size
         self._first = first
         self._salt = salt
+        self._outputs: dict[str, list[int]] = {}
 
     def prompt(self, request: WorkloadRequest) -> list[int]:
         """Token ids of the whole prompt."""
@@ -44,8 +46,17 @@ class SegmentTokens:
         """Token ids that the request's output is forced to."""
         return self.segment(f"out:{request.id}", request.output_len)
 
+    def note_output(self, id: int, tokens: list[int]) -> None:
+        """The output of request `id` was not forced, and began with these."""
+        self._outputs[f"out:{id}"] = tokens
+
+    def quotes(self, request: WorkloadRequest) -> bool:
+        """Whether its prompt has a part of an output that was noted."""
+        return any(name in self._outputs for name, _ in request.prompt)
+
     def segment(self, name: str, count: int) -> list[int]:
         """The first `count` tokens of a segment."""
         seed = int.from_bytes(blake2b(f"{self._salt}{name}".encode(), digest_size=8).digest(), "little")
         drawn = np.random.default_rng(seed).integers(self._first, self._vocab_size, count)
-        return list(map(int, drawn))
+        noted = self._outputs.get(name, [])[:count]
+        return noted + list(map(int, drawn[len(noted) :]))

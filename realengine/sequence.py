@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from realengine.grammar import Grammar
+from realengine.grammar import Bits, Grammar
 from realengine.sampling import SamplingParams
 from serving.request import Request
 
@@ -18,6 +18,7 @@ class TokenSequence:
     on_token  sees every output token and, with `logprobs`, the natural logarithm of its probability; returning True
               ends the request (a stop string)
     grammar   what its answer may be; it goes by what is sampled, also where other tokens are forced
+    drafts    tokens proposed to follow, for the next step to verify
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TokenSequence:
         if self.sampling.seed is None:
             self.sampling = replace(self.sampling, seed=request.id)
         self.prompt_len = len(prompt)
+        self.drafts: list[int] = []
         self._forced = forced
         self._stop_ids = stop_ids
         self._on_token = on_token
@@ -53,12 +55,34 @@ class TokenSequence:
         return len(self.tokens) - self.prompt_len
 
     def inputs(self, start: int, count: int, seat: int) -> Sequence[int]:
-        """`count` token ids from position `start`. One not seen yet is the one at `seat`, unless forced."""
+        """`count` token ids from position `start`, drafts after what is known. One not seen yet is the one at `seat`,
+        unless forced."""
         known = self.tokens[start : start + count]
         if len(known) == count:
             return known
+        if self.drafts:
+            return known + self.drafts[: count - len(known)]
         ahead = start + count - 1 - self.prompt_len  # the overlapped loop is one token ahead at most
         return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
+
+    def propose(self, drafts: list[int]) -> int:
+        """Take `drafts` for the next step to verify; how many it may. A grammar that goes by other tokens than those
+        that are forced cannot follow them."""
+        self.drafts = [] if self.grammar is not None and self._forced is not None else drafts
+        return len(self.drafts)
+
+    def masks(self, drafts: int, vocab_size: int) -> tuple[Bits, ...]:
+        """What the next token may be, and the one after each of so many drafts, as rows of `TokenMasks.bits`; none
+        without a grammar. What follows a draft token that may not be is not sampled for anybody."""
+        if self.grammar is None:
+            return ()
+        found = [self.grammar.mask(vocab_size)]
+        for token in self.drafts[:drafts]:
+            if not self.grammar.ahead([token]):
+                break
+            found.append(self.grammar.mask(vocab_size))
+        self.grammar.back(len(found) - 1)
+        return tuple(found)
 
     def append(self, sampled: int, logprob: float | None = None) -> bool:
         """Take one output token; whether it ends the request before its output length."""

@@ -9,6 +9,7 @@ that the place of everything else depends on the `Layout` alone, which is what a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 
 
 class Layout(NamedTuple):
-    """Sizes of a step. `decode_rows` is padded; `prefill_samples` of the prefill rows get a token."""
+    """Sizes of a step. `decode_rows` is padded; the prefill rows get `prefill_samples` tokens."""
 
     decode_rows: int
     prefill_rows: int = 0
@@ -41,7 +42,7 @@ class Layout(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Rows whose logits are computed: every decode row, padding too, and the prefill rows that sample."""
+        """Tokens whose logits are computed: every decode row, padding too, and those that prefill rows sample after."""
         return self.decode_rows + self.prefill_samples
 
     def places(self) -> dict[str, slice]:
@@ -134,18 +135,18 @@ class StepInput(NamedTuple):
 
 
 class RowInput(NamedTuple):
-    """One row of a step. `tokens` as in `Batch`; `blocks` cover its context; `draw` is temperature, top-k, top-p and
-    a uniform number, or None for greedy; `samples` says whether its token is wanted, `logprob` whether its
-    log-probability is; `mask` is as a row of `TokenMasks.bits`, if it may not be any token."""
+    """One row of a step. `tokens` as in `Batch`; `blocks` cover its context. After as many of its last tokens as there
+    are `draws` a token is sampled: with temperature, top-k, top-p and a uniform number, or None for greedy. `logprob`
+    says whether their log-probabilities are wanted. `masks`, as rows of `TokenMasks.bits`, are of the first of those
+    tokens, if they may not be any."""
 
     tokens: Sequence[int]
     start: int
     blocks: Ints
     seat: int
-    samples: bool = True
-    draw: tuple[float, int, float, float] | None = None
+    draws: tuple[tuple[float, int, float, float] | None, ...] = (None,)
     logprob: bool = False
-    mask: Ints | None = None
+    masks: tuple[Ints, ...] = ()
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -163,7 +164,7 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     decode = [i for i, row in enumerate(rows) if len(row.tokens) == 1]
     prefill = [i for i, row in enumerate(rows) if len(row.tokens) > 1]
     dummies = padded(len(decode)) - len(decode)
-    dummy = RowInput((0,), 0, np.zeros(1, dtype=np.int32), null_seat, False)
+    dummy = RowInput((0,), 0, np.zeros(1, dtype=np.int32), null_seat, ())
     ordered = [rows[i] for i in decode] + [dummy] * dummies + [rows[i] for i in prefill]
     first_prefill = len(decode) + dummies
 
@@ -171,7 +172,9 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     context = lens + np.array([row.start for row in ordered], dtype=np.int32)
     query_start = np.cumsum(lens, dtype=np.int32) - lens
     needs = -(-context // block_size)
-    sampling = [r for r in range(len(ordered)) if r < first_prefill or ordered[r].samples]
+    samples = [(r, row.draws or ((None,) if r < first_prefill else ())) for r, row in enumerate(ordered)]
+    sampling = [r for r, draws in samples for _ in draws]
+    sampled = [query_start[r] + lens[r] - len(draws) + place for r, draws in samples for place in range(len(draws))]
     work = [(r, int(lens[r]), int(context[r])) for r in range(first_prefill, len(ordered))]
     tile_row, tile_first = tiles(work)
     layout = Layout(
@@ -186,8 +189,8 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     row_of = np.repeat(np.arange(len(ordered)), lens)
     positions = np.arange(layout.tokens) - query_start[row_of] + (context - lens)[row_of]
     slots = blocks[table_start[row_of] + positions // block_size] * block_size + positions % block_size
-    draws = [ordered[r].draw or (0.0, 0, 1.0, 0.0) for r in sampling]
-    temperature, top_k, top_p, uniform = zip(*draws, strict=True) if draws else ((), (), (), ())
+    hows = [draw or (0.0, 0, 1.0, 0.0) for _, draws in samples for draw in draws]
+    temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
 
     places = layout.places()
     packed = np.zeros(places["blocks"].start + len(blocks), dtype=np.int32)
@@ -199,8 +202,8 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         "query_start": query_start,
         "query_len": lens,
         "table_start": table_start,
-        "sampled": (query_start + lens - 1)[sampling],
-        "seats": [ordered[r].seat if ordered[r].samples else null_seat for r in sampling],
+        "sampled": sampled,
+        "seats": [ordered[r].seat if ordered[r].draws else null_seat for r in sampling],
         "temperature": np.array(temperature, dtype=np.float32).view(np.int32),
         "top_p": np.array(top_p, dtype=np.float32).view(np.int32),
         "uniform": np.array(uniform, dtype=np.float32).view(np.int32),
@@ -212,11 +215,15 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     for name, values in fields.items():
         packed[places[name]] = values
     numbers: list[int | None] = [*decode, *[None] * dummies, *prefill]
-    wanted = [numbers[r] if ordered[r].samples else None for r in sampling]
-    greedy = all(row.draw is None for row in rows)
-    masked = [(s, mask) for s, r in enumerate(sampling) if (mask := ordered[r].mask) is not None]
-    masks = None
-    if masked:
-        samples, bits = zip(*masked, strict=True)
-        masks = TokenMasks(np.array(samples, dtype=np.int32), np.stack(bits))
+    wanted = [numbers[r] if ordered[r].draws else None for r in sampling]
+    greedy = all(draw is None for row in rows for draw in row.draws)
+    masks = _masks([mask for r, draws in samples for mask, _ in zip_longest(ordered[r].masks, draws)])
     return Packed(StepInput(layout, packed, greedy, any(row.logprob for row in rows), masks), wanted)
+
+
+def _masks(of_samples: Sequence[Ints | None]) -> TokenMasks | None:
+    masked = [(sample, mask) for sample, mask in enumerate(of_samples) if mask is not None]
+    if not masked:
+        return None
+    numbers, bits = zip(*masked, strict=True)
+    return TokenMasks(np.array(numbers, dtype=np.int32), np.stack(bits))

@@ -1,28 +1,33 @@
 """Speculative decoding: how many tokens a draft proposes, and how many of them the target model accepts.
 
-Nothing here sees a token. Whether a draft token is accepted is a coin that belongs to its place in the output of its
-request, tossed from (seed, request, place): whatever is batched with it, and whoever schedules it, it falls the same
-way. Acceptance is that of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
+The scheduler asks an `Acceptance` and sees no token. The real engine's answers follow from tokens. On the virtual clock
+they are coins: whether a draft token is accepted is a coin that belongs to its place in the output of its request,
+tossed from (seed, request, place): whatever is batched with it, and whoever schedules it, it falls the same way.
+Acceptance is that of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
+from serving.errors import UserError
+from serving.request import Request
 from serving.settings import Settings
 
 _COIN = 1 << 64
+_NGRAM = 5  # tokens: vLLM's default
 
 
 class SpeculativeConfig(Settings):
     """What drafts, how far ahead, how well and at what cost; names are those of vLLM's `--speculative-config`.
 
-    A draft model is timed by the kernels of the deployment's GPU. What else drafts has a stated cost per pass: `eagle`
-    (a head on the target's last layer, MTP alike) makes a pass for each draft token, `ngram` one a step.
+    Acceptance and costs are for the simulator: on the real engine they are what they turn out to be. On a GPU that was
+    not measured, a draft model is timed by the GPU's kernels. What else drafts has a stated cost per pass: `eagle` (a
+    head on the target's last layer, MTP alike) makes a pass for each draft token, `ngram` one a step.
     """
 
     method: Literal["draft_model", "eagle", "ngram"] = Field(
@@ -37,8 +42,16 @@ class SpeculativeConfig(Settings):
         description="instead of acceptance_rate, the share of drafts accepted up to each position: in vLLM, "
         "spec_decode_num_accepted_tokens_per_pos over spec_decode_num_drafts",
     )
+    proposal_rates: tuple[float, ...] | None = Field(
+        None,
+        description="the share of steps in which a decoding request has a draft that reaches each position; null: all",
+    )
     seed: int = Field(0, description="seed of the acceptances")
     model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
+    prompt_lookup_max: int | None = Field(
+        None, ge=1, le=64, description="ngram: longest run of last tokens that is looked up in the text before it"
+    )
+    prompt_lookup_min: int | None = Field(None, ge=1, le=64, description="ngram: shortest such run")
     draft_step_share: float | None = Field(
         None, ge=0, le=10, description="eagle, ngram: time of a drafting pass as a share of the step before it"
     )
@@ -47,25 +60,38 @@ class SpeculativeConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _acceptance_is_given_once(self) -> SpeculativeConfig:
-        rates = self.synthetic_acceptance_rates
-        if (self.acceptance_rate is None) == (rates is None):
+    def _acceptance_is_given_once(self) -> Self:
+        if self.acceptance_rate is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("give either acceptance_rate or synthetic_acceptance_rates")
-        if rates is not None:
+        for name in ("synthetic_acceptance_rates", "proposal_rates"):
+            rates = getattr(self, name)
+            if rates is None:
+                continue
             if len(rates) != self.num_speculative_tokens:
-                raise ValueError("synthetic_acceptance_rates must hold num_speculative_tokens shares")
+                raise ValueError(f"{name} must hold num_speculative_tokens shares")
             if any(not 0 <= rate <= before for before, rate in zip((1.0, *rates), rates, strict=False)):
-                raise ValueError("synthetic_acceptance_rates must be shares, none larger than the one before it")
+                raise ValueError(f"{name} must be shares, none larger than the one before it")
         return self
 
     @model_validator(mode="after")
-    def _cost_fits_the_method(self) -> SpeculativeConfig:
+    def _settings_fit_the_method(self) -> Self:
         stated = [cost for cost in (self.draft_step_share, self.draft_us) if cost is not None]
         if self.method == "draft_model" and (self.model is None or stated):
             raise ValueError("method draft_model needs model; leave draft_step_share and draft_us out")
-        if self.method != "draft_model" and (self.model is not None or len(stated) != 1):
-            raise ValueError(f"method {self.method} needs either draft_step_share or draft_us; leave model out")
+        if self.method != "draft_model" and (self.model is not None or len(stated) > 1):
+            raise ValueError(f"method {self.method} takes either draft_step_share or draft_us; leave model out")
+        shortest, longest = self.prompt_lookup
+        if self.method != "ngram" and (self.prompt_lookup_min or self.prompt_lookup_max):
+            raise ValueError("prompt_lookup_min and prompt_lookup_max are for method ngram; leave them out")
+        if shortest > longest:
+            raise ValueError("prompt_lookup_min must be at most prompt_lookup_max")
         return self
+
+    @property
+    def prompt_lookup(self) -> tuple[int, int]:
+        """Shortest and longest run of tokens that `ngram` looks up; of two settings one stands for both, as in vLLM."""
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        return shortest or longest or _NGRAM, longest or shortest or _NGRAM
 
     @property
     def num_lookahead_tokens(self) -> int:
@@ -74,29 +100,60 @@ class SpeculativeConfig(Settings):
 
     @property
     def conditional_rates(self) -> tuple[float, ...]:
-        """For each place in a draft, the probability of acceptance, given that those before it were accepted."""
+        """For each place in a draft, the probability of acceptance, given that those before it were accepted.
+
+        Raises UserError where nothing is said about acceptance.
+        """
         if self.acceptance_rate is not None:
             return (self.acceptance_rate,) * self.num_speculative_tokens
-        assert self.synthetic_acceptance_rates is not None
+        if self.synthetic_acceptance_rates is None:
+            remedy = "is missing; the simulator needs it, or synthetic_acceptance_rates (docs/speculative.md)"
+            raise UserError("scheduler.speculative.acceptance_rate", None, remedy)
         shares = (1.0, *self.synthetic_acceptance_rates)
         return tuple(share / before if before else 0.0 for before, share in pairwise(shares))
 
 
-class Acceptance:
-    """Tosses the coins of one configuration."""
+class Acceptance(Protocol):
+    """What becomes of drafts. `step` is the number of the plan that is being made, or that has ended."""
+
+    def proposed(self, request: Request, step: int) -> int:
+        """Draft tokens that the step after this one, which samples for `request`, can verify.
+
+        Who knows only when the step has ended sets `Request.proposed` then.
+        """
+        ...
+
+    def accepted(self, request: Request, step: int, drafts: int) -> int:
+        """How many of `drafts` tokens that the step verified for `request` are accepted, from the first on."""
+        ...
+
+
+class Coins:
+    """Acceptance on the virtual clock. Raises UserError where the configuration says nothing about it."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._seed = str(config.seed).encode()
         self._below = [round(rate * _COIN) for rate in config.conditional_rates]
+        self._most = config.num_speculative_tokens
+        self._reaches = [round(rate * _COIN) for rate in config.proposal_rates or ()]
 
-    def accepted(self, request: int, place: int, drafts: int) -> int:
+    def proposed(self, request: Request, step: int) -> int:
+        if not self._reaches:
+            return self._most
+        coin = self._coin(b"d%d:%d" % (request.id, request.max_len - request.unscheduled))
+        return sum(coin < reaches for reaches in self._reaches)
+
+    def accepted(self, request: Request, step: int, drafts: int) -> int:
+        return self.tossed(request.id, request.outputs, drafts)
+
+    def tossed(self, request: int, place: int, drafts: int) -> int:
         """How many of `drafts` tokens are accepted, the first of which would be output token `place`, from 0."""
         for index in range(drafts):
-            if self._coin(request, place + index) >= self._below[index]:
+            if self._coin(b"%d:%d" % (request, place + index)) >= self._below[index]:
                 return index
         return drafts
 
-    def _coin(self, request: int, place: int) -> int:
+    def _coin(self, name: bytes) -> int:
         """Uniform in [0, 2^64)."""
-        tossed = blake2b(b"%d:%d" % (request, place), digest_size=8, key=self._seed[-64:])
+        tossed = blake2b(name, digest_size=8, key=self._seed[-64:])
         return int.from_bytes(tossed.digest(), "big")

@@ -128,6 +128,9 @@ _MEASURED_ONLY = (
     "speed",
     "experts_hit",
     "expert_imbalance",
+    "draft_ns",
+    "row_accepted",
+    "row_proposed",
 )
 _SERVED_ONLY = (
     "received_ns",

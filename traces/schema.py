@@ -87,9 +87,9 @@ REQUESTS = (
     Column("end_ns", _I64, "ns", "when it left, finished or not"),
     Column("session", _TEXT, "", "conversation it belongs to, or empty"),
     Column("turn", _I32, "", "which turn of the conversation, from 0"),
-    Column("drafts", _I32, "", "steps that verified draft tokens of it; null on the wall clock"),
-    Column("draft_tokens", _I32, "tokens", "draft tokens verified; null on the wall clock"),
-    Column("accepted_tokens", _I32, "tokens", "of those, the accepted ones; null on the wall clock"),
+    Column("drafts", _I32, "", "steps that verified draft tokens of it; null where the real engine had none"),
+    Column("draft_tokens", _I32, "tokens", "draft tokens verified; null where the real engine had none"),
+    Column("accepted_tokens", _I32, "tokens", "of those, the accepted ones; null where the real engine had none"),
     Column("prefill_replica", _I32, "", "replica of a prefill pool that had it first; null if `replica` did all of it"),
     Column("transfer_ns", _I64, "ns", "its KV on the way to the decode replica; null if it never was, or all of it"),
     Column(
@@ -169,6 +169,19 @@ STEPS = (
         "",
         "tokens on the busiest device over the mean of all, mean over the layers, by the number of devices that share "
         "a layer's experts; null for dense models and on the virtual clock",
+    ),
+    Column("draft_ns", _I64, "ns", "of the step, the time proposing drafts for the next; null without, or if virtual"),
+    Column(
+        "row_accepted",
+        pa.list_(_I32),
+        "tokens",
+        "of the draft tokens of each row, all but its first, the accepted ones; null for a row without drafts",
+    ),
+    Column(
+        "row_proposed",
+        pa.list_(_I32),
+        "tokens",
+        "draft tokens then proposed for each row's request to verify next; null for one that got no token, or ended",
     ),
 )
 

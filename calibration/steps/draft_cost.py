@@ -46,10 +46,14 @@ class PassCost(CostModel, Protocol):
 class StatedDraft:
     """Passes of a stated cost.
 
-    `eagle` makes one for each draft token, and one where nothing samples; `ngram` one where something does.
+    `eagle` makes one for each draft token, and one where nothing samples; `ngram` one where something does. Raises
+    UserError where no cost is stated.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
+        if config.draft_step_share is None and config.draft_us is None:
+            remedy = "is missing; the simulator needs it, or draft_step_share, for a GPU that was not measured"
+            raise UserError("scheduler.speculative.draft_us", None, remedy)
         self._sampling = config.num_speculative_tokens if config.method == "eagle" else 1
         self._other = int(config.method == "eagle")
         self._share = config.draft_step_share or 0.0

@@ -1,7 +1,8 @@
 """Rung 1: do engine and simulator decide the same?
 
 The engine's measured step times are fed to the simulator; every decision of the recorded run must come out again: each
-step's requests with their tokens, every preemption, every prefix hit. Times are not compared, they are given.
+step's requests with their tokens, every preemption, every prefix hit. Times are not compared, they are given, and so is
+which drafts there were and what was accepted: that follows from tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
+from serving.policies.drafts import judge_drafts
 from serving.step_plan import StepPlan
 from serving.workload import Workload
 from sim.cluster import Cluster
@@ -87,7 +90,8 @@ class GivenTimes:
 def replay_decisions(recording: Recording) -> DecisionReplay:
     """Replay one recorded real run. Raises UserError if it lacks the steps' rows."""
     deployment = recorded_deployment(recording)
-    real_steps = recording.table("steps", ["plan_ns", "end_ns", "in_flight", *_DECISIONS]).to_pylist()
+    drafted = DRAFT_COLUMNS if deployment.scheduler.speculative is not None else ()
+    real_steps = recording.table("steps", ["plan_ns", "end_ns", "in_flight", *_DECISIONS, *drafted]).to_pylist()
     if not real_steps or any(row["row_ids"] is None for row in real_steps):
         raise UserError("recording", recording.run["run_id"], "holds no step rows; record it with bench")
     plans = [row["plan_ns"] for row in real_steps]
@@ -95,6 +99,8 @@ def replay_decisions(recording: Recording) -> DecisionReplay:
     sink = TableSink()
     offered, seen_ns = _as_seen(recording, np.array(plans))
     cluster = Cluster(deployment, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
+    if drafted and recording.run["clock"] == "wall":
+        judge_drafts(cluster.replicas[0].scheduler, RecordedAcceptance(real_steps))
     cluster.run(offered, seen_ns)
     ours = sink.steps.select(_DECISIONS).to_pylist()
     identical, difference = _compare_steps(ours, real_steps)

@@ -106,5 +106,6 @@ def _speculative(config: SpeculativeConfig) -> str:
     if config.method == "eagle":
         remedy = "needs the checkpoint of its head in vLLM, which a deployment does not name"
         raise UserError("scheduler.speculative.method", "eagle", remedy)
-    known = {"method": config.method, "model": config.model, "num_speculative_tokens": config.num_speculative_tokens}
+    names = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+    known = {name: getattr(config, name) for name in names}
     return json.dumps({name: value for name, value in known.items() if value is not None})

@@ -10,7 +10,8 @@ from statistics import median
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
-from realengine.engine import Engine, Step
+from realengine.engine import Engine
+from realengine.step import Step
 from serving.deployments.model_spec import ModelSpec
 from serving.workload import WorkloadRequest
 

@@ -170,7 +170,7 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
         cached = FP8 if deployment.kv_cache_dtype == "fp8" else dtype
         kv = KvCache(spec, 2, config.block_size, cached, _META)
         blocks = np.zeros(-(-max(lengths) // config.block_size), dtype=np.int32)
-        rows = [RowInput([0] * length, 0, blocks, 0, True, how) for length in lengths]
+        rows = [RowInput([0] * length, 0, blocks, 0, (how,)) for length in lengths]
         packed = pack(rows, config.block_size, 0, attention.tiles).step
         batch = Batch.of(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
         ops.sample(model.forward(batch.tokens, batch, kv), batch, packed.greedy)

@@ -104,7 +104,7 @@ def batch_of(
     shuffled = np.random.default_rng(seed).permutation(np.arange(1, 1 + sum(needs), dtype=np.int32))
     ends = np.cumsum(needs)
     inputs = [
-        RowInput((0,) * tokens, context - tokens, shuffled[end - need : end], 0, True, draw)
+        RowInput((0,) * tokens, context - tokens, shuffled[end - need : end], 0, (draw,))
         for (context, tokens), need, end, draw in zip(rows, needs, ends, draws or [None] * len(rows), strict=True)
     ]
     step = pack(inputs, page, 0, attention.tiles).step

@@ -46,7 +46,7 @@ class SchedulerConfig(Settings):
         "forgets the blocks they would have filled. vLLM does not, and can reuse blocks that were never computed",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
-    speculative: SpeculativeConfig | None = Field(None, description="drafting; simulator only (docs/speculative.md)")
+    speculative: SpeculativeConfig | None = Field(None, description="drafting (docs/speculative.md)")
     sarathi_token_budget: int = Field(
         0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0: max_num_batched_tokens"
     )

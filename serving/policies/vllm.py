@@ -39,6 +39,7 @@ class VllmScheduler:
     decodes_first  whether decoding requests get their tokens before unfinished prompts; else all by admission
     unsteady       running requests outside the decode set
     service        who is told what requests are given, if anybody
+    drafts         what a speculative configuration drafts; None without one
 
     `schedule` raises UserError when requests keep preempting one another without any of them getting on.
     """
@@ -57,7 +58,7 @@ class VllmScheduler:
         self.decodes = DecodeSet(config.block_size)
         self.service: ServiceMeter | None = None
         self.kv_loading: KvLoading | None = None
-        self._drafts = Drafts(config.speculative) if config.speculative else None
+        self.drafts = Drafts(config.speculative) if config.speculative else None
         varies = type(self).step_budget is not VllmScheduler.step_budget
         self._steady = SteadyDecode(self, config, budget_varies=varies)
         self._in_flight = self._steady.in_flight
@@ -73,7 +74,7 @@ class VllmScheduler:
         self._chunks = config.enable_chunked_prefill
         self._block_size = config.block_size
         self._watermark = int(config.watermark * config.num_blocks)
-        self._lookahead = self._drafts.lookahead if self._drafts else 0
+        self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._most_of_one = self._budget  # tokens of one request in the step being planned
         # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
@@ -222,7 +223,7 @@ class VllmScheduler:
         """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
         end = request.computed + tokens
         if self._lookahead:
-            end = self._drafts.slots(request, end)  # type: ignore[union-attr]
+            end = self.drafts.slots(request, end)  # type: ignore[union-attr]
         return -(-end // self._block_size) - request.held
 
     def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
@@ -230,14 +231,14 @@ class VllmScheduler:
         start = request.computed
         end = start + tokens
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
-        self.pool.extend(request, self._drafts.slots(request, end) if self._lookahead else end)  # type: ignore[union-attr]
+        self.pool.extend(request, self.drafts.slots(request, end) if self._lookahead else end)  # type: ignore[union-attr]
         samples = request.scheduled(tokens, drafts)
         known = request.known
         self.pool.register(request, end if end < known else known)
         if samples:
             request.sampled_in.append((plan.seq, 1))
-            if self._drafts is not None:
-                request.proposed = self._drafts.tokens
+            if self.drafts is not None:
+                request.proposed = self.drafts.acceptance.proposed(request, plan.seq)
             if self.service is not None:
                 self.service.sampled(request, 1)
         plan.add(Row(request, start, tokens, samples, drafts))
@@ -366,7 +367,7 @@ class VllmScheduler:
             fresh = not request.stale
             accepted = 0
             if drafts:
-                accepted = self._drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
+                accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
                 if self.service is not None:
                     self.service.sampled(request, accepted)
             request.returned(tokens, samples, drafts, accepted)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from calibration.operations import DecodeAttention, Gemm, StepSizes, step_operations, uniform_step
 from calibration.steps.correction import ADDED, FACTORS, Correction
+from calibration.steps.draft_cost import StatedDraft
 from calibration.steps.explanation import explain
 from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
 from calibration.steps.operation_cost import OperationCost
@@ -17,14 +18,13 @@ from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from planning.costs import priced
 from planning.plan.vllm_command import vllm_command
-from realengine.engine import Engine
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, weight_bytes
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.request import Request
-from serving.speculative import SpeculativeConfig
+from serving.speculative import Coins, SpeculativeConfig
 from serving.step_plan import Row, StepPlan
 from serving.workload import WorkloadRequest
 from tests.calibration.step_model_samples import SCHEDULER, Roofline
@@ -206,12 +206,11 @@ def test_a_draft_of_another_vocabulary_is_refused() -> None:
         cost(speculating(model="no-such-model"))
 
 
-def test_the_real_engine_refuses(tmp_path: Path) -> None:
-    from realengine.weights import load_model_files
-
-    deployment = Deployment(model="random:llama", scheduler=SchedulerConfig(speculative=FREE))
-    with pytest.raises(UserError, match="works only in the simulator"):
-        Engine(deployment, load_model_files("random:llama", tmp_path))
+def test_the_simulator_needs_to_be_told_what_the_engine_finds_out() -> None:
+    with pytest.raises(UserError, match=r"draft_us.*the simulator needs it"):
+        StatedDraft(SpeculativeConfig(method="ngram", num_speculative_tokens=2, acceptance_rate=0.5))
+    with pytest.raises(UserError, match=r"acceptance_rate.*the simulator needs it"):
+        Coins(SpeculativeConfig(method="ngram", num_speculative_tokens=2, draft_us=1))
 
 
 def test_a_deployment_file_speculates(tmp_path: Path) -> None:

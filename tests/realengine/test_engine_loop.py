@@ -17,10 +17,11 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.devices import find_device  # noqa: E402
-from realengine.engine import Engine, Step  # noqa: E402
+from realengine.engine import Engine  # noqa: E402
 from realengine.kv_cache import LayerKv, read, write  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
+from realengine.step import Step  # noqa: E402
 from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402

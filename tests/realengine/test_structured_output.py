@@ -15,10 +15,11 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.steps.features import MeasuredSteps  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.engine import Engine, Step  # noqa: E402
+from realengine.engine import Engine  # noqa: E402
 from realengine.grammar import json_grammar, regex_grammar  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
+from realengine.step import Step  # noqa: E402
 from realengine.tokenizer import Tokenizer  # noqa: E402
 from realengine.weights import load_model_files  # noqa: E402
 from serving.cost_model import MASK_NS, TokenCost  # noqa: E402
@@ -28,6 +29,7 @@ from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from sim.cluster import Cluster  # noqa: E402
 from sim.run_log import TableSink  # noqa: E402
 from tests.realengine import tiny_models  # noqa: E402
+from tests.realengine.test_speculative import Foreteller  # noqa: E402
 from traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -111,6 +113,19 @@ def test_answers_keep_to_their_grammar_and_leave_others_alone(
     plain, _ = run(engine, [("", temperature) for _, temperature in asked])
     for (name, _), answer, without in zip(asked, answers, plain, strict=True):
         assert name or answer == without
+
+
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_drafts_change_no_answer(folder: Path, right: float) -> None:
+    """Drafts that the grammar forbids, that go beyond its end, and good ones."""
+    asked = [("json", 0.7), ("regex", 3.0), ("", 0.7), ("regex", 0.0)]
+    plain, _ = run(engine_for(folder), asked)
+    drafting = engine_for(folder, speculative={"method": "ngram", "num_speculative_tokens": 4})
+    drafting._drafter = Foreteller([[*answer, 1, 2] for answer in plain], 3, right)  # type: ignore[assignment]
+    answers, steps = run(drafting, asked)
+    assert answers == plain
+    assert any(step.plan.draft_tokens and step.plan.masked_rows for step in steps)
+    assert any(step.plan.accepted_tokens for step in steps) == (right > 0)
 
 
 def test_a_step_with_masks_is_not_overlapped(folder: Path) -> None:

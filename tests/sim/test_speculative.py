@@ -17,7 +17,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.kv.block_pool import BlockPool
 from serving.request import Status
 from serving.scheduler import POLICIES, find_policy
-from serving.speculative import Acceptance, SpeculativeConfig
+from serving.speculative import Coins, SpeculativeConfig
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
@@ -69,28 +69,26 @@ def test_rates_as_vllm_counts_them_are_cumulative():
 )
 def test_tokens_of_a_step_have_their_mean_and_their_distribution(config):
     k, n = config.num_speculative_tokens, 20_000
-    acceptance = Acceptance(config)
-    counts = Counter(acceptance.accepted(i, 7 * i, k) for i in range(n))
+    acceptance = Coins(config)
+    counts = Counter(acceptance.tossed(i, 7 * i, k) for i in range(n))
     reached = np.array([sum(counts[a] for a in range(place, k + 1)) for place in range(1, k + 1)]) / n
     expected = np.cumprod(config.conditional_rates)
     assert np.all(np.abs(reached - expected) <= 4 * np.sqrt(expected * (1 - expected) / n))
 
 
 def test_a_coin_belongs_to_a_place_and_not_to_the_draft_that_reaches_it():
-    acceptance = Acceptance(speculative(4, 0.5))
+    acceptance = Coins(speculative(4, 0.5))
     for request in range(200):
-        coins = [acceptance.accepted(request, place, 1) for place in range(12)]
+        coins = [acceptance.tossed(request, place, 1) for place in range(12)]
         for place in range(8):
             run = next((length for length in range(4) if not coins[place + length]), 4)
-            assert [acceptance.accepted(request, place, drafts) for drafts in range(5)] == [
-                min(run, d) for d in range(5)
-            ]
+            assert [acceptance.tossed(request, place, drafts) for drafts in range(5)] == [min(run, d) for d in range(5)]
 
 
 def test_seeds_and_requests_have_luck_of_their_own():
     def luck(seed, request):
-        acceptance = Acceptance(speculative(1, 0.5, seed=seed))
-        return [acceptance.accepted(request, place, 1) for place in range(64)]
+        acceptance = Coins(speculative(1, 0.5, seed=seed))
+        return [acceptance.tossed(request, place, 1) for place in range(64)]
 
     assert luck(0, 1) == luck(0, 1)
     assert len({tuple(luck(seed, request)) for seed in (-1, 0, 1) for request in (1, 2, 11)}) == 9
@@ -99,14 +97,15 @@ def test_seeds_and_requests_have_luck_of_their_own():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {},
         {"acceptance_rate": 0.5, "synthetic_acceptance_rates": (0.5, 0.4, 0.3)},
         {"acceptance_rate": 1.5},
         {"synthetic_acceptance_rates": (0.5, 0.4)},
         {"synthetic_acceptance_rates": (0.5, 0.6, 0.3)},
         {"acceptance_rate": 0.5, "method": "draft_model", "draft_us": None},
         {"acceptance_rate": 0.5, "method": "draft_model", "model": "m", "draft_us": 3},
-        {"acceptance_rate": 0.5, "method": "eagle", "draft_us": None},
+        {"proposal_rates": (0.5, 0.6, 0.3)},
+        {"prompt_lookup_min": 4, "prompt_lookup_max": 3},
+        {"method": "eagle", "prompt_lookup_max": 3},
         {"acceptance_rate": 0.5, "method": "eagle", "draft_us": 1, "draft_step_share": 0.1},
         {"acceptance_rate": 0.5, "method": "ngram", "draft_us": 1, "model": "m"},
     ],

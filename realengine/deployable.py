@@ -1,0 +1,39 @@
+"""What the real engine does of what a `Deployment` can ask for: nothing asked for is left out in silence."""
+
+from __future__ import annotations
+
+from realengine.drafting.drafters import check_drafts
+from realengine.loading import QUANTIZATIONS
+from realengine.shard import shard_spec
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+
+
+def check_deployment(deployment: Deployment, files: ModelFiles) -> None:
+    """Raise UserError, naming the first setting that the engine cannot do for the model in `files`."""
+    scheduler = deployment.scheduler
+    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "fleet", "kv_tiers"):
+        if getattr(deployment, name) != Deployment.model_fields[name].default:
+            remedy = "works only in the simulator; leave it out for the real engine"
+            raise UserError(name, getattr(deployment, name), remedy)
+    if scheduler.speculative is not None:
+        check_drafts(deployment, scheduler.speculative)
+    if deployment.quantization not in QUANTIZATIONS:
+        remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.quantization not in ("none", stored := files.spec.checkpoint_quantization) and stored != "none":
+        remedy = f"cannot be made of {files.spec.name}, which is stored in {stored}; leave it out"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if files.spec.num_experts and deployment.quantization != "none":
+        remedy = "works only in the simulator for mixtures; the real engine quantises dense models"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.enable_expert_parallel and not files.spec.num_experts:
+        raise UserError("enable_expert_parallel", True, f"needs a mixture; {files.spec.name} is dense; leave it out")
+    shard_spec(files.spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)
+    if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
+        remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"
+        raise UserError("scheduler.forget_withdrawn", False, remedy)
+    if scheduler.max_model_len > files.spec.max_positions:
+        remedy = f"must be at most {files.spec.max_positions}, the positions of {files.spec.name}"
+        raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)

@@ -1,0 +1,1 @@
+"""What proposes draft tokens on the real engine."""

@@ -1,0 +1,99 @@
+"""A step of the engine: on its way, and when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realengine.runner import Launched
+from serving.request import Request
+from serving.step_plan import Row, StepPlan
+
+
+class Load(NamedTuple):
+    """What the scheduler holds, after planning."""
+
+    running: int
+    waiting: int
+    used_blocks: int
+    waiting_blocks: int
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way, planned at `plan_ns` on `perf_counter_ns`.
+
+    preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
+    """
+
+    plan: StepPlan
+    rows: list[Row]
+    sampled_rows: list[int | None]
+    launched: Launched
+    load: Load
+    plan_ns: int
+    scheduled_ns: int
+    prepared_ns: int
+    launch_ns: int
+    host_ns: int | None
+    mask_ns: int
+    preempted_ns: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that ran. Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device,
+    begun, computed, sampled and, where there are drafts, drafted.
+
+    sampled    requests that got tokens, once for each token
+    accepted   how many draft tokens were, of each request that had some to verify
+    proposed   how many draft tokens were then, for each request that got a token and goes on; None without drafts
+    draft_ns   of the time to `end_ns`, that of proposing what the next step verifies; None without drafts
+
+    launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
+    mask_ns    host time working out which tokens its samples may be, from `scheduled_ns` on
+    host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
+    op_ns      device time by operation, where it was measured
+    graph      whether it was replayed as a graph
+    thread_ns  CPU time of the thread that computed it; None where the CPU does not
+    speed      how fast the device was before and after it, on average; None where it is not looked at
+    expert_tokens  `[layers, experts]` tokens that each expert got; None in a dense model
+    """
+
+    plan: StepPlan
+    rows: list[Row]
+    sampled: list[Request]
+    finished: list[Request]
+    stopped: list[int]
+    accepted: Mapping[int, int]
+    proposed: Mapping[int, int] | None
+    load: Load
+    plan_ns: int
+    scheduled_ns: int
+    prepared_ns: int
+    start_ns: int
+    computed_ns: int
+    end_ns: int
+    launch_ns: int
+    draft_ns: int | None
+    host_ns: int | None
+    mask_ns: int
+    op_ns: dict[str, int] | None
+    graph: bool
+    thread_ns: int | None
+    speed: float | None
+    expert_tokens: NDArray[np.int32] | None
+
+    @property
+    def launching_ns(self) -> int:
+        """How much of `start_ns` to `end_ns` the host was still handing the step over.
+
+        The device may have waited then: its own time is between what is left without this and the whole. Where this
+        is 0, the device had all of the step before it began, and the whole is device time.
+        """
+        launched_ns = self.prepared_ns + self.launch_ns
+        return max(min(launched_ns, self.end_ns) - self.start_ns, 0) if self.launch_ns else 0

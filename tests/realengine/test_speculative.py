@@ -1,0 +1,260 @@
+"""Speculative decoding on the real engine: whatever is drafted, the outputs are those of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from calibration.acceptance import with_acceptance  # noqa: E402
+from calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from realengine.drafting.ngram import NgramDrafter  # noqa: E402
+from realengine.engine import Engine  # noqa: E402
+from realengine.replay import record  # noqa: E402
+from realengine.sampling import SamplingParams, draw  # noqa: E402
+from realengine.sequence import TokenSequence  # noqa: E402
+from realengine.step import Step  # noqa: E402
+from realengine.verification import verify  # noqa: E402
+from realengine.weights import load_model_files  # noqa: E402
+from serving.cost_model import TokenCost  # noqa: E402
+from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.request import Request  # noqa: E402
+from serving.speculative import SpeculativeConfig  # noqa: E402
+from serving.step_plan import Row  # noqa: E402
+from serving.workload import WorkloadRequest  # noqa: E402
+from sim.cluster import Cluster  # noqa: E402
+from sim.run_log import TableSink  # noqa: E402
+from tests.budget import examples  # noqa: E402
+from traces.recording import Recording  # noqa: E402
+from traces.run_metrics import RunMetrics  # noqa: E402
+from traces.synth import parse_spec, synthesise  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+OUTPUTS = 16
+LARGEST = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_blocks": 100}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+def engine_for(speculative: dict[str, Any] | None, **scheduler: Any) -> Engine:
+    config = {"max_model_len": 128, "block_size": 4, **LARGEST, "speculative": speculative, **scheduler}
+    deployment = Deployment(model="random:llama", dtype="float32", scheduler=SchedulerConfig(**config))
+    return Engine(deployment, load_model_files("random:llama", Path()))
+
+
+def prompts() -> list[list[int]]:
+    """Of few different tokens, so that there is something to look up."""
+    chance = random.Random(5)
+    shared = [chance.randrange(6) for _ in range(20)]
+    return [shared[: 20 * (i % 2)] + [chance.randrange(6) for _ in range(chance.randrange(1, 40))] for i in range(9)]
+
+
+def run(engine: Engine, stop_ids: tuple[int, ...] = ()) -> tuple[list[list[int]], list[Step]]:
+    """Every prompt, two arriving before each step, every other drawn: outputs and steps."""
+    waiting, sequences, steps = list(enumerate(prompts())), [], []
+    while waiting or engine.scheduler.requests:
+        for number, prompt in waiting[:2]:
+            how = SamplingParams(0.5, top_k=30, top_p=0.9, seed=number) if number % 2 else None
+            arrived = WorkloadRequest(number, number, (("", len(prompt)),), OUTPUTS)
+            engine.add(arrived, prompt, sampling=how, stop_ids=stop_ids)
+            sequences.append(engine.sequences[number])
+        del waiting[:2]
+        if (step := engine.step()) is not None:
+            steps.append(step)
+        for request in engine.scheduler.requests.values():
+            request.check()
+        engine.scheduler.pool.check(engine.scheduler.requests.values())
+    assert engine.scheduler.pool.free == engine.scheduler.pool.total
+    return [sequence.outputs for sequence in sequences], steps
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return run(engine_for(None))[0]
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Engine:
+    return engine_for(NGRAM)
+
+
+class Foreteller:
+    """Knows what will be said, and gets each token wrong now and then."""
+
+    def __init__(self, outputs: list[list[int]], seed: int, right: float) -> None:
+        self._outputs, self._chance, self._right = outputs, random.Random(seed), right
+
+    def draft(self, rows: Sequence[Row], sequences: Mapping[int, TokenSequence]) -> dict[int, list[int]]:
+        found = {}
+        for request, *_ in rows:
+            said = sequences[request.id].output_len
+            ahead = self._outputs[request.id][said : said + self._chance.randrange(5)]
+            found[request.id] = [token if self._chance.random() < self._right else 7 for token in ahead]
+        return found
+
+    def leave(self, id: int) -> None:
+        pass
+
+    reset = leave
+
+
+@examples(0.25)
+@given(
+    seed=st.integers(0, 2**32),
+    right=st.sampled_from([0.0, 0.7, 1.0]),
+    scheduler=st.fixed_dictionaries(
+        {
+            "num_blocks": st.sampled_from([24, 40, 100]),
+            "max_num_seqs": st.sampled_from([1, 3, 6]),
+            "max_num_batched_tokens": st.sampled_from([3, 9, 64]),
+            "scheduler_reserve_full_isl": st.booleans(),
+        }
+    ),
+    stops=st.booleans(),
+)
+def test_outputs_are_those_of_plain_decoding(
+    seed: int, right: float, scheduler: dict[str, Any], stops: bool, plain: list[list[int]], drafting: Engine
+) -> None:
+    """Greedy and drawn, whatever is proposed, under any batching and preemption, with stop tokens among the drafts."""
+    drafting.limit(**{**LARGEST, "scheduler_reserve_full_isl": True} | scheduler)
+    stop_ids = (plain[2][5], plain[3][1]) if stops else ()
+    usual, drafting._drafter = drafting._drafter, Foreteller(plain, seed, right)  # type: ignore[assignment]
+    try:
+        outputs, steps = run(drafting, stop_ids)
+    finally:
+        drafting._drafter = usual
+    for got, whole in zip(outputs, plain, strict=True):
+        ends = [i for i, token in enumerate(whole) if token in stop_ids]
+        assert got == whole[: ends[0] + 1 if ends else None]
+    for step in steps:
+        assert sum(step.accepted.values()) == step.plan.accepted_tokens <= step.plan.draft_tokens
+        assert len(step.sampled) == step.plan.sampled_rows + step.plan.accepted_tokens
+    drafted = sum(step.plan.draft_tokens for step in steps)
+    accepted = sum(step.plan.accepted_tokens for step in steps)
+    assert drafted and (accepted == drafted or right < 1 or stops)
+
+
+def test_prompt_lookup_drafts_and_changes_nothing(plain: list[list[int]]) -> None:
+    outputs, steps = run(engine_for(NGRAM))
+    assert outputs == plain
+    assert any(step.plan.draft_tokens for step in steps)
+    assert all(step.draft_ns is not None and step.end_ns >= step.computed_ns + step.draft_ns for step in steps)
+
+
+@examples(0.1)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
+def test_what_followed_the_longest_run_first_is_proposed(text: list[int], k: int, low: int, more: int) -> None:
+    config = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=k, prompt_lookup_min=low, prompt_lookup_max=low + more
+    )
+    drafter = NgramDrafter(config)
+    request = Request(WorkloadRequest(0, 0, (("", 1),), len(text)))
+    sequence = TokenSequence(request, text[:1])
+    for upto in range(1, len(text) + 1):
+        sequence.tokens = text[:upto]
+        if upto % 2 and upto < len(text):  # a step may bring several tokens
+            continue
+        expected: list[int] = []
+        for length in range(low + more, low - 1, -1):
+            suffix = text[upto - length : upto]
+            ends = [e for e in range(length, upto) if text[e - length : e] == suffix]
+            if len(suffix) == length and ends:
+                expected = text[ends[0] : upto][:k]
+                break
+        assert drafter.draft([Row(request, 0, 1, True)], {0: sequence}).get(0, []) == expected
+
+
+@pytest.mark.parametrize("how", [SamplingParams(1.0), SamplingParams(0.7, top_k=3, top_p=0.9)])
+def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParams) -> None:
+    """Chi-square over all texts of three tokens, with drafts of two, against products of probabilities."""
+    vocab, n = 4, 800
+    table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(1))  # of a token, given the one before
+    exact = torch.tensor([_probabilities(row, how) for row in table]).double().numpy()
+    counts = np.zeros((vocab,) * 3)
+    for number in range(n):
+        seeded = replace(how, seed=number)
+        sequence = TokenSequence(Request(WorkloadRequest(number, 0, (("", 1),), 9)), [0], sampling=seeded)
+        while sequence.output_len < 3:
+            sequence.drafts = [number % vocab, 1]
+            draws = [seeded.draw(sequence.output_len + place) for place in range(3)]
+            arguments = (torch.tensor(column) for column in zip(*filter(None, draws), strict=True))
+            logits = table[[sequence.tokens[-1], *sequence.drafts]]
+            verify(sequence, 2, [(token, None) for token in draw(logits, *arguments).tolist()])
+        counts[tuple(sequence.outputs[:3])] += 1
+    expected = n * exact[0][:, None, None] * exact[:, :, None] * exact[None]
+    assert not counts[expected == 0].any()
+    rare = expected < 5
+    pairs = [*zip(counts[~rare], expected[~rare], strict=True)]
+    if expected[rare].sum():
+        pairs.append((counts[rare].sum(), expected[rare].sum()))
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in pairs)
+    assert len(pairs) > 8 and chi2.sf(statistic, len(pairs) - 1) > 1e-3
+
+
+def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
+    """Temperature, then top-k, then top-p, by their definitions."""
+    order = logits.argsort(descending=True)[: how.top_k or None]
+    weights = torch.softmax(logits[order].double() / how.temperature, -1)
+    kept = int((weights.cumsum(-1) - weights < how.top_p).sum())
+    found = torch.zeros(len(logits), dtype=torch.double)
+    found[order[:kept]] = weights[:kept] / weights[:kept].sum()
+    return found.tolist()
+
+
+# Recorded, replayed, and fed to the simulator
+
+
+def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(tmp_path: Path) -> None:
+    spec = {
+        "name": "chat",
+        "seed": 4,
+        "requests": 24,
+        "arrivals": {"kind": "poisson", "rate": 300.0},
+        "prompt": {"kind": "lognormal", "mean": 12, "sigma": 0.6, "max": 30},
+        "output": {"kind": "lognormal", "mean": 30, "sigma": 0.5, "max": 60},
+    }
+    engine = engine_for(NGRAM, num_blocks=40, scheduler_reserve_full_isl=False)
+    workload = synthesise(parse_spec(spec, where="x"))
+    record(workload, engine, tmp_path / "run")
+    recording = Recording.load(tmp_path / "run")
+    replay = replay_decisions(recording)
+    assert replay.exact, replay.first_difference
+    assert replay.identical_requests == 24
+    metrics = RunMetrics.of(recording).scalars()
+    config = engine.deployment.scheduler.speculative
+    assert config is not None and metrics["acceptance_length"] is not None
+    stated = with_acceptance(config, recording.steps)
+    found = []
+    for seed in range(6):
+        speculative = stated.model_copy(update={"seed": seed})
+        sink = TableSink()
+        simulated = engine.deployment.rescheduled(speculative=speculative)
+        Cluster(simulated, TokenCost(1_000_000, 0, 0), sink, shares_prefixes=False).run(workload)
+        found.append([sum(sink.requests[name].to_pylist()) for name in ("drafts", "draft_tokens", "accepted_tokens")])
+    requests = recording.table("requests", ["drafts", "draft_tokens", "accepted_tokens"])
+    real = [pc.sum(column).as_py() for column in requests.columns]
+    assert real[2] and np.mean(found, axis=0) == pytest.approx(real, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "more", "said"),
+    [
+        (NGRAM, {"async_scheduling": True}, r"scheduler\.async_scheduling.*scheduler\.speculative"),
+        ({"method": "eagle", "num_speculative_tokens": 2}, {}, r"scheduler\.speculative\.method: 'eagle'"),
+    ],
+)
+def test_what_the_engine_cannot_draft_is_one_line(speculative: dict[str, Any], more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        engine_for(speculative, **more)
