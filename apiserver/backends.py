@@ -17,8 +17,9 @@ from apiserver.failures import Accidents, ServedFailures
 from apiserver.filler import PlainTexts, filler_tokens
 from apiserver.kv_events import KvEvents
 from apiserver.kv_feeds import KvFeeds
-from apiserver.ledger import ForwardingLedger, Ledger, LiveRecording, Tracer
+from apiserver.ledger import ForwardingLedger, Ledger, Tracer
 from apiserver.live_metrics import LiveMetrics
+from apiserver.live_recording import Place
 from apiserver.messages import About, From
 from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
@@ -30,7 +31,6 @@ from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
 from sim.remote_prefills import RemotePrefills
-from traces.recording import RecordingWriter
 
 if TYPE_CHECKING:
     from apiserver.real import RealEngine
@@ -42,8 +42,7 @@ _END = 0  # the token that would end a twin's answers: none of its fillers
 def make_twin(
     settings: ServeSettings,
     deployment: Deployment,
-    out: str | None,
-    overwrite: bool,
+    place: Place,
     exchange: Exchange,
     poller: zmq.Poller,
 ) -> tuple[Twin, Ledger, LiveMetrics]:
@@ -68,7 +67,7 @@ def make_twin(
         role=settings.role,
     )
     run = {
-        **_identity(settings, out),
+        **_identity(settings),
         "clock": "virtual",
         "deployment": scenario.deployment.model_dump_json(),
         "replicas": scenario.engines,
@@ -98,7 +97,7 @@ def make_twin(
     metrics = LiveMetrics(
         about.model, about.max_model_len, max(each.num_speculative_tokens if each else 0 for each in drafting)
     )
-    twin.ledger = ledger = _ledger(twin, metrics, settings, out, run, overwrite)
+    twin.ledger = ledger = _ledger(twin, metrics, settings, place, run)
     return twin, ledger, metrics
 
 
@@ -136,8 +135,7 @@ def follow_kv(
 def make_real(
     settings: ServeSettings,
     deployment: Deployment,
-    out: str | None,
-    overwrite: bool,
+    place: Place,
     exchange: Exchange,
     wake: Callable[[], None],
     say: Callable[[str], None],
@@ -145,8 +143,8 @@ def make_real(
     """The real engine, loaded. Raises UserError if it cannot be."""
     real = _real(settings, deployment, exchange, wake, say, monotonic_ns())
     metrics = LiveMetrics(real.about.model, real.about.max_model_len)
-    run = {**real.about.run, **_identity(settings, out)}
-    real.ledger = ledger = _ledger(real, metrics, settings, out, run, overwrite)
+    run = {**real.about.run, **_identity(settings)}
+    real.ledger = ledger = _ledger(real, metrics, settings, place, run)
     return real, ledger, metrics
 
 
@@ -172,8 +170,7 @@ def make_one_of_several(
 def make_fleet(
     settings: ServeSettings,
     addresses: Sequence[str],
-    out: str | None,
-    overwrite: bool,
+    place: Place,
     exchange: Exchange,
     context: zmq.Context[zmq.Socket[bytes]],
     poller: zmq.Poller,
@@ -187,8 +184,8 @@ def make_fleet(
     fleet.register(poller)
     fleet.await_all(poller)
     metrics = LiveMetrics(fleet.about.model, fleet.about.max_model_len)
-    run = {**fleet.about.run, **_identity(settings, out), "replicas": len(addresses)}
-    fleet.ledger = ledger = _ledger(fleet, metrics, settings, out, run, overwrite)
+    run = {**fleet.about.run, **_identity(settings), "replicas": len(addresses)}
+    fleet.ledger = ledger = _ledger(fleet, metrics, settings, place, run)
     return fleet, ledger, metrics
 
 
@@ -230,24 +227,18 @@ def _real(
     return RealEngine(lambda: load_engine(deployment, say), about, exchange, wake, origin_ns)
 
 
-def _identity(settings: ServeSettings, out: str | None) -> dict[str, Any]:
-    return {"run_id": Path(out or "live").name, "workload": "served", "seed": settings.seed}
+def _identity(settings: ServeSettings) -> dict[str, Any]:
+    return {"workload": "served", "seed": settings.seed}
 
 
 def _ledger(
     backend: Backend,
     metrics: LiveMetrics,
     settings: ServeSettings,
-    out: str | None,
+    place: Place,
     run: dict[str, Any],
-    overwrite: bool,
 ) -> Ledger:
-    recording = _recording(out, run, overwrite)
-    return Ledger(backend, metrics, recording, _tracer(settings, backend), backend.about.block_size)
-
-
-def _recording(out: str | None, run: dict[str, Any], overwrite: bool) -> LiveRecording | None:
-    return None if out is None else LiveRecording(RecordingWriter(out, run, overwrite=overwrite))
+    return Ledger(backend, metrics, place.open(run), _tracer(settings, backend), backend.about.block_size)
 
 
 def _tracer(settings: ServeSettings, backend: Backend) -> Tracer | None:

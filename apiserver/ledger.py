@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from heapq import heappop, heappush
 from typing import Any, Protocol
 
 import msgspec
 
 from apiserver.journeys import Journeys
+from apiserver.live_recording import LiveRecording
 from apiserver.messages import Add, Delivered, From, Row, StepEnd
-from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.parquet import WorkloadWriter
-from traces.recording import RecordingWriter
-
-_LOG = logging.getLogger("tokentwin")
 
 
 class Counter(Protocol):
@@ -62,6 +54,7 @@ class Ledger:
         self._asked: dict[int, Add] = {}
         self._ended: dict[int, dict[str, Any]] = {}  # rows of requests that have finished, and
         self._delivered: dict[int, Delivered | None] = {}  # deliveries of those that have not; None: there is none
+        self._run: dict[str, Any] = {}
         self.under_way = 0
 
     @property
@@ -133,12 +126,16 @@ class Ledger:
         found = self._journeys.of(name)
         return b"" if found is None else msgspec.json.encode(found)
 
+    def over(self, **run: Any) -> None:
+        """The run has ended: columns of `runs` that are known only now."""
+        self._run = run
+
     def close(self) -> None:
         """Nothing more happens: what is here is written."""
         for id in list(self._ended):
             self.delivered(id, None)
         if self._recording is not None:
-            self._recording.close()
+            self._recording.close(**self._run)
         if self._tracer is not None:
             self._tracer.close()
 
@@ -182,63 +179,3 @@ class ForwardingLedger:
 
     def close(self) -> None:
         """See `Ledger`."""
-
-
-class LiveRecording:
-    """A recording that grows while requests come. When it cannot be written any more, serving goes on without it."""
-
-    def __init__(self, writer: RecordingWriter) -> None:
-        self._writer: RecordingWriter | None = writer
-        self._workload = WorkloadWriter(writer.workload_path, "served", None, shares_prefixes=True)
-        self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids that are not in the workload yet
-        self._requests: dict[int, WorkloadRequest] = {}
-        self._ended: dict[int, WorkloadRequest] = {}
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it is written still."""
-        return self._writer is not None
-
-    def arrived(self, request: WorkloadRequest) -> None:
-        """A request; it enters the workload when it and all before it have ended, and it is known what it was."""
-        heappush(self._waiting, (request.arrival_ns, request.id))
-        self._requests[request.id] = request
-
-    def add_request(self, row: Mapping[str, Any]) -> None:
-        """The row of a request that has ended."""
-        id = row["request_id"]
-        request = self._requests.pop(id)
-        if row["reason"] and row["status"] not in ("rejected", "timed_out"):
-            request = replace(request, cancel_ns=row["end_ns"])
-        elif row["status"] == "finished":
-            request = replace(request, output_len=row["output_tokens"])
-        self._ended[id] = request
-        self._follow()
-        self._try(lambda writer: writer.add_request(**row))
-
-    def add_step(self, row: Mapping[str, Any]) -> None:
-        """The row of a step."""
-        self._try(lambda writer: writer.add_step(**row))
-
-    def close(self) -> None:
-        """End the recording."""
-        self._try(lambda writer: self._workload.close())
-        self._try(lambda writer: writer.close())
-        self._writer = None
-
-    def _follow(self) -> None:
-        while self._waiting and self._waiting[0][1] in self._ended:
-            request = self._ended.pop(heappop(self._waiting)[1])
-            self._try(lambda writer, request=request: self._workload.add(request))
-
-    def _try(self, write: Callable[..., None]) -> None:
-        if self._writer is None:
-            return
-        try:
-            write(self._writer)
-        except (UserError, OSError) as error:
-            _LOG.error("the recording ends here: %s", error)
-            with suppress(OSError):
-                self._workload.close()
-            self._writer.discard()
-            self._writer = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -13,6 +13,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from apiserver.live_recording import Place
+from apiserver.orders import obey
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
@@ -25,6 +27,7 @@ _ENGINE_S = 5.0  # how long HTTP waits for an engine at the start, before it say
 class Engine(NamedTuple):
     """What an engine process is to serve, and at which address of ZeroMQ.
 
+    place      where a recording of it is written
     engines    addresses of the engines that it routes to; none where it is one itself
     number     its own, where it is one of several; None where it serves API processes
     origin_ns  when the run began on the monotonic clock, which all engines share
@@ -32,15 +35,14 @@ class Engine(NamedTuple):
 
     settings: ServeSettings
     deployment: Deployment
-    out: str | None
-    overwrite: bool
+    place: Place
     address: str
     origin_ns: int
     engines: tuple[str, ...] = ()
     number: int | None = None
 
 
-def engine_main(engine: Engine, told: Connection) -> None:
+def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
     """The process that decides. It tells `told` its model's name when it serves, or why it cannot."""
     import zmq
 
@@ -49,13 +51,21 @@ def engine_main(engine: Engine, told: Connection) -> None:
     from apiserver.exchange import Exchange
 
     log_to_stderr()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the supervisor hands on what it means
-    settings, deployment, record = engine.settings, engine.deployment, (engine.out, engine.overwrite)
+    settings, deployment, place = engine.settings, engine.deployment, engine.place
+    process: EngineProcess | None = None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    woken, pokes, signals = context.socket(zmq.PULL), context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+    woken, pokes, stops = context.socket(zmq.PULL), context.socket(zmq.PUSH), context.socket(zmq.PUSH)
     woken.bind(_WAKE)
     pokes.connect(_WAKE)
-    signals.connect(_WAKE)
+    stops.connect(_WAKE)
+
+    def stop() -> None:
+        if process is None:  # it serves nobody yet
+            os._exit(1)
+        process.stop()
+        stops.send(b"")
+
+    obey(orders, stop)
     exchange = Exchange(context, engine.address, keeps_ids=engine.number is not None)
     poller = zmq.Poller()
     poller.register(woken, zmq.POLLIN)
@@ -64,21 +74,15 @@ def engine_main(engine: Engine, told: Connection) -> None:
     made: tuple[Any, Any, Any]
     try:
         if settings.twin:
-            made = backends.make_twin(settings, deployment, *record, exchange, poller)
+            made = backends.make_twin(settings, deployment, place, exchange, poller)
         elif engine.engines:
-            made = backends.make_fleet(settings, engine.engines, *record, exchange, context, poller, engine.origin_ns)
+            made = backends.make_fleet(settings, engine.engines, place, exchange, context, poller, engine.origin_ns)
         elif engine.number is not None:
             made = backends.make_one_of_several(settings, deployment, exchange, wake, _LOG.info, engine.origin_ns)
         else:
-            made = backends.make_real(settings, deployment, *record, exchange, wake, _LOG.info)
+            made = backends.make_real(settings, deployment, place, exchange, wake, _LOG.info)
         backend, ledger, metrics = made
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
-
-        def stop(number: int, frame: Any) -> None:
-            process.stop()
-            signals.send(b"")
-
-        signal.signal(signal.SIGTERM, stop)
         told.send(("serves", backend.about.model))
         gc.disable()  # requests leave no cycles behind, and looking for them would make tokens late
         process.run(poller, woken)
@@ -92,18 +96,21 @@ def engine_main(engine: Engine, told: Connection) -> None:
         exchange.close()
 
 
-def api_main(settings: ServeSettings, address: str, name: str, listening: list[socket.socket]) -> None:
+def api_main(
+    settings: ServeSettings, address: str, name: str, listening: list[socket.socket], orders: Connection
+) -> None:
     """A process that speaks HTTP on each of `listening`."""
     log_to_stderr()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ImportError):
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(_serve_http(settings, address, name, listening))
+    asyncio.run(_serve_http(settings, address, name, listening, orders))
 
 
-async def _serve_http(settings: ServeSettings, address: str, name: str, listening: list[socket.socket]) -> None:
+async def _serve_http(
+    settings: ServeSettings, address: str, name: str, listening: list[socket.socket], orders: Connection
+) -> None:
     from aiohttp import web
 
     from apiserver.api import Api, texts_of
@@ -112,7 +119,13 @@ async def _serve_http(settings: ServeSettings, address: str, name: str, listenin
     from apiserver.engine_client import EngineClient
 
     stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        with suppress(RuntimeError):  # it has ended
+            loop.call_soon_threadsafe(stopped.set)
+
+    obey(orders, stop)
     engine = EngineClient(address, name)
     tasks = engine.start()
     with suppress(TimeoutError):

@@ -6,6 +6,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -14,6 +15,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from apiserver.api_keys import read_keys, tls_context
+from apiserver.live_recording import Place
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
@@ -53,7 +55,7 @@ def serve(
         addresses = [port.getsockname()[:2] for port in listening]
         settings = settings.model_copy(update={"port": addresses[0][1]})
         with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
-            engines = _engines(settings, deployment, out, overwrite, Path(folder))
+            engines = _engines(settings, deployment, Place(out, overwrite), Path(folder))
             supervisor = _Supervisor(settings, engines, listening, say)
             try:
                 if model := supervisor.start():
@@ -100,16 +102,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _engines(
-    settings: ServeSettings, deployment: Deployment, out: str | None, overwrite: bool, folder: Path
-) -> dict[str, Engine]:
+def _engines(settings: ServeSettings, deployment: Deployment, place: Place, folder: Path) -> dict[str, Engine]:
     """The engine processes by name: `engine` is the one that API processes talk to, and comes last."""
-    whole = Engine(settings, deployment, out, overwrite, f"ipc://{folder / _ENGINE}", monotonic_ns())
+    whole = Engine(settings, deployment, place, f"ipc://{folder / _ENGINE}", monotonic_ns())
     if settings.twin or (settings.replicas or 1) == 1:
         return {_ENGINE: whole}
     names = [f"{_ENGINE}-{number}" for number in range(settings.replicas or 1)]
     several = {
-        name: whole._replace(out=None, address=f"ipc://{folder / name}", number=number)
+        name: whole._replace(place=Place(None), address=f"ipc://{folder / name}", number=number)
         for number, name in enumerate(names)
     }
     return {**several, _ENGINE: whole._replace(engines=tuple(engine.address for engine in several.values()))}
@@ -128,6 +128,7 @@ class _Supervisor:
         self._engines = engines
         self._listening = listening
         self._processes: dict[str, BaseProcess] = {}
+        self._orders: dict[str, Connection] = {}
         self._born: dict[str, float] = {}
         self._died_young: dict[str, int] = {}
         self._stops = 0
@@ -156,13 +157,14 @@ class _Supervisor:
         while engine.exitcode is None:
             if told < self._stops:
                 told = self._stops
-                engine.terminate()
+                with suppress(OSError):  # it has just ended
+                    self._orders[_ENGINE].send_bytes(b"end")
             engine.join(_LOOK_S)
 
     def end(self) -> None:
         """End what still runs."""
-        for process in self._processes.values():
-            process.terminate()
+        for orders in self._orders.values():
+            orders.close()
         for process in self._processes.values():
             process.join(_END_S)
             process.kill()
@@ -179,6 +181,8 @@ class _Supervisor:
             raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
         self._say(f"the process {name} has ended (exit code {process.exitcode}); it is started again")
         if name in self._engines:
+            engine = self._engines[name]
+            self._engines[name] = engine._replace(place=engine.place._replace(again=True))
             self._await_engine(name, self._start_engine(name))
         else:
             self._start_api(name)
@@ -210,6 +214,10 @@ class _Supervisor:
         self._start(name, api_main, self._settings, self._engines[_ENGINE].address, name, self._listening)
 
     def _start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        self._processes[name] = _SPAWN.Process(target=main, args=args, name=name)
+        if name in self._orders:
+            self._orders[name].close()
+        taken, self._orders[name] = _SPAWN.Pipe(duplex=False)
+        self._processes[name] = _SPAWN.Process(target=main, args=(*args, taken), name=name)
         self._processes[name].start()
+        taken.close()
         self._born[name] = monotonic()

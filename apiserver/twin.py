@@ -143,7 +143,8 @@ class Twin:
 
     def close(self) -> None:
         self._advance()
-        self.cluster.finish(self.run_ns(self._now()))
+        done = self.cluster.finish(self.run_ns(self._now()))
+        self.ledger.over(duration_ns=done.duration_ns, replica_lives=self.cluster.lives)
         self._exchange.flush(self._now())
         if self.kv_feeds is not None:
             self.kv_feeds.close()

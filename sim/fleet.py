@@ -58,6 +58,7 @@ class Fleet:
     """Pools of replicas on one clock.
 
     replicas      all there ever were, by their index
+    changes       how often one was started, became ready, or ended
     watch         sees that calls to users' own policies and routers return
     scaled_pools  those to which an autoscaler may add
     on_ready      each called with a replica that takes requests from now on
@@ -80,6 +81,7 @@ class Fleet:
     ) -> None:
         self.pools = pools
         self.replicas: list[Replica] = []
+        self.changes = 0
         self.scaled_pools: set[int] = set()
         self._on_end = on_end
         self._on_lost = on_lost
@@ -201,6 +203,7 @@ class Fleet:
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)
         self.replicas.append(replica)
         self._lives.append(life)
+        self.changes += 1
         self._living[pool][index] = life
         return life
 
@@ -215,6 +218,7 @@ class Fleet:
         if life.ended_by:
             return
         life.ready_ns = self._clock.now_ns
+        self.changes += 1
         for route in self._routes_of[life.pool]:
             route.replicas.join(life.replica)
         for call in self.on_ready:
@@ -227,6 +231,7 @@ class Fleet:
 
     def _end(self, life: Life, ended_by: str) -> None:
         life.ended_ns, life.ended_by = self._clock.now_ns, ended_by
+        self.changes += 1
         del self._living[life.pool][life.replica.index]
         for call in self.on_gone:
             call(life)

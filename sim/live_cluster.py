@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from serving.deployments.config import Deployment
@@ -24,6 +25,8 @@ class LiveCluster(Cluster):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._begin(for_ever=True)
+        self._emptied_ns = 0
+        self._lives, self._changes = self._fleet.record(), self._fleet.changes
 
     @property
     def next_ns(self) -> float:
@@ -35,6 +38,11 @@ class LiveCluster(Cluster):
         """The replicas that have taken requests and have not ended."""
         pools = range(len(self._fleet.pools))
         return [life for pool in pools for life in self._fleet.living(pool) if life.ready_ns is not None]
+
+    @property
+    def lives(self) -> list[dict[str, Any]]:
+        """The column `replica_lives` when the fleet last became empty: a simulation of this run ends there."""
+        return self._lives
 
     def deployment(self, life: Life) -> Deployment:
         """The settings of a replica."""
@@ -85,9 +93,9 @@ class LiveCluster(Cluster):
         return prefills
 
     def finish(self, to_ns: int) -> Simulated:
-        """What has not ended by `to_ns` is given up; the last rows go to the sink."""
+        """What has not ended by `to_ns` is given up; the last rows go to the sink. The run lasted as `lives` says."""
         self.advance(to_ns, [self._give_all_up])
-        return self._end()
+        return replace(self._end(), duration_ns=self._emptied_ns)
 
     def _give_all_up(self, at_ns: int) -> None:
         for id in self._gateway.open_requests():
@@ -99,6 +107,10 @@ class LiveCluster(Cluster):
 
     def _left(self, request: WorkloadRequest) -> None:
         """Nobody waits for the end of a request to send another."""
+        if not len(self._gateway):
+            self._emptied_ns = self._clock.now_ns
+            if self._changes != self._fleet.changes:
+                self._lives, self._changes = self._fleet.record(), self._fleet.changes
 
 
 def _all(inputs: Iterable[Callable[[int], None]], at_ns: int) -> None:

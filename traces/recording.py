@@ -3,7 +3,7 @@
 `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (what every column means) and, when
 it is known, `workload.parquet` (what was offered, in our trace format). They are written in row groups as the run goes
 on, under temporary names; `close` renames them, `runs.parquet` last, so that a directory with that file is a whole
-recording.
+recording. A server keeps a journal beside them until then (`traces.journal`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from serving.errors import UserError, reason
 from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, recording_columns
+from traces.journal import FILE as JOURNAL
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.schema import DATASETS, arrow_schema
 
@@ -116,6 +117,7 @@ class RecordingWriter:
         for name in (COLUMNS, _WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
             if self._temporary(name).exists():
                 self._temporary(name).replace(self.path / name)
+        (self.path / JOURNAL).unlink(missing_ok=True)
         self._lock.close()
         self._open = False
 
@@ -386,6 +388,9 @@ def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
     except OSError as error:
         raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
     try:
+        if (path / JOURNAL).exists() and not overwrite:
+            remedy = "holds what a killed `tokentwin serve` recorded; start it again there, or choose another"
+            raise UserError("recording", str(path), remedy)
         if (path / "runs.parquet").exists():
             if not overwrite:
                 remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
@@ -401,7 +406,7 @@ def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
 
 
 def _ours(name: str) -> bool:
-    known = name in (_WORKLOAD, COLUMNS, LOCK) or name.removesuffix(".parquet") in DATASETS
+    known = name in (_WORKLOAD, COLUMNS, JOURNAL, LOCK) or name.removesuffix(".parquet") in DATASETS
     return known or name.endswith(".partial")
 
 

@@ -123,8 +123,8 @@ class Answered:
 
 
 @contextmanager
-def serving(folder: Path, *options: object) -> Iterator[Server]:
-    """A server until the context is left, which must find it alive; it is told to end, and must."""
+def serving(folder: Path, *options: object, ends: int = 0) -> Iterator[Server]:
+    """A server until the context is left; it is told to end, if it has not, and must end as stated."""
     log = folder / "stderr.txt"
     command = [sys.executable, "-m", "tokentwin", "serve", "--port", "0", *map(str, options)]
     with log.open("w") as err:
@@ -136,7 +136,7 @@ def serving(folder: Path, *options: object) -> Iterator[Server]:
         yield Server(process, url[1], log)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(60) == ends, log.read_text()
     finally:
         if process.poll() is None:
             process.terminate()

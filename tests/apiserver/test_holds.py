@@ -9,10 +9,12 @@ import ssl
 import subprocess
 import time
 from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
-from apiserver.ledger import LiveRecording
+from apiserver.live_recording import LiveRecording, recover
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from tests.apiserver.served import TWIN, serving
@@ -141,7 +143,7 @@ def test_keys_and_tls(tmp_path):
 
 
 def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twice(tmp_path):
-    with serving(tmp_path, *TWIN) as server:
+    with serving(tmp_path, *TWIN, "-o", tmp_path / "out") as server:
         with Stream(server) as stream:
             assert len(stream.words(2)) == 2
             server.process.send_signal(signal.SIGSTOP)  # so that nothing is started again before it was looked at
@@ -153,6 +155,12 @@ def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twic
             server.process.send_signal(signal.SIGCONT)
         soon(lambda: server.ask("GET", "/ready").status == 200)
         asked_twice_it_ends_at_once(server)
+    for name, status in (("out", "interrupted"), ("out-2", "complete")):  # nothing that was recorded is lost
+        recording = Recording.load(tmp_path / name)
+        (row,) = recording.requests.to_pylist()
+        assert (recording.run["status"], recording.run["run_id"]) == (status, name)
+        assert row["status"] == "unfinished" and len(recording.steps) > 2
+    assert f"the recording goes on in {tmp_path / 'out-2'}" in server.said
 
 
 def asked_twice_it_ends_at_once(server):
@@ -175,7 +183,8 @@ def test_an_api_process_that_dies_comes_back_and_the_end_waits_for_what_is_under
             soon(lambda: answered(server))
         with Stream(server, {**LONG, "max_tokens": 300}) as stream:
             stream.words(2)
-            server.process.send_signal(signal.SIGTERM)
+            for pid in [server.process.pid, *chain(*server.processes().values())]:  # as a container does
+                os.kill(pid, signal.SIGTERM)
             soon(lambda: server.ask("GET", "/ready").status == 503)
             assert server.complete().status == 503
             *_, last, done = stream
@@ -186,6 +195,19 @@ def test_an_api_process_that_dies_comes_back_and_the_end_waits_for_what_is_under
     assert others and {row["status"] for row in others} == {"finished"}
 
 
+def test_processes_end_with_their_supervisor_and_the_recording_is_whole(tmp_path):
+    with serving(tmp_path, *TWIN, "-o", tmp_path / "out", ends=-signal.SIGKILL) as server:
+        pids = list(chain(*server.processes().values()))
+        with Stream(server) as stream:
+            stream.words(2)
+            server.process.kill()
+            *_, last, done = stream
+            assert done == b"[DONE]" and json.loads(last)["choices"][0]["finish_reason"] == "abort"
+        soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    (row,) = Recording.load(tmp_path / "out").requests.to_pylist()
+    assert row["status"] == "unfinished" and row["output_tokens"] >= 2
+
+
 def test_a_full_disk_ends_the_recording_and_not_the_service(tmp_path):
     with ExitStack() as stack:
         with disk_of(40_000):
@@ -194,6 +216,8 @@ def test_a_full_disk_ends_the_recording_and_not_the_service(tmp_path):
             assert server.complete(prompt=[5 + at] * 3000, max_tokens=3000, ignore_eos=True).status == 200
     assert "the recording ends here" in server.said and "Traceback" not in server.said
     assert not list((tmp_path / "out").glob("*.parquet"))
+    recover(tmp_path / "out")  # there is room again
+    assert Recording.load(tmp_path / "out").steps.num_rows > 100
 
 
 class FullDisk:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apiserver.failures import Accidents, CutAnswers, ServedFailures
-from apiserver.ledger import Ledger, LiveRecording
+from apiserver.ledger import Ledger
+from apiserver.live_recording import LiveRecording, recover
 from apiserver.messages import About, Add
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
@@ -25,6 +26,7 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_fleet_properties import fleets
+from traces.journal import FILE as JOURNAL
 from traces.recording import Recording, RecordingWriter
 
 ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
@@ -118,9 +120,8 @@ class Served:
             Accidents(ServedFailures(cuts=cuts)),
         )
         run = {"run_id": "live", "clock": "virtual", "workload": "served", "deployment": "{}", "replicas": 1}
-        self.ledger = self.twin.ledger = Ledger(
-            self.twin, Counted(), LiveRecording(RecordingWriter(folder, {**run, "seed": 0, "num_blocks": 1}))
-        )
+        run |= {"seed": 0, "num_blocks": 1}
+        self.ledger = self.twin.ledger = Ledger(self.twin, Counted(), LiveRecording(RecordingWriter(folder, run), run))
         self._chats, self._late_ns, self._speed = chats, late_ns, speed
         self._events, self._order, self._ids = [], count(), count()
         self._asked = {}  # by id: the chat, which turn of it, and its prompt
@@ -132,6 +133,7 @@ class Served:
         self.twin.close()
         self._listen()
         assert not self.ledger.undelivered
+        self.journal = (folder / JOURNAL).read_bytes()
         self.ledger.close()
 
     def _talk(self):
@@ -204,10 +206,11 @@ def any_fleets(draw):
     late_ns=st.sampled_from([0, 300_000, 7 * MS]),
     speed=st.sampled_from([1.0, 7.3]),
     cut_after=st.none() | st.integers(1, 30),
+    killed_at=st.floats(0, 1),
 )
 @examples(1)
 def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
-    fleet, chats, policy, blocks, overlapped, late_ns, speed, cut_after
+    fleet, chats, policy, blocks, overlapped, late_ns, speed, cut_after, killed_at
 ):
     scheduler = {"num_blocks": blocks, "max_num_seqs": 6, "max_model_len": 600, "async_scheduling": overlapped}
     deployment = Deployment(policy=policy, scheduler=SchedulerConfig(**{**ROOMY, **scheduler}))
@@ -220,11 +223,39 @@ def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
         served = Served(Path(folder), cluster, chats, late_ns, speed, cut_after)
         recording = Recording.load(folder)
         again = TableSink()
-        cluster(Cluster, again).run(recording.workload())
+        simulated = cluster(Cluster, again)
+        done = simulated.run(recording.workload())
         requests = recording.requests
+        assert recording.run["replica_lives"] == simulated.lives
+        assert recording.run["duration_ns"] == done.duration_ns
         assert_same_steps(recording.steps.to_pylist(), again.steps.to_pylist(), requests)
-    assert_same_requests(requests, again.requests)
-    assert_given(served, requests)
+        assert_same_requests(requests, again.requests)
+        assert_given(served, requests)
+        assert_recovered(served.journal[: round(killed_at * len(served.journal))], recording, cluster)
+
+
+def assert_recovered(journal, whole, cluster):
+    """Of a process that was killed then, everything that it had recorded is there, and repeats."""
+    folder = whole.path / "killed"
+    folder.mkdir()
+    (folder / JOURNAL).write_bytes(journal)
+    recover(folder)
+    if not (folder / "runs.parquet").exists():
+        assert len(journal) < 300  # it had not even said what it runs
+        return
+    recovered = Recording.load(folder)
+    assert recovered.run["status"] == "interrupted" and not (folder / JOURNAL).exists()
+    steps, requests = recovered.steps.to_pylist(), recovered.requests.to_pylist()
+    assert steps == whole.steps.to_pylist()[: len(steps)]
+    left = {row["request_id"]: row for row in whole.requests.to_pylist()}
+    gone = [row for row in requests if row["status"] == "unfinished" and row["output_tokens"] is None]
+    assert all(row == left[row["request_id"]] for row in requests if row not in gone)
+    assert {row["arrival_ns"] for row in requests} <= {row["arrival_ns"] for row in left.values()}
+    again = TableSink()
+    if requests:
+        cluster(Cluster, again).run(recovered.workload())
+    for ours, theirs in zip(steps, again.steps.to_pylist(), strict=False):
+        assert ours == theirs
 
 
 def assert_same_steps(live, again, requests):
@@ -254,10 +285,10 @@ def assert_given(served, requests):
     for row in requests.to_pylist():
         id, tokens = row["request_id"], len(wire.given[row["request_id"]])
         assert wire.due_ns[id] == sorted(wire.due_ns[id]) and len(wire.due_ns[id]) == tokens
+        if wire.ends[id] == "cut":
+            continue  # what its server did for it since, it never got
         if row["attempts"] > 1:  # what an attempt that came to nothing gave is not given again
             assert tokens >= row["output_tokens"]
-        elif wire.ends[id] == "cut":
-            assert tokens <= row["output_tokens"]
         elif row["status"] == "finished":
             assert tokens == row["output_tokens"]
             assert wire.due_ns[id] == [twin.monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]

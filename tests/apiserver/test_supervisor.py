@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiprocessing import Pipe
 from pathlib import Path
 
+from apiserver.live_recording import Place
 from apiserver.settings import ServeSettings
 from apiserver.supervisor import _engines, _Supervisor
 from serving.deployments.config import Deployment
@@ -12,7 +13,7 @@ from serving.deployments.config import Deployment
 
 def test_a_model_that_still_loads_is_not_waited_for_once_the_server_is_to_end(tmp_path: Path) -> None:
     settings = ServeSettings()
-    supervisor = _Supervisor(settings, _engines(settings, Deployment(), None, False, tmp_path), [], print)
+    supervisor = _Supervisor(settings, _engines(settings, Deployment(), Place(None), tmp_path), [], print)
     told, _tells = Pipe(duplex=False)
     supervisor._stop(15, None)
     assert supervisor._await_engine("engine", told) == ""

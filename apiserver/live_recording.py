@@ -1,0 +1,188 @@
+"""A recording that grows while requests come, where it goes, and what is left of it when its process is killed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from serving.errors import UserError
+from serving.workload import WorkloadRequest
+from traces.journal import FILE as JOURNAL
+from traces.journal import Journal, entries
+from traces.parquet import WorkloadWriter
+from traces.recording import RecordingWriter
+from traces.schema import DATASETS
+
+_LOG = logging.getLogger("tokentwin")
+_OF_A_REQUEST = [field.name for field in fields(WorkloadRequest) if field.init]
+_MAPS = {column.name for dataset in DATASETS.values() for column in dataset if pa.types.is_map(column.type)}
+
+
+class Place(NamedTuple):
+    """The directory `out` of a recording, None for no recording; an older one may be there, to `overwrite`.
+
+    A process that was started `again` records beside what was recorded before it: its engine has forgotten everything,
+    and its run is another.
+    """
+
+    out: str | None
+    overwrite: bool = False
+    again: bool = False
+
+    def open(self, run: Mapping[str, Any]) -> LiveRecording | None:
+        """A recording of `run`. Raises UserError if there can be none; what is served `again` is then not recorded."""
+        if self.out is None:
+            return None
+        try:
+            path = self._path(Path(self.out))
+            about = {**run, "run_id": path.name}
+            writer = RecordingWriter(path, about, overwrite=self.overwrite)
+            return LiveRecording(writer, about)
+        except UserError as error:
+            if not self.again:
+                raise
+            _LOG.error("what is served from now on is not recorded: %s", error)
+            return None
+
+    def _path(self, path: Path) -> Path:
+        recover(path)
+        number = 1
+        while self.again and path.exists():
+            number += 1
+            path = Path(f"{self.out}-{number}")
+            with suppress(UserError):  # another's
+                recover(path)
+        if number > 1:
+            _LOG.warning("the recording goes on in %s", path)
+        return path
+
+
+def recover(path: Path) -> None:
+    """Make a recording of what a process that was killed left at `path`, if it left anything.
+
+    Requests that were under way are `unfinished`, and how many tokens they had is not known. Raises UserError if the
+    recording cannot be written; nothing is lost then.
+    """
+    journal = path / JOURNAL
+    if not journal.is_file():
+        return
+    noted = entries(journal)
+    _, run = next(noted, ("run", None))
+    if run is None:  # it was killed before it had written anything
+        journal.unlink()
+        return
+    recording = LiveRecording(RecordingWriter(path, run, overwrite=True))
+    for kind, row in noted:
+        recording.repeat(kind, row)
+    recording.leave("its process was killed")
+    recording.close(status="interrupted")
+    _LOG.warning("%s holds what a process that was killed had recorded", path)
+
+
+class LiveRecording:
+    """The recording that `writer` writes. When it cannot be written any more, serving goes on without it.
+
+    With `run`, the columns of `runs` known at the start, everything is in a journal, too, from which `recover` makes it
+    if this process is killed.
+    """
+
+    def __init__(self, writer: RecordingWriter, run: Mapping[str, Any] | None = None) -> None:
+        self._writer: RecordingWriter | None = writer
+        self._journal: Journal | None = None
+        self._workload = WorkloadWriter(writer.workload_path, "served", None, shares_prefixes=True)
+        self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids that are not in the workload yet
+        self._requests: dict[int, WorkloadRequest] = {}
+        self._ended: dict[int, WorkloadRequest] = {}
+        self._last_ns = 0
+        if run is not None:
+            self._try(lambda writer: self._begin(writer.path / JOURNAL, run))
+
+    def _begin(self, path: Path, run: Mapping[str, Any]) -> None:
+        self._journal = Journal(path)
+        self._journal.add("run", run)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is written still."""
+        return self._writer is not None
+
+    def arrived(self, request: WorkloadRequest) -> None:
+        """A request; it enters the workload when it and all before it have ended, and it is known what it was."""
+        heappush(self._waiting, (request.arrival_ns, request.id))
+        self._requests[request.id] = request
+        self._note("arrived", {name: getattr(request, name) for name in _OF_A_REQUEST})
+
+    def add_request(self, row: Mapping[str, Any]) -> None:
+        """The row of a request that has ended."""
+        self._note("request", row)
+        id = row["request_id"]
+        request = self._requests.pop(id)
+        if row["reason"] and row["status"] not in ("rejected", "timed_out"):
+            request = replace(request, cancel_ns=row["end_ns"])
+        elif row["status"] == "finished":
+            request = replace(request, output_len=row["output_tokens"])
+        self._ended[id] = request
+        self._follow()
+        self._try(lambda writer: writer.add_request(**row))
+
+    def add_step(self, row: Mapping[str, Any]) -> None:
+        """The row of a step."""
+        self._note("step", row)
+        self._try(lambda writer: writer.add_step(**row))
+
+    def close(self, **run: Any) -> None:
+        """End the recording; `run` are columns of `runs` that are known only now."""
+        self._try(lambda writer: self._workload.close())
+        self._try(lambda writer: writer.close(**run))
+        self._writer = None
+        if self._journal is not None:
+            self._journal.close()
+
+    def repeat(self, kind: str, row: dict[str, Any]) -> None:
+        """Take in what another has noted in its journal."""
+        if kind == "arrived":
+            self.arrived(WorkloadRequest(**{**row, "prompt": tuple(map(tuple, row["prompt"]))}))
+            return
+        for name in _MAPS & row.keys():
+            row[name] = None if row[name] is None else [tuple(pair) for pair in row[name]]
+        self._last_ns = max(self._last_ns, row["end_ns"] or 0)
+        if kind == "request":
+            self.add_request(row)
+        else:
+            self.add_step(row)
+
+    def leave(self, why: str) -> None:
+        """Requests that have arrived and not ended never will."""
+        for id, request in list(self._requests.items()):
+            known = {name: getattr(request, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
+            times = {"arrival_ns": request.arrival_ns, "send_ns": request.arrival_ns, "end_ns": self._last_ns}
+            status = {"status": "unfinished", "reason": why, "prompt_tokens": request.prompt_len}
+            self.add_request({"request_id": id, **known, **status, **times})
+
+    def _follow(self) -> None:
+        while self._waiting and self._waiting[0][1] in self._ended:
+            request = self._ended.pop(heappop(self._waiting)[1])
+            self._try(lambda writer, request=request: self._workload.add(request))
+
+    def _note(self, kind: str, row: Mapping[str, Any]) -> None:
+        if (journal := self._journal) is not None:
+            self._try(lambda writer: journal.add(kind, row))
+
+    def _try(self, write: Callable[..., None]) -> None:
+        if self._writer is None:
+            return
+        try:
+            write(self._writer)
+        except (UserError, OSError) as error:
+            _LOG.error("the recording ends here: %s", error)
+            with suppress(OSError):
+                self._workload.close()
+            self._writer.discard()
+            self._writer = None

@@ -1,0 +1,57 @@
+"""Rows of a recording that grows, so that a process that is killed loses none of them.
+
+A Parquet file cannot be read before it is whole. A journal can: entry by entry, up to the one that was being written.
+It is deflated, since a step has mostly the rows of the one before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FILE = "journal"
+_HEAD = 4  # bytes of an entry's length
+_PIECE = 1 << 20
+
+
+class Journal:
+    """Writes entries to `path`. Raises OSError when there is no more room."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._deflate = zlib.compressobj(1)
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def add(self, *entry: Any) -> None:
+        """An entry, which is with the system when this returns."""
+        data = self._encode(entry)
+        deflate = self._deflate
+        packed = deflate.compress(len(data).to_bytes(_HEAD, "big") + data) + deflate.flush(zlib.Z_SYNC_FLUSH)
+        if self._file.write(packed) != len(packed):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._file.close()
+
+
+def entries(path: Path) -> Iterator[list[Any]]:
+    """What a journal holds; one that was not written to its end is left out."""
+    inflate, decode, rest = zlib.decompressobj(), msgspec.msgpack.Decoder().decode, b""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            rest += inflate.decompress(piece)
+            at = 0
+            while len(rest) >= at + _HEAD:
+                end = at + _HEAD + int.from_bytes(rest[at : at + _HEAD], "big")
+                if end > len(rest):
+                    break
+                yield decode(rest[at + _HEAD : end])
+                at = end
+            rest = rest[at:]
