@@ -107,6 +107,8 @@ def _prefills(twin: Twin, links: LinksConfig, deployments: Sequence[Deployment])
     for deployment in deployments:
         if deployment.kv_tiers is not None:
             raise UserError("role", "decode", "cannot be combined with kv_tiers; leave one out")
+        if deployment.scheduler.kv_groups:
+            raise UserError("role", "decode", f"cannot be combined with the sliding windows of {deployment.model}")
         if (deployment.model, kv_dtype(deployment)) != (first.model, kv_dtype(first)):
             raise UserError("role", "decode", "needs the same model and KV dtype in all pools")
     per_token = kv_bytes_per_token(first, links.kv_bytes_per_token, "kv_links.kv_bytes_per_token")

@@ -20,6 +20,7 @@ from planning.deployments import served
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_groups import with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.own_cost import identity, names_own_cost, own_cost
@@ -72,6 +73,7 @@ def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> 
     Raises UserError when they do not go together.
     """
     check_timed(calibration, gpu)
+    deployment = with_kv_groups(deployment)
     if calibration is None:
         return _on_gpu(gpu or "", None, deployment)
     if names_own_cost(calibration):

@@ -30,6 +30,9 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> None:
         raise UserError("quantization", deployment.quantization, remedy)
     if deployment.enable_expert_parallel and not files.spec.num_experts:
         raise UserError("enable_expert_parallel", True, f"needs a mixture; {files.spec.name} is dense; leave it out")
+    if scheduler.kv_groups:
+        remedy = f"follows from the model, and all layers of {files.spec.name} see everything; leave it out"
+        raise UserError("scheduler.kv_groups", list(scheduler.kv_groups), remedy)
     shard_spec(files.spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)
     if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
         remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"

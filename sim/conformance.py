@@ -80,7 +80,7 @@ def _simulate(deployment: Deployment, cost: TokenCost, workload: Workload) -> tu
             "t": row["plan_ns"],
             "dt": row["end_ns"] - row["start_ns"],
             "n": {str(id): n for id, n in zip(row["row_ids"], row["row_tokens"], strict=True)},
-            "pre": [str(id) for id in row["preempted_ids"]],
+            "pre": sorted(str(id) for id in row["preempted_ids"]),  # only the set counts
         }
         steps.append({**step, "s": row["start_ns"]} if overlapped else step)
     results = {

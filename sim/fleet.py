@@ -191,9 +191,12 @@ class Fleet:
     def _new(self, pool: int, after: Life | None = None) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
-        scheduler = self._policies[pool](deployment.scheduler, shares_prefixes=shares)
-        policy = contract_with(deployment.policy, scheduler, deployment.scheduler, self.watch)
-        self._log.started(index, deployment.scheduler.block_size)
+        settings = deployment.scheduler
+        if self._transfers is not None and settings.kv_groups:  # KV moves as though no layer had a window
+            settings = settings.model_copy(update={"kv_groups": ()})
+        scheduler = self._policies[pool](settings, shares_prefixes=shares)
+        policy = contract_with(deployment.policy, scheduler, settings, self.watch)
+        self._log.started(index, settings)
         stages = deployment.pipeline_parallel_size
         replica = Replica(self._clock, index, policy, self._costs[pool], self._log, self._on_end, stages)
         if self._transfers is not None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from serving.contract import Contract
 from serving.cost_model import CostModel
+from serving.deployments.kv_groups import kv_tokens
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
@@ -100,7 +101,7 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """Tokens that fit into its KV blocks."""
-        return self.scheduler.pool.total * self._policy.limits.block_size
+        return kv_tokens(self._policy.limits)
 
     @property
     def used_blocks(self) -> int:
@@ -110,7 +111,7 @@ class Replica:
         if self._leap_ends:
             # The step that ends now has ended, and the next is not planned yet.
             planned = bisect_right(self._leap_turns, self._clock.now_ns - 1) + 1
-            ahead = self.scheduler.decodes.crossings(planned)
+            ahead = pool.ahead(self.scheduler.decodes, planned)
         return pool.total - pool.free + ahead
 
     # What happens to it

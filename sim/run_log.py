@@ -9,11 +9,13 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from serving.kv.blocks import blocks_for
+from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
 from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan, aggregates_of
@@ -176,7 +178,7 @@ class RunLog:
         self._lives: dict[int, _Life] = {}
         self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
         self._waiting_blocks: dict[int, int] = {}
-        self._block_size: dict[int, int] = {}
+        self._demand: dict[int, Callable[[int], int]] = {}  # blocks for so many known tokens
         self._tiered: set[int] = set()
         self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
         self._on_tokens = on_tokens
@@ -186,8 +188,8 @@ class RunLog:
 
     # Replicas
 
-    def started(self, replica: int, block_size: int) -> None:
-        self._block_size[replica] = block_size
+    def started(self, replica: int, settings: SchedulerConfig) -> None:
+        self._demand[replica] = partial(most_held, settings)
         self._waiting_blocks[replica] = 0
         self._under_way[replica] = deque()
         self._samples[replica] = deque()
@@ -208,7 +210,7 @@ class RunLog:
         for request in requests:
             life = self._lives[request.id]
             life.preempted_at_ns = now_ns
-            life.demand = blocks_for(request.known, self._block_size[replica])
+            life.demand = self._demand[replica](request.known)
             self._queue(life)
 
     def planned(
@@ -291,7 +293,7 @@ class RunLog:
     # Requests
 
     def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int) -> None:
-        demand = blocks_for(request.known, self._block_size[replica])
+        demand = self._demand[replica](request.known)
         life = self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand, attempts, replica in self._tiered)
         if request.status is not Status.REJECTED:
             self._queue(life)
@@ -307,7 +309,7 @@ class RunLog:
         life.sampled_before = request.outputs
         if not request.outputs:
             life.first_token_ns = None
-        life.demand = blocks_for(request.known, self._block_size[replica])
+        life.demand = self._demand[replica](request.known)
         if request.status is not Status.REJECTED:
             self._queue(life)
 

@@ -222,8 +222,9 @@ def _recosted(scenario: PricedScenario, wrapped: Callable[[CostModel], CostModel
 
 def _all_blocks(scenario: PricedScenario) -> int:
     """Blocks for all tokens of the workload and the null block, as far as a pool may have so many."""
-    size, had = scenario.deployment.scheduler.block_size, scenario.deployment.scheduler.num_blocks
-    needed = sum(-(-(r.prompt_len + r.output_len) // size) for r in scenario.workload.requests)
+    config, had = scenario.deployment.scheduler, scenario.deployment.scheduler.num_blocks
+    size, tables = config.block_size, max(len(config.kv_groups), 1)
+    needed = tables * sum(-(-(r.prompt_len + r.output_len) // size) for r in scenario.workload.requests)
     return max(min(needed + 1, _MOST_BLOCKS), had)
 
 

@@ -17,6 +17,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_groups import kv_tokens, with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.vllm_defaults import served_by_default
 from serving.errors import UserError
@@ -70,8 +71,7 @@ class Engine:
     @property
     def kv_tokens(self) -> int:
         """Tokens for which one engine has KV blocks, beside the null block."""
-        scheduler = self.deployment.scheduler
-        return (scheduler.num_blocks - 1) * scheduler.block_size
+        return kv_tokens(self.deployment.scheduler)
 
     @property
     def usd_per_hour(self) -> float:
@@ -163,9 +163,9 @@ def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
-    deployment = engine.deployment
+    deployment = with_kv_groups(engine.deployment)
     capacity = kv_capacity(find_model(deployment.model), gpu, deployment)
     if deployment.gpu_memory_utilization is None:
-        return engine
+        return replace(engine, deployment=deployment)
     capacity.check(deployment)
     return replace(engine, deployment=deployment.rescheduled(num_blocks=capacity.num_blocks))

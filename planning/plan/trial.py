@@ -170,5 +170,6 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
 def _never_forgetting(engine: Engine, workload: Workload) -> Engine:
     scheduler = engine.deployment.scheduler
     tokens = sum(request.prompt_len + request.output_len + scheduler.block_size for request in workload.requests)
-    blocks = min(max(tokens // scheduler.block_size + 2, scheduler.num_blocks), 10_000_000)
+    tables = max(len(scheduler.kv_groups), 1)
+    blocks = min(max(tables * (tokens // scheduler.block_size) + 2, scheduler.num_blocks), 10_000_000)
     return replace(engine, deployment=engine.deployment.rescheduled(num_blocks=blocks))

@@ -11,7 +11,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.kv_tiers import KvTiersConfig
@@ -34,6 +42,17 @@ class SchedulerConfig(Settings):
     num_blocks: int = Field(4096, ge=2, le=10_000_000, description="number of KV blocks, with the null block")
     enable_chunked_prefill: bool = Field(True, description="allow a prompt to be split over several steps")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
+    kv_groups: tuple[int, ...] = Field(
+        (),
+        description="the groups of layers that share a block table: the sliding window of each in tokens, 0 for full "
+        "attention. Follows from the model; empty: one group with full attention",
+    )
+    prefix_cache_retention_interval: int | None = Field(
+        0,
+        ge=0,
+        description="layers with a sliding window keep prefixes findable at the end of every so many tokens, a "
+        "multiple of block_size; 0: only where a prompt or a shared prefix ends; null: everywhere",
+    )
     long_prefill_token_threshold: int = Field(0, ge=0, description="prefill tokens of one request a step; 0: no limit")
     scheduler_reserve_full_isl: bool = Field(True, description="admit a request only if all of its known tokens fit")
     watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks that admission leaves free")
@@ -78,6 +97,24 @@ class SchedulerConfig(Settings):
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
         return self
+
+    @model_validator(mode="after")
+    def _groups_are_kept_as_vllm_keeps_them(self) -> SchedulerConfig:
+        windows = {window for window in self.kv_groups if window}
+        if self.kv_groups and (len(windows) != 1 or min(windows) < 2):
+            raise ValueError("kv_groups must have groups with one sliding window, of at least 2 tokens")
+        if (self.prefix_cache_retention_interval or 0) % self.block_size:
+            raise ValueError(f"prefix_cache_retention_interval must be a multiple of block_size {self.block_size}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_groups(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What models with full attention have no use for is not written: their recordings stay as they were."""
+        data: dict[str, Any] = dump(self)
+        for name, default in (("kv_groups", ()), ("prefix_cache_retention_interval", 0)):
+            if name in data and getattr(self, name) == default:
+                del data[name]
+        return data
 
     @model_validator(mode="after")
     def _bounds_are_positive(self) -> SchedulerConfig:

@@ -13,12 +13,12 @@ from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_held
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
 from serving.deployments.weight_types import linear_dtype, weight_width, weights_dtype
 from serving.errors import UserError
-from serving.kv.blocks import blocks_for
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
 _GIB = 1024**3
@@ -42,8 +42,7 @@ class KvCapacity(NamedTuple):
     non_torch     libraries, workspaces, communication
     graphs        what is set aside for CUDA graphs
     block         one KV block, over the layers that share it
-    full_groups   blocks that `block_size` tokens take: 1, unless layers with a window are outnumbered
-    window_blocks blocks that a request holds for its layers with a window, whatever its length
+    pages         blocks that are one in the scheduler's eyes: 1, unless groups of layers are kept as one
     """
 
     total: int
@@ -54,8 +53,7 @@ class KvCapacity(NamedTuple):
     non_torch: int
     graphs: int
     block: int
-    full_groups: int = 1
-    window_blocks: int = 0
+    pages: int = 1
 
     @property
     def activations(self) -> int:
@@ -80,7 +78,7 @@ class KvCapacity(NamedTuple):
         return self._blocks(self.left - spread), self._blocks(self.left + spread)
 
     def _blocks(self, left: int) -> int:
-        return max(left, 0) // (self.block * self.full_groups)
+        return max(left, 0) // (self.block * self.pages)
 
     def explain(self) -> list[tuple[str, float]]:
         """The arithmetic: what each term is, and its GiB; what is taken away is negative."""
@@ -97,7 +95,7 @@ class KvCapacity(NamedTuple):
     def check(self, deployment: Deployment) -> None:
         """Raise UserError unless a request of `max_model_len` fits, beside the null block."""
         config = deployment.scheduler
-        need = blocks_for(config.max_model_len, config.block_size) + self.window_blocks + 1
+        need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
             frugal = self._blocks(self.left + self.activations - self.forward) >= need
             remedy = "lower max_num_seqs, or " if frugal else ""
@@ -113,6 +111,7 @@ class KvCapacity(NamedTuple):
 def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_bytes: int = 0) -> KvCapacity:
     """What a device of `deployment` has for KV. With pipeline stages, it is the stage that has the fewest blocks.
 
+    Blocks are counted as `with_kv_groups` has them held.
     `graph_bytes` is for vLLM from 0.21 on, which sets its estimate of CUDA graphs aside; before, they came on top.
     Raises UserError where heads or layers cannot be split.
     """
@@ -127,7 +126,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     if speculative is not None and speculative.model is not None:  # its KV lies in the same blocks, after the target's
         draft = find_model(speculative.model)
         weights[-1] += weight_bytes(draft, deployment)
-        layouts[-1]["block"] += _page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("full_groups", 1)
+        layouts[-1]["block"] += _page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("pages", 1)
     forward, last = _forward_bytes(model, deployment), len(layers) - 1
     received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
     stages = [
@@ -229,21 +228,10 @@ def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
 
 
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
-    """Bytes of a block, over the layers of `model`, and what else it takes to count blocks.
-
-    Where some layers have a window, vLLM's hybrid allocator puts layers into groups of one size, as many as the rarer
-    kind has. A block serves one group; a group of full layers takes a block for every `block_size` tokens, one with a
-    window only for what the window sees.
-    """
-    block_size, page = deployment.scheduler.block_size, _page_bytes(model, deployment)
-    sliding = model.sliding_layers
-    full = model.num_layers - sliding
-    if not sliding or not full:
+    """Bytes of a block over the layers of `model` that share it, and how many the scheduler takes for one."""
+    page = _page_bytes(model, deployment)
+    full = model.num_layers - model.sliding_layers
+    if not model.sliding_layers or not full:
         return {"block": page * model.num_layers}
-    group = min(full, sliding)
-    window = blocks_for(model.sliding_window, block_size) + 1
-    return {
-        "block": page * group,
-        "full_groups": -(-full // group),
-        "window_blocks": -(-sliding // group) * window,
-    }
+    layers = layers_of_a_group(model)
+    return {"block": page * layers, "pages": 1 if kv_groups(model, deployment) else -(-full // layers)}

@@ -90,6 +90,9 @@ class BlockPool:
                     self.register(request, request.computed + after + 1 - lag)
         decodes.lag = lag
 
+    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+        return decodes.crossings(steps)
+
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         for request in _in_order(decodes.crossing(after=-lag).values()):
             self.register(request, request.computed - lag)

@@ -68,6 +68,10 @@ class KvBlocks(Protocol):
         """`extend_decodes` before each of `steps` ticks in a row."""
         ...
 
+    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+        """By how much `free` will shrink in `steps` ticks of the set."""
+        ...
+
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         """`register` all but the last `lag` computed tokens of every member, after a tick."""
         ...

@@ -69,6 +69,9 @@ class CountingPool:
         self._take(len(decodes.crossing()))
         decodes.lag = lag
 
+    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+        return decodes.crossings(steps)
+
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         decodes.lag = lag
 

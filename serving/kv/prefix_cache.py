@@ -36,6 +36,15 @@ class PrefixCache:
             self._blocks.setdefault(keys[index], {})[block] = None
             self._key[block] = keys[index]
 
+    def first(self, key: bytes) -> int:
+        """The block registered first of those that hold `key`; 0 if there is none."""
+        return next(iter(self._blocks.get(key, ())), 0)
+
+    def put(self, key: bytes, block: int) -> None:
+        """`block` is full, and holds `key`."""
+        self._blocks.setdefault(key, {})[block] = None
+        self._key[block] = key
+
     def evict(self, block: int) -> None:
         """`block` is about to hold something else."""
         key = self._key.pop(block, None)

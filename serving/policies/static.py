@@ -10,7 +10,6 @@ from collections import deque
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import blocks_for
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
 from serving.step_plan import StepPlan
@@ -50,4 +49,4 @@ class StaticScheduler(VllmScheduler):
 
     def _blocks_to_come(self, request: Request) -> int:
         """Blocks that it will take beside those it holds."""
-        return blocks_for(request.max_len - 1, self.config.block_size) - request.held
+        return self.most_held(request) - request.held

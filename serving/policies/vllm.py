@@ -14,12 +14,15 @@ from collections.abc import Collection, Iterable
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
 from serving.errors import UserError
 from serving.kv.blocks import Hit, blocks_for
 from serving.kv.content import Content
 from serving.kv.external import ExternalKv
+from serving.kv.grouped_pool import GroupedPool
 from serving.kv.pools import kv_blocks
 from serving.policies.drafts import Drafts
+from serving.policies.grouped_decode import GroupedDecode
 from serving.policies.kv_loading import KvLoading
 from serving.policies.service_meter import ServiceMeter
 from serving.policies.steady_decode import SteadyDecode
@@ -60,7 +63,9 @@ class VllmScheduler:
         self.kv_loading: KvLoading | None = None
         self.drafts = Drafts(config.speculative) if config.speculative else None
         varies = type(self).step_budget is not VllmScheduler.step_budget
-        self._steady = SteadyDecode(self, config, budget_varies=varies)
+        self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
+        steady = SteadyDecode if self._grouped is None else GroupedDecode
+        self._steady = steady(self, config, budget_varies=varies)
         self._in_flight = self._steady.in_flight
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
@@ -75,6 +80,7 @@ class VllmScheduler:
         self._block_size = config.block_size
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
+        self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
         self._most_of_one = self._budget  # tokens of one request in the step being planned
         # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
@@ -130,10 +136,14 @@ class VllmScheduler:
                 f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
                 f"exceed max_model_len {self.config.max_model_len}"
             )
-        need = blocks_for(request.max_len - 1, self._block_size)  # the last token is never computed
+        need = self.most_held(request)
         if need > self.pool.total:
             return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
         return ""
+
+    def most_held(self, request: Request) -> int:
+        """The most KV blocks that `request` will ever hold at once."""
+        return most_held(self.config, request.max_len - 1)  # the last token is never computed
 
     def end(self, request: Request, status: Status) -> None:
         """`request` leaves for good, with `status`: finished or aborted."""
@@ -197,6 +207,8 @@ class VllmScheduler:
             tokens = min(self.wanted(request), budget)
             if not tokens:
                 continue
+            if self._grouped is not None:
+                self._grouped.slide(request)
             while self.lacking_blocks(request, tokens) > self.pool.free:
                 victim = self.victim()
                 budget += self._preempt(plan, victim)
@@ -222,8 +234,11 @@ class VllmScheduler:
     def lacking_blocks(self, request: Request, tokens: int) -> int:
         """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
         end = request.computed + tokens
-        if self._lookahead:
-            end = self.drafts.slots(request, end)  # type: ignore[union-attr]
+        if self._particular:
+            if self._lookahead:
+                end = self.drafts.slots(request, end)  # type: ignore[union-attr]
+            if self._grouped is not None:
+                return self._grouped.lacking(request, end)
         return -(-end // self._block_size) - request.held
 
     def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
@@ -310,7 +325,7 @@ class VllmScheduler:
             hit = self.pool.lookup(request)
             found = hit.blocks * self._block_size
             if loading is not None and (loadable := loading.external.matched(request, found)):
-                if self._fits(request, request.known, hit):
+                if self._fits(request, request.known, hit, request.known):
                     loading.load(request, hit, loadable)
                 return 0
         tokens = request.known - found
@@ -321,7 +336,7 @@ class VllmScheduler:
                 return 0
             tokens = budget
         if hit is not None:
-            if not self._fits(request, request.known if self._reserves_all else found + tokens, hit):
+            if not self._fits(request, request.known if self._reserves_all else found + tokens, hit, found + tokens):
                 return 0
             self.pool.admit(request, hit)
             request.found(found)
@@ -343,9 +358,13 @@ class VllmScheduler:
             loading.external.admitted(request)
         return tokens
 
-    def _fits(self, request: Request, tokens: int, hit: Hit) -> bool:
-        """Whether there are blocks for the first `tokens` tokens, beside those of `hit`."""
-        need = blocks_for(tokens, self._block_size) - hit.blocks + hit.idle
+    def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
+        """Whether there are blocks for the first `tokens` tokens, of which the step computes those up to `now`, beside
+        those of `hit`."""
+        if self._grouped is not None:
+            need = self._grouped.to_admit(tokens, hit, now)
+        else:
+            need = blocks_for(tokens, self._block_size) - hit.blocks + hit.idle
         return need + (self._watermark if self.running else 0) <= self.pool.free
 
     # When a step has ended
@@ -401,6 +420,9 @@ class VllmScheduler:
     # KV from outside: see `kv_loading.py`
 
     def connect(self, external: ExternalKv) -> None:
+        if self._grouped is not None:
+            remedy = "cannot be combined with KV from outside; leave it empty"
+            raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)
         self.kv_loading = KvLoading(external, self.pool, self._block_size)
 
     def loaded(self, request: Request) -> None:

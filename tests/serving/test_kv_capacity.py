@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import KvCapacity, kv_capacity, weight_bytes
+from serving.deployments.kv_groups import kv_groups, most_held, with_kv_groups
 from serving.deployments.model_catalogue import find_model, models
 from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
+from serving.kv.blocks import blocks_for
 
 GIB = 1024**3
 DATA = Path(__file__).parents[3] / "shared" / "data" / "inference-sim"
@@ -119,7 +121,7 @@ def test_more_room_never_gives_fewer_blocks(model: str, tp: int, seqs: int, toke
     here = capacity(model, "H100", scheduler=limits, **engine)
     low, high = here.interval
     assert low <= here.num_blocks <= high
-    assert here.num_blocks * here.block * here.full_groups <= max(here.left, 0)
+    assert here.num_blocks * here.block * here.pages <= max(here.left, 0)
     assert capacity(model, "H200", scheduler=limits, **engine).num_blocks >= here.num_blocks
     fewer = {**limits, "max_num_seqs": max(seqs // 2, 1)}
     assert capacity(model, "H100", scheduler=fewer, **engine).num_blocks >= here.num_blocks
@@ -164,9 +166,9 @@ def test_a_data_parallel_group_shares_experts_and_nothing_else() -> None:
 def test_layers_with_a_window_share_blocks_with_full_ones() -> None:
     oss = capacity("gpt-oss-120b", "H200")
     assert oss.block == 2 * 18 * 8 * 64 * 16 * 2  # keys and values, half of the layers, heads, head size, tokens, bytes
-    assert (oss.full_groups, oss.window_blocks) == (1, 9)
+    assert oss.num_blocks == oss.left // oss.block
     llama = capacity("Llama-3.1-8B", "H200")
-    assert (llama.block, llama.full_groups, llama.window_blocks) == (16 * 131_072, 1, 0)
+    assert (llama.block, llama.pages) == (16 * 131_072, 1)
 
 
 def test_weights_are_kept_as_the_deployment_says_or_as_published() -> None:
@@ -184,3 +186,39 @@ def test_what_does_not_fit_or_split_is_refused_in_one_line() -> None:
     capacity("Llama-3.1-8B", "H100").check(deployment)
     with pytest.raises(UserError, match="tensor_parallel_size"):
         capacity("Qwen2.5-7B", "H100", tensor_parallel_size=8)
+
+
+@pytest.mark.parametrize(
+    ("layers", "sliding", "groups"),
+    [
+        (32, 32, (4096,)),  # Mistral 7B v0.1
+        (36, 18, (4096, 0)),  # gpt-oss
+        (62, 52, (4096,) * 6 + (0,)),  # Gemma 3 27B: the last group is padded
+        (25, 12, (4096, 0)),  # nearly even: vLLM pads the rarer kind
+        (28, 7, (4096, 0, 0, 0)),
+        (32, 0, ()),
+    ],
+)
+def test_layers_are_grouped_as_vllm_groups_them(layers: int, sliding: int, groups: tuple[int, ...]) -> None:
+    window = {"num_layers": layers, "sliding_layers": sliding, "sliding_window": 4096 if sliding else 0}
+    spec = find_model("Llama-3.1-8B").model_copy(update=window)
+    limits = {"max_model_len": 100_000, "max_num_batched_tokens": 8192}
+    deployment = Deployment(scheduler=limits)
+    assert kv_groups(spec, deployment) == groups
+    held = most_held(deployment.rescheduled(kv_groups=groups).scheduler, 100_000)
+    local = blocks_for(4095 + 8192, 16) + 1
+    assert held == 6250 * max(groups.count(0), not groups) + local * (len(groups) - groups.count(0))
+    whole = kv_capacity(spec, find_gpu("H100"), deployment)
+    assert whole.block * max(len(groups), 1) >= 16 * spec.kv_bytes_per_token(2)
+    staged = kv_groups(spec, Deployment(scheduler=limits, pipeline_parallel_size=2))
+    assert staged == ()
+
+
+def test_groups_follow_from_the_model_and_cannot_be_others() -> None:
+    assert with_kv_groups(Deployment(model="gpt-oss-20b")).scheduler.kv_groups == (128, 0)
+    assert with_kv_groups(Deployment(model="Llama-3.1-8B")).scheduler.kv_groups == ()
+    own = Deployment(model="unheard of", scheduler={"kv_groups": (64, 0)})
+    assert with_kv_groups(own).scheduler.kv_groups == (64, 0)
+    with pytest.raises(UserError, match=r"scheduler.kv_groups: \[64\]: is \[128, 0\] for gpt-oss-20b; leave it out"):
+        with_kv_groups(Deployment(model="gpt-oss-20b", scheduler={"kv_groups": (64,)}))
+    assert "kv_groups" not in Deployment().model_dump_json()

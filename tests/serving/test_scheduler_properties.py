@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from serving.deployments.config import SchedulerConfig
 from serving.kv.block_pool import BlockPool
+from serving.kv.blocks import blocks_for
+from serving.kv.grouped_pool import GroupedPool
 from serving.request import Request, Status
 from serving.scheduler import POLICIES, Scheduler, find_policy
 from serving.step_plan import StepPlan
@@ -43,6 +45,7 @@ class Driver:
         self.finished: list[int] = []
         self.aborted: list[int] = []
         self.admissions: list[int] = []
+        self.seen: list[tuple[int, Request, int, list[int]]] = []  # step, request and its preemptions, blocks read
 
     def add(self, arrived: WorkloadRequest) -> None:
         self.all[arrived.id] = self.scheduler.add(arrived)
@@ -81,6 +84,8 @@ class Driver:
         if not self.overlapped:
             awaited = {id for _, ids in self.flying for id in ids if not self.all[id].stale}
             assert not awaited & {row.request.id for row in rows}, "planned before its token is known"
+        if isinstance(self.scheduler.pool, GroupedPool):
+            self.check_windows(self.scheduler.pool, plan)
         if plan.tokens:
             self.flying.append((plan, [row.request.id for row in rows if row.samples]))
         order = list(self.scheduler.running)
@@ -112,6 +117,23 @@ class Driver:
             held = sum(-(-r.computed // self.config.block_size) for r in scheduler.running.values())
             assert scheduler.pool.free == scheduler.pool.total - held
 
+    def check_windows(self, pool: GroupedPool, plan: StepPlan) -> None:
+        """What queries see is held until their step has returned; what none to come can see is not held."""
+        size = self.config.block_size
+        flying = {flying.seq for flying, _ in self.flying}
+        self.seen = [seen for seen in self.seen if seen[0] in flying]
+        for request, start, tokens, *_ in plan.rows():
+            for window, table in zip(self.config.kv_groups, pool.tables(request), strict=True):
+                first = max(start - window + 1, 0) // size if window else 0
+                blocks = table[first : blocks_for(start + tokens, size)]
+                assert all(blocks)
+                assert flying or not any(table[:first])
+                self.seen.append((plan.seq, request, request.preemptions, blocks))
+        for _, request, preemptions, blocks in self.seen:
+            if not request.ended and request.preemptions == preemptions:
+                held = {block for table in pool.tables(request) for block in table}
+                assert held.issuperset(blocks)
+
     def drain(self) -> None:
         for _ in range(20_000):
             if not self.scheduler.requests and not self.flying:
@@ -128,17 +150,22 @@ class Driver:
 
 
 LOOPS = st.sampled_from([(1, False), (2, True), (2, False), (3, False), (8, False)])  # depth, overlapped
+GROUPS = [(2,), (7,), (9, 0), (16, 16, 0), (0, 5, 0)]  # windows of the groups of layers
 
 
 @st.composite
 def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
+    depth, overlapped = draw(LOOPS)
+    groups = draw(st.sampled_from([(), *GROUPS])) if depth == 1 or overlapped else ()
     config = SchedulerConfig(
+        kv_groups=groups,
+        prefix_cache_retention_interval=draw(st.sampled_from([0, 2 * size, None])),
         max_num_seqs=draw(st.sampled_from([1, 3, 8])),
         max_num_batched_tokens=draw(st.sampled_from([1, 4, 16, 64])),
         max_model_len=64,
         block_size=size,
-        num_blocks=1 + -(-64 // size) + draw(st.integers(0, 64 // size)),
+        num_blocks=1 + max(len(groups), 1) * -(-64 // size) + draw(st.integers(0, 64 // size)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.2])),
@@ -146,7 +173,7 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
         enable_prefix_caching=draw(st.booleans()),
         forget_withdrawn=draw(st.booleans()),
     )
-    driver = Driver(draw(st.sampled_from(sorted(POLICIES))), config, draw(st.booleans()), *draw(LOOPS))
+    driver = Driver(draw(st.sampled_from(sorted(POLICIES))), config, draw(st.booleans()), depth, overlapped)
     return driver, random.Random(draw(st.integers(0, 2**32)))
 
 
@@ -179,6 +206,32 @@ def test_fcfs_admits_in_order_of_arrival_and_starves_nobody(seed: int, loop: tup
     driver.drain()
     assert driver.admissions == sorted(driver.admissions)
     assert all(request.status is Status.FINISHED for request in driver.all.values())
+
+
+@given(
+    window=st.integers(2, 70),
+    size=st.sampled_from([1, 4, 16]),
+    prompt=st.integers(1, 100),
+    output=st.integers(1, 60),
+    budget=st.sampled_from([5, 16, 200]),
+)
+@examples(0.2)
+def test_a_request_holds_what_its_windows_see(window: int, size: int, prompt: int, output: int, budget: int) -> None:
+    config = SchedulerConfig(
+        kv_groups=(window, window, 0), max_num_batched_tokens=budget, max_model_len=200, block_size=size, num_blocks=999
+    )
+    driver = Driver("vllm", config, shares=False)
+    driver.add(WorkloadRequest(0, 0, (("", prompt),), output))
+    most = blocks_for(min(window - 1 + budget, 200), size) + 1
+    pool, request = driver.scheduler.pool, driver.all[0]
+    while not request.ended:
+        start = request.computed
+        driver.step()
+        if not request.ended:
+            full, left = blocks_for(request.computed, size), max(start - window + 1, 0) // size
+            assert pool.total - pool.free == full + 2 * (full - left)
+            assert full - left <= most
+    assert pool.free == pool.total
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -262,7 +315,9 @@ def leapt(
         if to_come:
             steps = min(steps, to_come[0].arrival_ns - done)
         if steps > 0 and leaps:
+            left = scheduler.pool.free - scheduler.pool.ahead(scheduler.decodes, steps)
             finished = scheduler.skip(steps)
+            assert finished or scheduler.pool.free == left
         else:
             steps = max(steps, 1)
             for left in range(steps, 0, -1):
@@ -288,12 +343,14 @@ def _joined(spans: list[tuple[int, int]]) -> list[int]:
 def test_skipping_steady_steps_is_taking_them_one_by_one(policy: str, seed: int) -> None:
     chance = random.Random(seed)
     size = chance.choice([1, 3, 4, 16])
+    groups = chance.choice([(), (), *GROUPS])
     config = SchedulerConfig(
+        kv_groups=groups,
         max_num_seqs=chance.choice([2, 4, 16]),
         max_num_batched_tokens=chance.choice([3, 8, 40]),
         max_model_len=128,
         block_size=size,
-        num_blocks=1 + -(-128 // size) * chance.choice([1, 2, 4]),
+        num_blocks=1 + max(len(groups), 1) * -(-128 // size) * chance.choice([1, 2, 4]),
         long_prefill_token_threshold=chance.choice([0, 5]),
         scheduler_reserve_full_isl=chance.random() < 0.5,
         watermark=chance.choice([0.0, 0.1]),

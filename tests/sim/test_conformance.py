@@ -12,7 +12,9 @@ from serving.errors import UserError
 from sim.conformance import conform
 from tests.command import tokentwin
 
-RECORDINGS = sorted((Path(__file__).parents[1] / "data" / "oracle").glob("*.rec.json.gz"))
+DATA = Path(__file__).parents[1] / "data"
+RECORDINGS = sorted((DATA / "oracle").glob("*.rec.json.gz"))
+WINDOWS = sorted((DATA / "oracle_windows").glob("*.rec.json.gz"))  # of block tables by group; see docs/serving.md
 SMALLEST = min(RECORDINGS, key=lambda path: path.stat().st_size)
 
 
@@ -57,7 +59,7 @@ def test_the_recordings_cover_both_loops_and_preemption():
     assert {"fcfs_tight_kv", "priority_tight_kv", "overlap_tight_kv", "prefix_multiturn"} <= names
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", RECORDINGS + WINDOWS, ids=lambda path: path.name.split(".")[0])
 def test_every_recording_is_reproduced(path):
     result = conform(path)
     assert result.identical, str(result)

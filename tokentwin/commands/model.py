@@ -85,6 +85,7 @@ def inspect(
     from serving.deployments.config import Deployment, parse
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
+    from serving.deployments.kv_groups import kv_groups, most_held
     from serving.deployments.model_catalogue import find_model
     from serving.errors import UserError
 
@@ -106,9 +107,16 @@ def inspect(
         remedy = f"has no room for KV blocks beside {spec.name}'s weights; use more devices or a larger one"
         raise UserError("gpu", gpu, remedy)
     click.echo(f"  one block is {capacity.block / 1024:,.0f} KiB: {blocks:,} blocks, plausibly {low:,} to {high:,}")
-    click.echo(f"  = {blocks * block_size:,} tokens")
-    if capacity.window_blocks:
-        click.echo(f"  of which each request holds {capacity.window_blocks} blocks more, for layers with a window")
+    groups = kv_groups(spec, deployment)
+    if not groups:
+        click.echo(f"  = {blocks * block_size:,} tokens")
+        return
+    longest = min(deployment.scheduler.max_model_len, spec.max_positions)
+    config = deployment.scheduler.model_copy(update={"kv_groups": groups, "max_model_len": longest})
+    full, window = groups.count(0), max(groups)
+    tables = f"{len(groups) - full} of layers with a window of {window:,} tokens, {full} of full attention"
+    click.echo(f"  a request has {len(groups)} block tables: {tables}")
+    click.echo(f"  of {longest:,} tokens it holds {most_held(config, longest):,} blocks at most")
 
 
 def _described(spec: ModelSpec) -> str:

@@ -1,0 +1,74 @@
+"""Which layers of a model share a block table, and how many KV blocks a request then holds: vLLM's hybrid allocator.
+
+Groups have equally many layers, so that one pool of blocks serves them all. A group of layers with full attention takes
+a block for every `block_size` tokens; one with a sliding window gives back what its window has passed.
+"""
+
+from __future__ import annotations
+
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
+from serving.kv.blocks import blocks_for
+
+_NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers vLLM pads the rarer kind and splits neither
+
+
+def layers_of_a_group(model: ModelSpec) -> int:
+    """Layers of each group, padded to that many."""
+    few, many = sorted((model.num_layers - model.sliding_layers, model.sliding_layers))
+    return many if many < few * _NEARLY_EVEN or not few else few
+
+
+def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
+    """`SchedulerConfig.kv_groups` for `model`; empty if no layer slides, or if KV is kept as though none did.
+
+    That is so where blocks are also moved, or hold the KV of a draft model, or belong to pipeline stages.
+    """
+    speculative = deployment.scheduler.speculative
+    drafted = speculative is not None and speculative.model is not None
+    if not model.sliding_layers or deployment.kv_tiers or drafted or deployment.pipeline_parallel_size > 1:
+        return ()
+    layers, full = layers_of_a_group(model), model.num_layers - model.sliding_layers
+    sliding = (model.sliding_window,) * -(-model.sliding_layers // layers)
+    return (*sliding, *(0,) * -(-full // layers))
+
+
+def with_kv_groups(deployment: Deployment) -> Deployment:
+    """`deployment` with the groups of its model, where that is known. Raises UserError if it states others."""
+    try:
+        groups = kv_groups(find_model(deployment.model), deployment)
+    except UserError:  # no shapes: a cost model of one's own may price it all the same
+        return deployment
+    stated = deployment.scheduler.kv_groups
+    if stated and stated != groups:
+        raise UserError("scheduler.kv_groups", list(stated), f"is {list(groups)} for {deployment.model}; leave it out")
+    return deployment.rescheduled(kv_groups=groups) if groups else deployment
+
+
+def most_sliding_tokens(config: SchedulerConfig) -> int:
+    """Tokens of the blocks that a sliding layer holds of a request at most.
+
+    What its window sees of the past and what is in flight (vLLM's `max_admission_blocks_per_request`); a block more,
+    because the window can begin in the middle of one.
+    """
+    in_flight = config.max_num_batched_tokens * (2 if config.async_scheduling else 1)
+    seen = min(max(config.kv_groups) - 1 + in_flight, config.max_model_len)
+    return (blocks_for(seen, config.block_size) + 1) * config.block_size
+
+
+def most_held(config: SchedulerConfig, tokens: int) -> int:
+    """The most blocks that a request of `tokens` computed tokens ever holds at once."""
+    if not config.kv_groups:
+        return blocks_for(tokens, config.block_size)
+    sliding = min(tokens, most_sliding_tokens(config))
+    return sum(blocks_for(sliding if window else tokens, config.block_size) for window in config.kv_groups)
+
+
+def kv_tokens(config: SchedulerConfig) -> int:
+    """Tokens that fit into the blocks, of requests that are as long as they may be."""
+    if not config.kv_groups:
+        return (config.num_blocks - 1) * config.block_size
+    longest = config.max_model_len
+    return (config.num_blocks - 1) * longest // most_held(config, longest)
