@@ -15,6 +15,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 from realengine.deployable import check_deployment
+from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
 from realengine.grammar import Grammar, Grammars
 from realengine.ranks import Ranks
@@ -49,27 +50,30 @@ class Engine:
 
     `deployment` is what runs, within the buffers that it was made with. With `gpu_memory_utilization` set, its
     `num_blocks` is what was found to fit, and `memory_report` says how. Raises UserError when the deployment asks for
-    something the model or the machine cannot do.
+    something the model or the machine cannot do. `draft` is the draft model, where it has one.
     """
 
-    def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
+    def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
         check_deployment(deployment, files)
+        self._in_flight: deque[Flight] = deque()
         self.spec = files.spec
         self.source = files.source
         self.folder = files.folder
         parallel = deployment.tensor_parallel_size > 1
         self.runner = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
         self.memory_report = ""
+        self._drafter: Drafter | None = None
         try:
+            self._drafter = find_drafter(deployment, files.spec, draft)
             self.deployment = self._fit_memory(deployment)
             self._config = self.deployment.scheduler
             self.runner.allocate(self._config.num_blocks)
+            if self._drafter is not None:
+                self._drafter.allocate(self._config.num_blocks)
         except BaseException:
-            self.runner.close()
+            self.close()
             raise
         self._depth = 2 if self._config.async_scheduling else 1
-        self._drafter = find_drafter(self._config)
-        self._in_flight: deque[Flight] = deque()
         self._unusable = ""  # why no step may run
         self.sequences: dict[int, TokenSequence] = {}
         self.scheduler: Scheduler
@@ -80,6 +84,8 @@ class Engine:
         if deployment.gpu_memory_utilization is None:
             return deployment
         budget = self.runner.budget(deployment.gpu_memory_utilization)
+        if self._drafter is not None:
+            budget = self._drafter.budget(budget)
         budget.check(deployment.scheduler)
         self.memory_report = budget.explain()
         scheduler = deployment.scheduler.model_copy(update={"num_blocks": budget.num_blocks})
@@ -146,6 +152,8 @@ class Engine:
         """
         self._unusable = _CLOSED
         self._in_flight.clear()
+        if self._drafter is not None:
+            self._drafter.close()
         self.runner.close()
 
     def add(
@@ -276,6 +284,9 @@ class Engine:
         plan = self._policy.schedule()
         self._seating.follow(plan)
         self._demand.follow(plan)
+        if self._drafter is not None:
+            for request in plan.preempted:
+                self._drafter.leave(request.id)
         self._preempted_ns.update((request.id, plan_start_ns) for request in plan.preempted)
         return plan
 
@@ -303,12 +314,12 @@ class Engine:
                 accepted[request.id] = count
             if stops:
                 stopped.append(request.id)
+        proposed, draft_ns, draft_thread_ns = self._draft(flight, stopped)
         finished = self._policy.commit(plan, stopped)
         for request in dict.fromkeys(sampled):
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
-        proposed, draft_ns, draft_thread_ns = self._draft(flight)
         thread_ns = launched.thread_ns
         return Step(
             plan,
@@ -336,18 +347,21 @@ class Engine:
             launched.expert_tokens,
         )
 
-    def _draft(self, flight: Flight) -> tuple[dict[int, int] | None, int | None, int]:
+    def _draft(self, flight: Flight, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None, int]:
         """Propose what the next step verifies: how much for whom, how long it took, and CPU time of this thread."""
         if self._drafter is None:
             return None, None, 0
         began_ns, thread_ns = perf_counter_ns(), thread_time_ns()
         rows = [row for row in flight.rows if not row.request.ended]
-        found = self._drafter.draft(rows, self.sequences)
+        sequences = {row.request.id: self.sequences[row.request.id] for row in rows}
+        lasts = {id for id, sequence in sequences.items() if sequence.output_len == sequence.request.arrived.output_len}
+        going_on = {row.request.id for row in rows if row.samples} - lasts - set(stopped)
+        found = self._drafter.draft(rows, going_on, sequences, self._seating)
         proposed = {}
-        for request, *_, samples, _ in rows:
-            if samples:
-                drafts = self.sequences[request.id].propose(found.get(request.id, []))
-                request.proposed = proposed[request.id] = drafts
+        for row in rows:
+            if row.request.id in going_on:
+                drafts = sequences[row.request.id].propose(found.get(row.request.id, []))
+                row.request.proposed = proposed[row.request.id] = drafts
         return proposed, perf_counter_ns() - began_ns, thread_time_ns() - thread_ns
 
     def step(self) -> Step | None:
@@ -365,6 +379,8 @@ class Engine:
     def warm_up(self) -> None:
         """Run once what steps are made of, the largest first, so that nothing is first in a measured run."""
         self.runner.warm_up()
+        if self._drafter is not None:
+            self._drafter.warm_up()
 
     def time_operations(self) -> None:
         """From now on, time every operation of every step: slower, and without graphs."""

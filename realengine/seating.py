@@ -11,6 +11,7 @@ import numpy as np
 from realengine.sequence import TokenSequence
 from realengine.step_input import Ints, RowInput
 from serving.deployments.config import SchedulerConfig
+from serving.request import Request
 from serving.step_plan import Row, StepPlan
 
 
@@ -39,16 +40,21 @@ class Seating:
         if seat is not None:
             self._free.append(seat)
 
+    def blocks(self, request: Request, tokens: int) -> Ints:
+        """Ids of its blocks, those of its first `tokens` tokens among them."""
+        seat = self._seats[request.id]
+        need, filled = -(-tokens // self._block_size), self._filled[seat]
+        if filled < need:
+            self._tables[seat, filled:need] = request.blocks[filled:need]
+            self._filled[seat] = need
+        return self._tables[seat]
+
     def row(self, row: Row, sequence: TokenSequence, masks: tuple[Ints, ...] = ()) -> RowInput:
         """What the device needs to know of one row of a plan; `masks` are of the tokens that it samples."""
         request, start, count, samples, drafts = row
         seat = self._seats[request.id]
-        need, filled = -(-(start + count) // self._block_size), self._filled[seat]
-        if filled < need:
-            self._tables[seat, filled:need] = request.blocks[filled:need]
-            self._filled[seat] = need
         first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = samples and sequence.logprobs
         tokens = sequence.inputs(start, count, seat)
-        return RowInput(tokens, start, self._tables[seat], seat, draws, wanted, masks)
+        return RowInput(tokens, start, self.blocks(request, start + count), seat, draws, wanted, masks)

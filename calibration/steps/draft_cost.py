@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from calibration.operations import Operation, StepSizes
 from serving.cost_model import CostModel
-from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 from serving.step_plan import StepPlan
@@ -114,10 +113,3 @@ def _context(step: StepPlan | StepSizes) -> Any:
     """Tokens before the rows that sampled, summed; the prompts that end in this step are as long as its others."""
     ending = np.maximum(step.sampled_rows - step.decode_rows, 0) / np.maximum(step.prefill_rows, 1)
     return step.decode_context + step.decode_rows + (step.prefill_context + step.prefill_tokens) * ending
-
-
-def check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
-    """Raise UserError unless the two models speak of the same tokens."""
-    if draft.vocab_size != target.vocab_size:
-        remedy = f"has {draft.vocab_size} tokens, but {target.name} has {target.vocab_size}; choose one of its family"
-        raise UserError("scheduler.speculative.model", draft.name, remedy)

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from calibration.kernels.times import KernelTimes
 from calibration.operations import Operation, StepSizes, step_operations
 from calibration.steps.correction import Correction
-from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft, check_vocabulary
+from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.parts import step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.step_plan import StepPlan
 
 _GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padded to their bucket

@@ -39,7 +39,9 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
     deployment, chosen = with_fast_dtype(deployment)
     if chosen:
         say(chosen)
-    engine = Engine(deployment, load_model_files(deployment.model, home()))
+    speculative = deployment.scheduler.speculative
+    draft = load_model_files(speculative.model, home()) if speculative and speculative.model else None
+    engine = Engine(deployment, load_model_files(deployment.model, home()), draft)
     if engine.memory_report:
         say(engine.memory_report)
     if warm:

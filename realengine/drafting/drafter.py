@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from realengine.kv_budget import KvBudget
+from realengine.seating import Seating
 from realengine.sequence import TokenSequence
 from serving.step_plan import Row
 
@@ -12,10 +14,11 @@ from serving.step_plan import Row
 class Drafter(Protocol):
     """Proposes at the end of each step, in the order of its rows. What it proposes can never change an output."""
 
-    def draft(self, rows: Sequence[Row], sequences: Mapping[int, TokenSequence]) -> dict[int, list[int]]:
-        """The drafts of the requests that the step sampled for, by id; a request without one decodes plainly.
-
-        `rows` are those of the step whose requests go on, with what it sampled in their `sequences`.
+    def draft(
+        self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
+    ) -> dict[int, list[int]]:
+        """The drafts of those `going_on`, by id: requests that the step, whose rows these are, has sampled for and that
+        do not end with it. What it sampled is in their `sequences`. A request without a draft decodes plainly.
         """
         ...
 
@@ -25,4 +28,22 @@ class Drafter(Protocol):
 
     def reset(self) -> None:
         """Forget every request."""
+        ...
+
+    # What a drafter that computes needs of the device
+
+    def budget(self, target: KvBudget) -> KvBudget:
+        """The target's, with what drafting takes."""
+        ...
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make room for the KV of so many blocks. Raises UserError when the memory does not suffice."""
+        ...
+
+    def warm_up(self) -> None:
+        """Run once what drafting is made of."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads and graphs; nothing may be drafted afterwards."""
         ...

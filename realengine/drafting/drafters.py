@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from realengine.drafting.draft_model import ModelDrafter
 from realengine.drafting.drafter import Drafter
 from realengine.drafting.ngram import NgramDrafter
-from serving.deployments.config import Deployment, SchedulerConfig
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
 
 def check_drafts(deployment: Deployment, speculative: SpeculativeConfig) -> None:
     """Raise UserError for drafts that the engine cannot make or verify."""
-    if speculative.method != "ngram":
-        remedy = "works only in the simulator; the real engine drafts with ngram"
+    if speculative.method == "eagle":
+        remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
         raise UserError("scheduler.speculative.method", speculative.method, remedy)
     if deployment.scheduler.async_scheduling:  # the next step would be planned before its drafts are known
         remedy = "cannot be combined with scheduler.speculative on the real engine; set it to false"
         raise UserError("scheduler.async_scheduling", True, remedy)
 
 
-def find_drafter(config: SchedulerConfig) -> Drafter | None:
-    """None where nothing is drafted."""
-    return None if config.speculative is None else NgramDrafter(config.speculative)
+def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | None) -> Drafter | None:
+    """None where nothing is drafted. A draft model's weights are in `draft`.
+
+    Raises UserError for a model that cannot draft for the target.
+    """
+    speculative = deployment.scheduler.speculative
+    if speculative is None:
+        return None
+    if speculative.method == "ngram":
+        return NgramDrafter(speculative)
+    if draft is None:
+        raise ValueError("method draft_model needs the files of the draft model")
+    check_vocabulary(target, draft.spec)
+    return ModelDrafter(deployment, draft)

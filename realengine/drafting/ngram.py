@@ -6,8 +6,10 @@ least `prompt_lookup_min` tokens, decides: what follows its first occurrence is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from realengine.kv_budget import KvBudget
+from realengine.seating import Seating
 from realengine.sequence import TokenSequence
 from serving.speculative import SpeculativeConfig
 from serving.step_plan import Row
@@ -21,16 +23,16 @@ class NgramDrafter:
         self._shortest, self._longest = config.prompt_lookup
         self._texts: dict[int, _Text] = {}
 
-    def draft(self, rows: Sequence[Row], sequences: Mapping[int, TokenSequence]) -> dict[int, list[int]]:
+    def draft(
+        self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
+    ) -> dict[int, list[int]]:
         found = {}
-        for request, *_, samples, _ in rows:
-            if not samples:
-                continue
-            text = self._texts.get(request.id)
+        for id in (row.request.id for row in rows if row.request.id in going_on):
+            text = self._texts.get(id)
             if text is None:
-                text = self._texts[request.id] = _Text(self._shortest, self._longest)
-            if draft := text.continuation(sequences[request.id].tokens, self._most):
-                found[request.id] = draft
+                text = self._texts[id] = _Text(self._shortest, self._longest)
+            if draft := text.continuation(sequences[id].tokens, self._most):
+                found[id] = draft
         return found
 
     def leave(self, id: int) -> None:
@@ -38,6 +40,18 @@ class NgramDrafter:
 
     def reset(self) -> None:
         self._texts.clear()
+
+    def budget(self, target: KvBudget) -> KvBudget:
+        return target
+
+    def allocate(self, num_blocks: int) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Text:

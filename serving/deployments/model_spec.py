@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from serving.errors import UserError
 from serving.settings import Settings
 
 
@@ -157,3 +158,10 @@ class ModelSpec(Settings):
             + self.embedding_parameters
             + self.hidden_size
         )
+
+
+def check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
+    """Raise UserError unless the two models speak of the same tokens."""
+    if draft.vocab_size != target.vocab_size:
+        remedy = f"has {draft.vocab_size} tokens, but {target.name} has {target.vocab_size}; choose one of its family"
+        raise UserError("scheduler.speculative.model", draft.name, remedy)

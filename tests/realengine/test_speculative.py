@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from realengine.drafting.ngram import NgramDrafter  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams, draw  # noqa: E402
+from realengine.seating import Seating  # noqa: E402
 from realengine.sequence import TokenSequence  # noqa: E402
 from realengine.step import Step  # noqa: E402
 from realengine.verification import verify  # noqa: E402
@@ -48,10 +49,18 @@ LARGEST = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_blocks": 100}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
-def engine_for(speculative: dict[str, Any] | None, **scheduler: Any) -> Engine:
+def engine_for(speculative: dict[str, Any] | None, tensor_parallel_size: int = 1, **scheduler: Any) -> Engine:
     config = {"max_model_len": 128, "block_size": 4, **LARGEST, "speculative": speculative, **scheduler}
-    deployment = Deployment(model="random:llama", dtype="float32", scheduler=SchedulerConfig(**config))
-    return Engine(deployment, load_model_files("random:llama", Path()))
+    deployment = Deployment(
+        model="random:llama",
+        dtype="float32",
+        tensor_parallel_size=tensor_parallel_size,
+        scheduler=SchedulerConfig(**config),
+    )
+    draft = (speculative or {}).get("model")
+    return Engine(
+        deployment, load_model_files("random:llama", Path()), load_model_files(draft, Path()) if draft else None
+    )
 
 
 def prompts() -> list[list[int]]:
@@ -96,7 +105,9 @@ class Foreteller:
     def __init__(self, outputs: list[list[int]], seed: int, right: float) -> None:
         self._outputs, self._chance, self._right = outputs, random.Random(seed), right
 
-    def draft(self, rows: Sequence[Row], sequences: Mapping[int, TokenSequence]) -> dict[int, list[int]]:
+    def draft(
+        self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
+    ) -> dict[int, list[int]]:
         found = {}
         for request, *_ in rows:
             said = sequences[request.id].output_len
@@ -153,13 +164,53 @@ def test_prompt_lookup_drafts_and_changes_nothing(plain: list[list[int]]) -> Non
     assert all(step.draft_ns is not None and step.end_ns >= step.computed_ns + step.draft_ns for step in steps)
 
 
+@pytest.mark.parametrize("num_blocks", [30, 100])
+@pytest.mark.parametrize("draft", ["random:llama", "random:qwen3"])
+def test_a_draft_model_drafts_and_changes_nothing(draft: str, num_blocks: int, plain: list[list[int]]) -> None:
+    """The target itself as its draft is always right, also after a preemption, and also where tokens are drawn."""
+    speculative = {"model": draft, "num_speculative_tokens": 3}
+    engine = engine_for(speculative, num_blocks=num_blocks, scheduler_reserve_full_isl=False)
+    outputs, steps = run(engine)
+    assert outputs == plain
+    assert any(step.plan.preempted for step in steps) == (num_blocks == 30)
+    drafted, accepted = (
+        sum(getattr(step.plan, name) for step in steps) for name in ("draft_tokens", "accepted_tokens")
+    )
+    assert accepted == drafted if draft == "random:llama" else accepted < drafted
+    without = sum(step.plan.decode_rows for step in run(engine_for(None))[1])
+    assert draft != "random:llama" or sum(step.plan.decode_rows for step in steps) < 0.5 * without
+
+
+def test_kv_of_a_draft_model_is_counted() -> None:
+    engine = engine_for({"model": "random:llama", "num_speculative_tokens": 3})
+    assert engine._drafter is not None
+    target = engine.runner.budget(0.9)
+    assert engine._drafter.budget(target).block == 2 * target.block
+
+
+def test_a_draft_model_of_another_vocabulary_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"scheduler\.speculative\.model.*has 49152 tokens"):
+        engine_for({"model": "random:smollm2", "num_speculative_tokens": 3})
+
+
+def test_two_ranks_verify_drafts(plain: list[list[int]]) -> None:
+    engine = engine_for({"model": "random:llama", "num_speculative_tokens": 3}, tensor_parallel_size=2)
+    try:
+        outputs, steps = run(engine)
+    finally:
+        engine.close()
+    assert outputs == plain
+    assert all(step.plan.draft_tokens == step.plan.accepted_tokens for step in steps)
+    assert any(step.plan.draft_tokens for step in steps)
+
+
 @examples(0.1)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
 def test_what_followed_the_longest_run_first_is_proposed(text: list[int], k: int, low: int, more: int) -> None:
     config = SpeculativeConfig(
         method="ngram", num_speculative_tokens=k, prompt_lookup_min=low, prompt_lookup_max=low + more
     )
-    drafter = NgramDrafter(config)
+    drafter, seating = NgramDrafter(config), Seating(SchedulerConfig())
     request = Request(WorkloadRequest(0, 0, (("", 1),), len(text)))
     sequence = TokenSequence(request, text[:1])
     for upto in range(1, len(text) + 1):
@@ -173,7 +224,7 @@ def test_what_followed_the_longest_run_first_is_proposed(text: list[int], k: int
             if len(suffix) == length and ends:
                 expected = text[ends[0] : upto][:k]
                 break
-        assert drafter.draft([Row(request, 0, 1, True)], {0: sequence}).get(0, []) == expected
+        assert drafter.draft([Row(request, 0, 1, True)], {0}, {0: sequence}, seating).get(0, []) == expected
 
 
 @pytest.mark.parametrize("how", [SamplingParams(1.0), SamplingParams(0.7, top_k=3, top_p=0.9)])

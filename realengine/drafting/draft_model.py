@@ -1,0 +1,110 @@
+"""A small model of the same vocabulary proposes. Its KV lies in blocks of the same ids as the target's.
+
+A first pass takes in what the step computed, prompts included, and what it sampled, and gives the first draft token of
+every request that goes on; each further pass gives one more. So a prefix that is found in the target's cache is in the
+draft's, too. A request drafts no further than the blocks go that it holds.
+
+Where the target draws a token, the draft draws with the same temperature and limits, and with the uniform number that
+the target will draw that token with: alike distributions then choose alike. The nearer they are, the more is accepted;
+what is chosen is the target's draw whatever the draft says. (Daliri, Musco and Suresh, "Coupling without Communication
+and Drafter-Invariant Speculative Decoding", 2024, have the idea, with another coupling.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from realengine.kv_budget import KvBudget
+from realengine.runner import ModelRunner
+from realengine.seating import Seating
+from realengine.sequence import TokenSequence
+from realengine.step_input import RowInput, pack
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.step_plan import Row
+
+
+class ModelDrafter:
+    """The draft model of `deployment`, whose weights are in `files`.
+
+    Raises UserError for a model that cannot draft for the target.
+    """
+
+    def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
+        config = deployment.scheduler
+        assert config.speculative is not None
+        if files.spec.max_positions < config.max_model_len:
+            remedy = f"has only {files.spec.max_positions} positions; lower scheduler.max_model_len to that"
+            raise UserError("scheduler.speculative.model", files.spec.name, remedy)
+        self._most = config.speculative.num_speculative_tokens
+        self._block_size, self._nobody = config.block_size, config.max_num_seqs
+        tokens = config.max_num_batched_tokens + config.max_num_seqs  # what was sampled is taken in, too
+        own = deployment.rescheduled(speculative=None, max_num_batched_tokens=tokens)
+        changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
+        self._runner = ModelRunner(own.model_copy(update=changes), files)
+        self._known: dict[int, int] = {}  # tokens of each request whose KV is there, if its drafts are accepted
+
+    def draft(
+        self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
+    ) -> dict[int, list[int]]:
+        inputs: dict[int, RowInput] = {}
+        most: dict[int, int] = {}
+        for request, start, tokens, samples, _ in rows:
+            sequence = sequences[request.id]
+            known, room = len(sequence.tokens), request.held * self._block_size
+            first = min(self._known.pop(request.id, start), known - 1)
+            last = min(known, room) if request.id in going_on else known - 1 if samples else start + tokens
+            count = min(self._most, request.max_len - known - 1, room - known + 1) if request.id in going_on else 0
+            most[request.id] = count
+            self._known[request.id] = max(last, known - 1 + count) if samples else last
+            if first < last:
+                draws = (sequence.sampling.draw(sequence.output_len),) if count > 0 else ()
+                blocks = seating.blocks(request, last)
+                inputs[request.id] = RowInput(sequence.tokens[first:last], first, blocks, self._nobody, draws)
+        found: dict[int, list[int]] = {}
+        while inputs:
+            for id, token in self._pass(inputs).items():
+                found.setdefault(id, []).append(token)
+            inputs = {
+                row.request.id: self._next(row, sequences[row.request.id], found[row.request.id], seating)
+                for row in rows
+                if 0 < len(found.get(row.request.id, ())) < most[row.request.id]
+            }
+        return found
+
+    def _next(self, row: Row, sequence: TokenSequence, drafts: list[int], seating: Seating) -> RowInput:
+        """The last of `drafts`, after which another is wanted."""
+        place = len(sequence.tokens) + len(drafts) - 1
+        draw = sequence.sampling.draw(sequence.output_len + len(drafts))
+        return RowInput(drafts[-1:], place, seating.blocks(row.request, place + 1), self._nobody, (draw,))
+
+    def _pass(self, inputs: Mapping[int, RowInput]) -> dict[int, int]:
+        """The next token of each of `inputs` for which one is wanted."""
+        packed = pack(list(inputs.values()), self._block_size, self._nobody, self._runner.attention.tiles)
+        tokens = self._runner.launch(packed.step).wait()
+        ids = list(inputs)
+        return {ids[row]: token for row, token in zip(packed.sample_rows, tokens, strict=True) if row is not None}
+
+    def leave(self, id: int) -> None:
+        self._known.pop(id, None)
+
+    def reset(self) -> None:
+        self._known.clear()
+
+    def budget(self, target: KvBudget) -> KvBudget:
+        own = self._runner.budget(target.utilization)
+        return target._replace(
+            activations=max(target.activations, own.activations),
+            graphs=target.graphs + own.graphs,
+            block=target.block + own.block,
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        self._runner.allocate(num_blocks)
+
+    def warm_up(self) -> None:
+        self._runner.warm_up()
+
+    def close(self) -> None:
+        self._runner.close()
