@@ -18,7 +18,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import linear_dtype, weight_width, weights_dtype
+from serving.deployments.weight_types import check_experts, linear_dtype, weight_width, weights_dtype
 from serving.errors import UserError
 
 _WEIGHT_ONLY = ("int4", "int8")
@@ -373,6 +373,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     if not model.num_experts and deployment.expert_imbalance != 1.0:
         remedy = f"cannot be set, because {model.name} has no experts; leave it out"
         raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
+    check_experts(model, deployment)
     layers, hidden, dtype = model.moe_layers, model.hidden_size, weights_dtype(model, deployment)
     if not layers:
         return []

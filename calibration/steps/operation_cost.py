@@ -115,6 +115,7 @@ class OperationCost:
         own: dict[str, object] = {"model": speculative.model}
         if not draft.num_experts:
             own["expert_imbalance"] = 1.0
+            own |= {"quantization": "none"} if self.deployment.quantization == "mxfp4" else {}
         deployment = self.deployment.rescheduled(speculative=None).model_copy(update=own)
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 

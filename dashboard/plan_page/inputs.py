@@ -47,9 +47,9 @@ _LABELS = {
 _FORMATS = {  # of weights and of KV: where they are in the URL, and each value as it is shown, the usual one first
     "quantization": (
         "quantization",
-        {"none": "as published", "fp8": "FP8"},
+        {"none": "as published", "fp8": "FP8", "int4": "INT4"},
         "The plan tries each one. Most models are published in 16 bits. To make FP8 of them, vLLM first loads them in "
-        "16 bits; a checkpoint in FP8 needs no such room.",
+        "16 bits; a checkpoint in FP8 needs no such room. INT4 stands for a checkpoint in GPTQ or AWQ.",
     ),
     "kv_cache_dtype": (
         "kv",

@@ -17,7 +17,7 @@ from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_hel
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
-from serving.deployments.weight_types import linear_dtype, weight_width, weights_dtype
+from serving.deployments.weight_types import check_experts, linear_dtype, weight_width, weights_dtype
 from serving.errors import UserError
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
@@ -119,6 +119,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
         remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
+    check_experts(model, deployment)
     weights = stage_weight_bytes(model, deployment)
     layers = stage_models(model, deployment.pipeline_parallel_size)
     layouts = [_block_layout(layer, deployment) for layer in layers]

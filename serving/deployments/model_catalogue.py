@@ -15,14 +15,24 @@ from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
-_EDITION = re.compile(r"-(instruct|chat|base|it|hf|thinking|fp8|dynamic|\d{4})(?=-|$)")
+_EDITION = re.compile(
+    r"-(instruct|chat|base|it|hf|thinking|fp8|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
+)
+_PACKED = {  # editions in integers: bits, inputs that share a scale, whether they have zero points
+    "awq": (4, 128, True),
+    "w8a16": (8, 0, False),
+    "w4a16": (4, 128, False),
+    "gptq-int8": (8, 128, False),
+    "gptq": (4, 128, False),
+}
 
 
 def find_model(name_or_path: str) -> ModelSpec:
     """The model of a catalogued name, or of the `config.json` (or its folder) at that path.
 
     A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
-    Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8. Raises UserError listing what there is.
+    Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8; `-AWQ`, `-GPTQ-Int4`, `-GPTQ-Int8`,
+    `w4a16` and `w8a16` are stored as those who publish such editions usually do. Raises UserError listing what there is.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir() or path.suffix == ".json":
@@ -33,9 +43,16 @@ def find_model(name_or_path: str) -> ModelSpec:
         remedy = f"is not a known model; choose one of {', '.join(models())}, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
     spec, fp8 = entry
-    if "fp8" in name and spec.checkpoint_quantization == "none":
+    if spec.checkpoint_quantization != "none":
+        return spec
+    if "fp8" in name:
         return spec.model_copy(update={"checkpoint_quantization": fp8})
-    return spec
+    stored = next((fields for edition, fields in _PACKED.items() if edition in name), None)
+    if stored is None:
+        return spec
+    bits, group, zeros = stored
+    fields = ("checkpoint_quantization", "checkpoint_group_size", "checkpoint_zero_points")
+    return spec.model_copy(update=dict(zip(fields, (f"int{bits}", group, zeros), strict=True)))
 
 
 def hub_id(name: str) -> str:

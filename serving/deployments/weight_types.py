@@ -35,6 +35,13 @@ def linear_dtype(model: ModelSpec, deployment: Deployment) -> str:
     return deployment.dtype if dtype == "mxfp4" else dtype
 
 
+def check_experts(model: ModelSpec, deployment: Deployment) -> None:
+    """Raise UserError for mxfp4 where there are no experts to store in it."""
+    if deployment.quantization == "mxfp4" and not model.num_experts:
+        remedy = f"is for a mixture's experts, and {model.name} has none; use int4 or fp8"
+        raise UserError("quantization", "mxfp4", remedy)
+
+
 def weight_width(dtype: str, model: ModelSpec, deployment: Deployment) -> float:
     """Bytes of a weight of `dtype`, with its share of the 16-bit scale and the zero point of its group.
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.times import floor_ns
 from calibration.operations import Collective, Experts, Gemm, StepSizes, step_operations
 from calibration.steps.correction import FACTORS, Correction, fit_correction
@@ -17,6 +18,11 @@ from calibration.steps.features import regimes
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.parts import step_parts
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.kv_capacity import kv_capacity, weight_bytes
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
@@ -68,6 +74,45 @@ def test_gemms_of_all_devices_hold_every_weight_once(tp: int) -> None:
     weights = sum(op.count * op.n * op.k for op in gemms) * tp
     norms = (2 * LLAMA.num_layers + 1) * LLAMA.hidden_size
     assert weights == LLAMA.parameters - norms - LLAMA.vocab_size * LLAMA.hidden_size  # the embedding is looked up
+
+
+MIXED = find_model("Qwen3-30B-A3B").model_copy(update={"shared_intermediate_size": 1024, "dense_layers": 3})
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXED], ids=["dense", "mixture"])
+@pytest.mark.parametrize("quantization", ["fp8", "fp8_block", "int4", "int8", "mxfp4"])
+def test_what_quantisation_saves_in_memory_gemms_read_less(model: ModelSpec, quantization: str) -> None:
+    """One truth: memory and times count a weight's bytes alike, in layers with experts and without."""
+    kept, changed = deployment(), deployment(quantization=quantization)
+
+    def read(engine: Deployment) -> float:
+        found = 0.0
+        for op in step_operations(model, engine, sizes_of([1], [])):
+            if isinstance(op, Gemm) and op.width:
+                found += op.count * op.width * op.n * op.k
+            elif isinstance(op, Experts):
+                found += op.count * op.width * 3 * op.hidden * op.inter * op.experts
+        return found
+
+    if quantization == "mxfp4" and not model.num_experts:
+        for count in (read, lambda engine: kv_capacity(model, Roofline.gpu, engine)):
+            with pytest.raises(UserError, match="is for a mixture's experts"):
+                count(changed)
+        return
+    saved = weight_bytes(model, kept) - weight_bytes(model, changed)
+    assert saved == pytest.approx(read(kept) - read(changed), rel=1e-5)
+    assert saved > 0.4 * weight_bytes(model, kept)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_decode_is_faster_the_fewer_bits_while_it_reads_weights(rows: int) -> None:
+    h100 = load_kernels(find_gpu("H100"))
+    model = find_model("Llama-3.1-70B")
+    times = []
+    for quantization in ("none", "fp8", "int4"):
+        cost = OperationCost(model, deployment(quantization=quantization), h100)
+        times.append(cost.step_ns(plan_of([500] * rows, [])))
+    assert times[0] > 1.5 * times[1] > 1.5 * 1.3 * times[2]
 
 
 def test_flops_of_a_prompt_are_two_a_weight_and_four_a_pair() -> None:

@@ -178,6 +178,29 @@ def test_weights_are_kept_as_the_deployment_says_or_as_published() -> None:
     assert weights_dtype(oss, Deployment()) == "mxfp4"
 
 
+@pytest.mark.parametrize(
+    ("stored", "bits"),
+    [
+        ({}, 4 + 16 / 128),
+        ({"group": 128, "zeros": True}, 4 + 20 / 128),
+        ({"group": 32}, 4 + 16 / 32),
+        ({"group": 0}, 4 + 16 / 8192),
+    ],
+)
+def test_scales_and_zero_points_count_as_the_checkpoint_has_them(stored: dict[str, Any], bits: float) -> None:
+    """A 70B in 4 bits: every linear weight with its share, everything else in 16 bits."""
+    model = find_model("Llama-3.1-70B")
+    if stored:
+        names = {"group": "checkpoint_group_size", "zeros": "checkpoint_zero_points"}
+        fields = {names[key]: value for key, value in stored.items()}
+        model = model.model_copy(update={"checkpoint_quantization": "int4", **fields})
+    taken = weight_bytes(model, Deployment() if stored else Deployment(quantization="int4"))
+    wide = weight_bytes(find_model("Llama-3.1-70B"), Deployment())
+    linear = model.parameters - model.embedding_parameters - (2 * model.num_layers + 1) * model.hidden_size
+    assert taken == pytest.approx(wide - linear * (16 - bits) / 8, abs=1)
+    assert taken / 1e9 == pytest.approx(40, rel=0.1)
+
+
 def test_what_does_not_fit_or_split_is_refused_in_one_line() -> None:
     deployment = Deployment()
     with pytest.raises(UserError, match=r"131.4 GiB of weights.*use more or larger devices") as caught:

@@ -72,6 +72,10 @@ def test_kv_bytes_per_token(name: str) -> None:
         ("Qwen/Qwen3-32B-FP8", "Qwen3-32B", "fp8_block"),
         ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic", "Llama-3.1-70B", "fp8"),
         ("openai/gpt-oss-120b", "gpt-oss-120b", "mxfp4"),
+        ("Qwen/Qwen3-32B-AWQ", "Qwen3-32B", "int4"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "Llama-3.1-70B", "int4"),
+        ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "Qwen2.5-32B", "int8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "Llama-3.1-8B", "int4"),
         ("MiniMaxAI/MiniMax-M2", "MiniMax-M2.5", "fp8_block"),
     ],
 )
@@ -80,7 +84,7 @@ def test_a_model_goes_by_many_names(called: str, name: str, stored: str) -> None
     assert (spec.name, spec.checkpoint_quantization) == (name, stored)
 
 
-@pytest.mark.parametrize("name", ["gpt-5", "Qwen/Qwen3-32B-AWQ", "Mistral-7B-v0.1", "fp8"])
+@pytest.mark.parametrize("name", ["gpt-5", "Qwen/Qwen3-33B-AWQ", "Mistral-7B-v0.1", "fp8"])
 def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
     with pytest.raises(UserError, match=r"choose one of Llama-3.1-8B, .*Qwen3-32B") as caught:
         find_model(name)
