@@ -32,7 +32,7 @@ def find_model(name_or_path: str) -> ModelSpec:
 
     A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
     Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8; `-AWQ`, `-GPTQ-Int4`, `-GPTQ-Int8`,
-    `w4a16` and `w8a16` are stored as those who publish such editions usually do. Raises UserError listing what there is.
+    `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError listing what there is.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir() or path.suffix == ".json":
