@@ -5,7 +5,7 @@ Help and default of an option are said once, by the field that it fills.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -32,6 +32,23 @@ class RequestOption(click.Option):
         self.help = text[:1].upper() + text[1:]
         if isinstance(field.default, str | int | float) and field.default != "":
             self.help += f" [{default_of}: {field.default}]"
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows options by `sections`: a heading, and the parameters below it. `rest` heads the rest."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], rest: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections = sections
+        self._rest = rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Called by click."""
+        options = {option.name or "": option for option in self.params}
+        listed = {title: [options.pop(name) for name in names] for title, names in self._sections.items()}
+        for title, shown in {**listed, self._rest: [*options.values(), self.get_help_option(ctx)]}.items():
+            with formatter.section(title):
+                formatter.write_dl([record for one in shown if one and (record := one.get_help_record(ctx))])
 
 
 def options_of(*models: type[BaseModel], **more: Any) -> Callable[..., Callable[[Command], Command]]:

@@ -11,12 +11,21 @@ import click
 
 from apiserver.settings import ServeSettings
 from serving.yaml_file import read_yaml
-from tokentwin.options import deployment_options, options_of, requested
+from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
 
 option = options_of(ServeSettings)
 
+SECTIONS = {
+    "Options": ("twin", "gpu", "model", "replicas", "out"),
+    "HTTP": ("host", "port", "served_model_name", "api_workers", "api_key_file", "tls_cert", "tls_key"),
+    "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
+    "Recordings and traces": ("force", "otlp_endpoint"),
+    "The twin": ("calibration", "router", "speed", "output_tokens", "seed", "failures"),
+    "Behind a gateway": ("ports_per_replica", "kv_events", "role", "kv_links"),
+}
 
-@click.command()
+
+@click.command(cls=SectionedCommand, sections=SECTIONS, rest="The engine, or the twin's engines")
 @option("--twin", is_flag=True)
 @option("--gpu")
 @option("--calibration", "-c", type=click.Path())
