@@ -35,7 +35,7 @@ class RequestOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows options by `sections`: a heading, and the parameters below it. `rest` heads the rest."""
+    """A command whose help shows options by `sections`: headings and parameters. `rest` heads the rest."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], rest: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,11 +44,11 @@ class SectionedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Called by click."""
-        options = {option.name or "": option for option in self.params}
-        listed = {title: [options.pop(name) for name in names] for title, names in self._sections.items()}
-        for title, shown in {**listed, self._rest: [*options.values(), self.get_help_option(ctx)]}.items():
+        options = {param.name or "": param.get_help_record(ctx) for param in self.get_params(ctx)}
+        shown = [(title, [options.pop(name) for name in names]) for title, names in self._sections.items()]
+        for title, records in [*shown, (self._rest, list(options.values()))]:
             with formatter.section(title):
-                formatter.write_dl([record for one in shown if one and (record := one.get_help_record(ctx))])
+                formatter.write_dl([record for record in records if record is not None])
 
 
 def options_of(*models: type[BaseModel], **more: Any) -> Callable[..., Callable[[Command], Command]]:

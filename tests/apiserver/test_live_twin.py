@@ -287,8 +287,8 @@ def assert_given(served, requests):
         assert wire.due_ns[id] == sorted(wire.due_ns[id]) and len(wire.due_ns[id]) == tokens
         if wire.ends[id] == "cut":
             continue  # what its server did for it since, it never got
-        if row["status"] == "finished" and row["attempts"] > 1:  # what an attempt that came to nothing gave is not given again
-            assert tokens >= row["output_tokens"]
+        if row["status"] == "finished" and row["attempts"] > 1:
+            assert tokens >= row["output_tokens"]  # what an attempt that came to nothing gave is not given again
         elif row["status"] == "finished":
             assert tokens == row["output_tokens"]
             assert wire.due_ns[id] == [twin.monotonic_ns(at_ns) for at_ns in row["token_times_ns"]]
