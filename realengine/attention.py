@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ class Attention(Protocol):
     """A backend. This step's keys and values of a layer are written before it is called.
 
     name        as in the deployment and in recordings
-    capturable  whether `plan` and `attend` may be captured in a CUDA graph
+    capturable  which steps' `plan` and `attend` may be captured in a CUDA graph
     """
 
     name: str
-    capturable: bool
+    capturable: Literal["never", "decode", "always"]
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         """`tile_row` and `tile_first` of `Batch` for prefill rows `(row, query tokens, context)`; on the host."""
@@ -59,7 +59,7 @@ class TorchAttention:
     """
 
     name = "torch"
-    capturable = False  # it looks at lengths on the host
+    capturable = "never"  # it looks at lengths on the host
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -72,6 +72,8 @@ class TorchAttention:
         fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))
         spans = []
         for first, count, context, start in zip(*fields, strict=True):
+            if count == 0:
+                continue
             blocks = batch.blocks[start : start - (-context // self._block_size)]
             mask = None
             if count > 1:
@@ -83,7 +85,7 @@ class TorchAttention:
         heads, dim = queries.shape[1:]
         kv_heads = kv.keys.shape[1]
         group = heads // kv_heads
-        out = torch.empty_like(queries)
+        out = torch.zeros_like(queries)  # for tokens of no row
         for first, count, context, blocks, mask in plan:
             keys, values = read(kv, blocks, context, queries.dtype)
             rows = queries[first : first + count].view(count, kv_heads, group, dim)

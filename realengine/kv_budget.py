@@ -18,7 +18,7 @@ class KvBudget(NamedTuple):
     total        of the device
     used         by weights, buffers, the driver and whoever else is there
     activations  the most that the largest step needed at once
-    graphs       what capturing every decode graph takes
+    graphs       what capturing every decode graph takes, and as many mixed ones as are kept
     utilization  the share of `total` that may be used
     block        bytes of one KV block
     """

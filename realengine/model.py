@@ -125,7 +125,7 @@ class Model:
         return run
 
     def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
-        """Logits `[S, vocab]` of the batch's sampled tokens; writes this step's keys and values into `kv`.
+        """Hidden states `[S, hidden]` of the batch's sampled tokens; writes this step's keys and values into `kv`.
 
         tokens  `[T]`, with every token id in its place
 
@@ -159,12 +159,16 @@ class Model:
             with times("expert_tokens"):
                 self._count_experts(self.expert_tokens, batch.slots >= kv.block_size)
         with times("norm"):
-            if batch.layout.prefill_tokens:
+            if not batch.layout.decodes_only:
                 mlp, hidden = mlp[batch.sampled], hidden[batch.sampled]
-            normed = ops.add_norm(mlp, hidden, self._norm)
+            return ops.add_norm(mlp, hidden, self._norm)
+
+    def compute_logits(self, hidden: torch.Tensor, times: OpTimes | None = None) -> torch.Tensor:
+        """Logits `[S, vocab]` of hidden states that `forward` returned."""
+        times = times or Untimed()
         with times("head"):
-            logits = self._head(normed)
-        return join.join(logits, times)[:, : self.spec.vocab_size]
+            logits = self._head(hidden)
+        return self._collective.join(logits, times)[:, : self.spec.vocab_size]
 
     def _count_experts(self, counts: torch.Tensor, counted: torch.Tensor) -> None:
         """Tokens by layer and expert; `counted` `[T]` says which count."""

@@ -104,6 +104,9 @@ class Ranks:
     def time_operations(self) -> None:
         self._do("time_operations")
 
+    def graph_mixed_steps(self, mixed: bool) -> None:
+        self._do("graph_mixed_steps", mixed)
+
     def time_steps(self, timed: bool) -> None:
         self._do("time_steps", timed)
 

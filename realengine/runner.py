@@ -6,7 +6,6 @@ runs. A token that was sampled but not yet seen by the host is passed on through
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -24,9 +23,11 @@ from realengine.kv_cache import FP8, KvCache
 from realengine.layer_ops import LayerOps, TorchOps
 from realengine.model import Model
 from realengine.op_times import COLLECTIVES, Timed
+from realengine.out_of_memory import OutOfMemory
 from realengine.sampling import logprobs_of
 from realengine.shard import own_experts, shard_spec, shard_state
 from realengine.speed import Speed
+from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -140,7 +141,8 @@ class ModelRunner:
         self._speed: Speed | None = None
         self._speed_before: float | None = None
         self._times: Timed | None = None  # of the step that the device is at
-        self._graphs: dict[Layout, Callable[[], torch.Tensor]] = {}
+        mixed = self.attention.capturable == "always" and self.device.torch_device.type == "cuda"
+        self._graphs = StepGraphs(self.device, mixed)
         need, free = self._weight_bytes(files), self.device.memory().free
         if need > free:  # the CPU would not refuse, but be killed half way
             remedy = f"has {need / 1e9:,.1f} GB of weights, but only {free / 1e9:,.1f} GB of memory are free"
@@ -199,15 +201,12 @@ class ModelRunner:
         """int32 numbers that the largest step may need, and its samples."""
         config = self._config
         drafts = config.speculative.num_speculative_tokens if config.speculative else 0
-        most = Layout(
-            padded(config.max_num_seqs),
-            config.max_num_seqs,
-            config.max_num_batched_tokens,
-            config.max_num_seqs * (1 + drafts),
-            config.max_num_batched_tokens,
-        )
-        blocks = most.rows * -(-config.max_model_len // config.block_size)
-        return most.places()["blocks"].start + blocks, most.samples
+        decodes, tokens = padded(config.max_num_seqs), config.max_num_batched_tokens
+        rows = decodes + config.max_num_seqs
+        most = Layout(decodes, rows, decodes + tokens, decodes + config.max_num_seqs * (1 + drafts), tokens)
+        blocks = rows * -(-config.max_model_len // config.block_size)
+        layouts = (most, largest_layout(config.max_num_batched_tokens))
+        return max(layout.places()["blocks"].start for layout in layouts) + blocks, most.samples
 
     # Memory
 
@@ -224,19 +223,12 @@ class ModelRunner:
         before = self.device.memory()
         graphs = 0
         if self._captures:
-            buckets = self.buckets()
-            costs = []
-            for rows in list(reversed(buckets))[:2]:
-                held = self.device.held_bytes()
-                self.dummy_step([1] * rows)
-                costs.append(max(self.device.held_bytes() - held, 0))
-            graphs = costs[0] + costs[-1] * (len(buckets) - 1)
-            self.release_graphs()
+            graphs = self._graphs.memory(self.buckets()[::-1], self._mixed_steps(), self.dummy_step)
         block = self._config.block_size * self.spec.kv_bytes_per_token(self._kv_dtype.itemsize)
         return KvBudget(before.total, before.total - before.free, activations, graphs, utilization, block)
 
-    def _memory_for(self, what: str, num_blocks: int = 0) -> _OutOfMemory:
-        return _OutOfMemory(self.deployment, self.spec.kv_bytes_per_token(self._kv_dtype.itemsize), what, num_blocks)
+    def _memory_for(self, what: str, num_blocks: int = 0) -> OutOfMemory:
+        return OutOfMemory(self.deployment, self.spec.kv_bytes_per_token(self._kv_dtype.itemsize), what, num_blocks)
 
     # Steps
 
@@ -259,10 +251,16 @@ class ModelRunner:
 
     @property
     def _captures(self) -> bool:
-        """Whether decode steps run as graphs. Backends that look at lengths on the host cannot on CUDA."""
+        """Whether steps run as graphs. Backends that look at lengths on the host cannot on CUDA."""
         if self.deployment.enforce_eager or self._timing:
             return False
-        return self.attention.capturable or self.device.torch_device.type == "cpu"
+        return self.attention.capturable != "never" or self.device.torch_device.type == "cpu"
+
+    def graph_mixed_steps(self, mixed: bool) -> None:
+        """Whether mixed steps run as graphs, as they do on CUDA unless this is called. On the CPU, where there are no
+        launches to save and padding takes time, they do if this says so."""
+        able = self.attention.capturable == "always" or self.device.torch_device.type == "cpu"
+        self._graphs.mixed = mixed and able
 
     def launch(self, step: StepInput) -> Launched:
         """Hand a step to the device. At most two may be in flight.
@@ -272,11 +270,13 @@ class ModelRunner:
         layout = step.layout
         host = self._host[self._launches % _HOST_BUFFERS]
         self._launches += 1
+        graph = self._graphs.layout_for(layout) if self._captures else None
+        if graph is not None:
+            step = pad(step, graph)
         size = len(step.packed)
         host.step[:size].numpy()[:] = step.packed
-        graph = self._captures and not layout.prefill_rows and layout.decode_rows <= DECODE_BUCKETS[-1]
         logprobs = host.logprobs if step.logprobs else None
-        launched = Launched(layout, host.tokens, graph, logprobs, host.expert_tokens)
+        launched = Launched(layout, host.tokens, graph is not None, logprobs, host.expert_tokens)
         if self._timing:
             launched.times = Timed(self.device.mark)
         elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
@@ -286,9 +286,14 @@ class ModelRunner:
         def work() -> None:
             self._mark(launched)
             self._buffer[:size].copy_(host.step[:size], non_blocking=True)
-            batch = Batch.of(self._buffer, layout, step.packed)
+            batch = Batch.of(self._buffer, step.layout, step.packed)
             self._times = launched.times
-            logits = self._graph(layout)() if launched.graph else self._forward(batch)
+            if graph is None:
+                hidden = self._forward(batch)
+            else:
+                hidden = self._graphs.get(graph, lambda: self._forward(Batch.of(self._buffer, graph)))()
+            logits = self.model.compute_logits(hidden[: layout.samples], self._times)
+            batch = batch.first(layout.samples)
             self._mark(launched)
             if step.masks is not None:
                 samples, bits = (torch.from_numpy(part).to(logits.device) for part in step.masks)
@@ -321,12 +326,6 @@ class ModelRunner:
         if self._config.async_scheduling:
             tokens = torch.where(tokens < 0, self._last_tokens[(-1 - tokens).clamp(min=0).long()], tokens)
         return self.model.forward(tokens, batch, self.kv, self._times)
-
-    def _graph(self, layout: Layout) -> Callable[[], torch.Tensor]:
-        if layout not in self._graphs:
-            batch = Batch.of(self._buffer, layout)
-            self._graphs[layout] = self.device.capture(lambda: self._forward(batch))
-        return self._graphs[layout]
 
     def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
         """One step over rows of the dummy request, `sizes` tokens each, all in the null block; its time in ns.
@@ -362,11 +361,18 @@ class ModelRunner:
         """
         for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
             self.dummy_step([1] * rows)
-        for sizes in self.warm_up_sizes():
+        for sizes in self._mixed_steps() + self.warm_up_sizes():
             self.dummy_step(sizes)
         on_cuda = self.device.torch_device.type == "cuda"
         for rows in (self.buckets()[-1], 1) if on_cuda else (1,):
             self.dummy_step([1] * rows, draw=True)
+
+    def _mixed_steps(self) -> list[list[int]]:
+        """Sizes of mixed steps that run as graphs, the largest first."""
+        config = self._config
+        if not (self._captures and self._graphs.mixed):
+            return []
+        return mixed_steps(config.max_num_batched_tokens, config.max_num_seqs, self.prompts)
 
     def warm_up_sizes(self) -> list[list[int]]:
         """Rows of the steps with prompts to warm up with: the largest step there can be, then ever fewer tokens.
@@ -384,8 +390,7 @@ class ModelRunner:
 
     def release_graphs(self) -> None:
         """Forget what was captured. With several ranks graphs hold the group's operations, and must go before it."""
-        self._graphs.clear()
-        self.device.release_graphs()
+        self._graphs.release()
 
     def close(self) -> None:
         """Wait for the steps under way, whatever becomes of them, and give back graphs and threads."""
@@ -397,33 +402,3 @@ class ModelRunner:
 
 def _mean(before: float | None, after: float | None) -> float | None:
     return after if before is None or after is None else (before + after) / 2
-
-
-class _OutOfMemory:
-    """Turns torch's out-of-memory errors into one line that names the knob to turn."""
-
-    def __init__(self, deployment: Deployment, kv_bytes_per_token: int, what: str, num_blocks: int) -> None:
-        self._deployment, self._kv, self._what, self._blocks = deployment, kv_bytes_per_token, what, num_blocks
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, RuntimeError) or not _is_out_of_memory(error):
-            return
-        config = self._deployment.scheduler
-        if self._what == "kv":
-            need = self._blocks * config.block_size * self._kv / 1e9
-            remedy = f"needs {need:,.1f} GB of KV cache; lower it"
-            raise UserError("scheduler.num_blocks", self._blocks, remedy) from None
-        if self._what == "weights":
-            remedy = "does not fit into memory; set quantization to fp8 or int4, or raise tensor_parallel_size"
-            raise UserError("model", self._deployment.model, remedy) from None
-        remedy = "needs more memory for activations than is left; lower it, or lower num_blocks"
-        raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy) from None
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """From torch's allocators, or from CUDA beside them: graphs, pinned memory, libraries' own."""
-    said = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)

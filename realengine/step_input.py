@@ -24,26 +24,22 @@ _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 
 
 class Layout(NamedTuple):
-    """Sizes of a step. `decode_rows` is padded; the prefill rows get `prefill_samples` tokens."""
+    """Sizes of a step, padding included.
+
+    decode_rows  rows among which are those of one token, each at the token of its own number; padded to a bucket
+    samples      tokens whose logits are wanted: of every decode row, padding too, and those prefill rows sample after
+    tiles        of a prefill kernel's work list
+    """
 
     decode_rows: int
-    prefill_rows: int = 0
-    prefill_tokens: int = 0
-    prefill_samples: int = 0
+    rows: int
+    tokens: int
+    samples: int
     tiles: int = 0
 
     @property
-    def rows(self) -> int:
-        return self.decode_rows + self.prefill_rows
-
-    @property
-    def tokens(self) -> int:
-        return self.decode_rows + self.prefill_tokens
-
-    @property
-    def samples(self) -> int:
-        """Tokens whose logits are computed: every decode row, padding too, and those that prefill rows sample after."""
-        return self.decode_rows + self.prefill_samples
+    def decodes_only(self) -> bool:
+        return self.rows == self.decode_rows
 
     def places(self) -> dict[str, slice]:
         """Where each field of `Batch` lies in the buffer; `blocks` is from there to the end."""
@@ -67,13 +63,13 @@ class Batch(NamedTuple):
     slots        [T] where keys and values go: block * block_size + offset
     context      [R] KV tokens of each row after this step's writes
     query_start  [R] first token of each row
-    query_len    [R] tokens of each row
+    query_len    [R] tokens of each row; 0 for no row
     table_start  [R] where each row's block ids begin in `blocks`
     sampled      [S] tokens whose logits are wanted
     seats        [S] where to keep each sampled token
     temperature, top_p, uniform   [S] float32
     top_k        [S]
-    tile_row, tile_first   work list of a prefill kernel: row and first query token of each tile
+    tile_row, tile_first   work list of a prefill kernel: row and first query token of each tile; row -1 is no tile
     blocks       block ids of all rows
     host         what the buffer holds, on the host, for those who must know lengths to launch; None in a graph
     """
@@ -96,6 +92,11 @@ class Batch(NamedTuple):
     tile_row: torch.Tensor
     tile_first: torch.Tensor
     blocks: torch.Tensor
+
+    def first(self, samples: int) -> Batch:
+        """The same step, with the first `samples` of its samples."""
+        names = ("sampled", "seats", "temperature", "top_p", "uniform", "top_k")
+        return self._replace(**{name: getattr(self, name)[:samples] for name in names})
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
@@ -177,13 +178,7 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     sampled = [query_start[r] + lens[r] - len(draws) + place for r, draws in samples for place in range(len(draws))]
     work = [(r, int(lens[r]), int(context[r])) for r in range(first_prefill, len(ordered))]
     tile_row, tile_first = tiles(work)
-    layout = Layout(
-        first_prefill,
-        len(prefill),
-        int(lens[first_prefill:].sum()),
-        len(sampling) - first_prefill,
-        len(tile_row),
-    )
+    layout = Layout(first_prefill, len(ordered), int(lens.sum()), len(sampling), len(tile_row))
     blocks = np.concatenate([row.blocks[:need] for row, need in zip(ordered, needs, strict=True)])
     table_start = np.cumsum(needs, dtype=np.int32) - needs
     row_of = np.repeat(np.arange(len(ordered)), lens)

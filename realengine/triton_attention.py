@@ -32,17 +32,21 @@ class _Fresh(NamedTuple):
 
 
 class _Plan(NamedTuple):
+    """`fresh` is what torch attends to. `out` is empty until the first layer, and then what every layer of a step with
+    tiles writes to: tokens that are in no row are zeros there, for what follows must not meet NaN."""
+
     batch: Batch
     decode: Splits | None
     prefill: Splits | None
-    fresh: list[_Fresh]  # what torch attends to
+    fresh: list[_Fresh]
+    out: list[torch.Tensor]
 
 
 class TritonAttention:
     """`batch_invariant` fixes the splits, so that a row's result never depends on what is beside it."""
 
     name = "triton"
-    capturable = True
+    capturable = "always"
 
     def __init__(self, spec: ModelSpec, config: SchedulerConfig, device: Device, batch_invariant: bool) -> None:
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
@@ -62,12 +66,13 @@ class TritonAttention:
             decode_splits(batch.context, batch.query_len, rows, *sizes) if rows else None,
             prefill_splits(batch.context, batch.query_len, *work, *sizes) if batch.layout.tiles else None,
             [],
+            [],
         )
 
     def attend(self, queries: torch.Tensor, plan: _Plan, kv: LayerKv) -> torch.Tensor:
-        batch, decode, prefill, fresh = plan
+        batch, decode, prefill, fresh, _ = plan
         blocks, starts = batch.blocks, batch.table_start
-        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        out = self._out(queries, plan)
         if decode:
             paged_decode(queries, kv.keys, kv.values, batch.context, blocks, starts, decode, out, self._scale)
         if prefill:
@@ -83,19 +88,27 @@ class TritonAttention:
             out[tokens] = attended[0].transpose(0, 1)
         return out
 
+    def _out(self, queries: torch.Tensor, plan: _Plan) -> torch.Tensor:
+        if plan.batch.layout.decodes_only:
+            return torch.empty_like(queries, memory_format=torch.contiguous_format)
+        if not plan.out:
+            plan.out.append(torch.zeros_like(queries, memory_format=torch.contiguous_format))
+        return plan.out[0]
+
 
 class HybridAttention(TritonAttention):
     """Decode and chunks over past KV through our kernels; whole long prompts through torch, which has a kernel of the
     hardware's vendor for them. Which of them is decided on the host, by length alone."""
 
     name = "hybrid"
+    capturable = "decode"
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         return super().tiles([row for row in rows if not _is_fresh(row[1], row[2])])
 
     def plan(self, batch: Batch) -> _Plan:
         plan = super().plan(batch)
-        if batch.layout.prefill_tokens < _FRESH_TOKENS:
+        if batch.layout.tokens < _FRESH_TOKENS:
             return plan
         fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))
         return plan._replace(

@@ -26,6 +26,7 @@ from realengine.gpu_suite.sizes import Sizes
 from realengine.gpu_suite.timing import Bench, Inputs, Timing
 from realengine.kv_cache import FP8, KvCache
 from realengine.model import Model
+from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
 from realengine.weights import RANDOM, shapes
 from serving.deployments.config import Deployment
@@ -163,7 +164,7 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
         deployment.attention, spec, config.block_size, _META, config.max_model_len, deployment.batch_invariant
     )
 
-    def step(lengths: list[int], how: tuple[float, int, float, float] | None) -> None:
+    def step(lengths: list[int], how: tuple[float, int, float, float] | None, graph: bool = False) -> None:
         state = {name: torch.empty(shape, dtype=dtype, device=_META) for name, shape in shapes(spec)}
         # FP8 projections are torch's, and so are left out.
         model = Model(spec, state, dtype, _META, ops, attention)
@@ -172,11 +173,17 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
         blocks = np.zeros(-(-max(lengths) // config.block_size), dtype=np.int32)
         rows = [RowInput([0] * length, 0, blocks, 0, (how,)) for length in lengths]
         packed = pack(rows, config.block_size, 0, attention.tiles).step
+        samples = packed.layout.samples
+        if graph:
+            packed = pad(packed, mixed_layout(packed.layout))
         batch = Batch.of(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
-        ops.sample(model.forward(batch.tokens, batch, kv), batch, packed.greedy)
+        logits = model.compute_logits(model.forward(batch.tokens, batch, kv)[:samples])
+        ops.sample(logits, batch.first(samples), packed.greedy)
 
     buckets = [rows for rows in DECODE_BUCKETS if rows <= padded(config.max_num_seqs)]
     for rows in buckets:
         yield lambda rows=rows: step([1] * rows, None)  # type: ignore[misc]
     yield lambda: step([1], (1.0, 50, 0.9, 0.5))
     yield lambda: step([1, min(config.max_num_batched_tokens, config.max_model_len) - 1], None)
+    if attention.capturable == "always":
+        yield lambda: step([1, 99], None, graph=True)

@@ -232,8 +232,8 @@ def test_fp8_is_near_the_real_thing(model: str) -> None:
 def last_logits(engine: Engine) -> torch.Tensor:
     """Logits after a prompt of 60 tokens, in float32."""
     seen = []
-    forward = engine.runner.model.forward
-    engine.runner.model.forward = lambda *a: seen.append(forward(*a)) or seen[-1]  # type: ignore[method-assign]
+    compute = engine.runner.model.compute_logits
+    engine.runner.model.compute_logits = lambda *a: seen.append(compute(*a)) or seen[-1]  # type: ignore[method-assign]
     prompt = [random.Random(3).randrange(1024) for _ in range(30)] * 2
     engine.add(WorkloadRequest(0, 0, (("", 60),), 1), prompt)
     while engine.scheduler.requests:

@@ -50,7 +50,8 @@ def test_logits_agree_with_transformers(family: str, models: dict[str, tuple[Pat
         step = pack([row], 4, 8, engine.runner.attention.tiles).step
         batch = Batch.of(torch.from_numpy(step.packed), step.layout)
         with torch.inference_mode():
-            logits = engine.runner.model.forward(batch.tokens, batch, engine.runner.kv)
+            model = engine.runner.model
+            logits = model.compute_logits(model.forward(batch.tokens, batch, engine.runner.kv))
         torch.testing.assert_close(logits[0], wanted[end - 1], atol=1e-4, rtol=0)
 
 

@@ -1,0 +1,130 @@
+"""Steps as graphs: which are, what they are padded to, and the graphs that were captured.
+
+Decode steps are, at their bucket. So are mixed steps of up to 2048 tokens, which take longer to launch kernel by kernel
+than a GPU takes for them; beyond that they run eagerly. A mixed step is padded to one of a few layouts. Padding is
+nothing that a kernel would look at: tokens of the null block in no row, rows without a token, tiles of no row, samples
+that nobody takes. How many of them there are changes no result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from realengine.device import Device
+from realengine.step_input import Layout, StepInput
+from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
+
+TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 7, 8)))
+_FEWEST_SAMPLES = 64  # up to here the head reads its weights for as long as it computes
+_FEWEST_TILES = 8
+_TOKENS_PER_TILE = 32  # as a rule; a step with more tiles than that makes has the next size
+_MOST_MIXED = 64  # graphs of mixed steps that are kept
+
+
+class StepGraphs:
+    """The graphs of one runner, captured when first wanted.
+
+    `mixed` says whether mixed steps are among them. The mixed graph that was used longest ago gives way to a new one.
+    """
+
+    def __init__(self, device: Device, mixed: bool) -> None:
+        self.mixed = mixed
+        self._device = device
+        self._graphs: dict[Layout, Callable[[], torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def layout_for(self, layout: Layout) -> Layout | None:
+        """The layout of the graph that runs a step of `layout`; None if it runs eagerly."""
+        if layout.decodes_only:
+            return layout if layout.rows <= DECODE_BUCKETS[-1] else None
+        return mixed_layout(layout) if self.mixed and layout.tokens <= TOKEN_BUCKETS[-1] else None
+
+    def get(self, layout: Layout, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """The graph of `layout`, which captures `work` if it is new. Called from within submitted work."""
+        graph = self._graphs.pop(layout, None)
+        self._graphs[layout] = graph = graph or self._device.capture(work)
+        mixed = [key for key in self._graphs if not key.decodes_only]
+        if len(mixed) > _MOST_MIXED:  # capturing waits for what was launched before, the oldest graph's too
+            del self._graphs[mixed[0]]
+        return graph
+
+    def memory(self, decode_rows: list[int], mixed_steps: list[list[int]], run: Callable[[list[int]], object]) -> int:
+        """Bytes that all graphs may take, by capturing the largest two of each kind: `run` runs rows of those sizes.
+
+        decode_rows  every bucket, the largest first; `mixed_steps` likewise
+        """
+        kinds = [([[1] * rows for rows in decode_rows], len(decode_rows))]
+        if self.mixed:
+            kinds.append((mixed_steps, _MOST_MIXED))
+        taken = 0
+        for steps, count in kinds:
+            costs = []
+            for sizes in steps[:2]:
+                held = self._device.held_bytes()
+                run(sizes)
+                costs.append(max(self._device.held_bytes() - held, 0))
+            if costs:
+                taken += costs[0] + costs[-1] * (count - 1)
+        self.release()
+        return taken
+
+    def release(self) -> None:
+        self._graphs.clear()
+        self._device.release_graphs()
+
+
+def mixed_layout(layout: Layout) -> Layout:
+    """What a mixed step of `layout` is padded to: a number of tokens, and as much of the rest as such a step can have.
+
+    Rows with one token are among the first, as many as there may be samples; kernels see on the device which they are.
+    """
+    tokens = TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, layout.tokens)]
+    samples, tiles = _FEWEST_SAMPLES, _FEWEST_TILES
+    while samples < layout.samples:
+        samples *= 4
+    samples = min(samples, tokens)
+    while tiles < tokens // _TOKENS_PER_TILE + _FEWEST_TILES:
+        tiles *= 2
+    while tiles < layout.tiles:
+        tiles *= 4
+    return Layout(samples, max(samples + tiles, layout.rows), tokens, samples, tiles if layout.tiles else 0)
+
+
+def pad(step: StepInput, layout: Layout) -> StepInput:
+    """`step` with the larger `layout`; the first of everything is as it was."""
+    before, after = step.layout.places(), layout.places()
+    blocks = step.packed[before["blocks"]]
+    packed = np.zeros(after["blocks"].start + len(blocks), dtype=np.int32)
+    packed[after["tile_row"]] = -1
+    for name, place in before.items():
+        first, count = after[name].start, len(step.packed[place])
+        packed[first : first + count] = step.packed[place]
+    return step._replace(layout=layout, packed=packed)
+
+
+def largest_layout(max_num_batched_tokens: int) -> Layout:
+    """At least as large in everything as what any mixed step of so many tokens is padded to."""
+    tokens = TOKEN_BUCKETS[min(bisect_left(TOKEN_BUCKETS, max_num_batched_tokens), len(TOKEN_BUCKETS) - 1)]
+    tiles = 4 * tokens + 4 * _FEWEST_TILES
+    return Layout(tokens, tokens + tiles, tokens, tokens, tiles)
+
+
+def mixed_steps(max_num_batched_tokens: int, max_num_seqs: int, prompts: Callable[[int], list[int]]) -> list[list[int]]:
+    """Sizes of the rows of a step for each number of tokens and of samples, the largest first.
+
+    prompts  rows that make so many prompt tokens
+    """
+    steps = []
+    buckets = TOKEN_BUCKETS[: bisect_left(TOKEN_BUCKETS, max_num_batched_tokens) + 1]
+    for tokens in (min(bucket, max_num_batched_tokens) for bucket in reversed(buckets)):
+        decodes = 0
+        while tokens - padded(decodes) >= 2 and decodes < max_num_seqs:
+            steps.append(([1] * decodes + prompts(tokens - padded(decodes)))[:max_num_seqs])
+            decodes = 4 * decodes or _FEWEST_SAMPLES
+    return steps
