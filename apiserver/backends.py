@@ -33,6 +33,7 @@ from sim.fleet import Life
 from sim.remote_prefills import RemotePrefills
 
 if TYPE_CHECKING:
+    from apiserver.engine_kv_events import EngineKvEvents
     from apiserver.real import RealEngine
     from apiserver.real_fleet import RealFleet
 
@@ -56,7 +57,7 @@ def make_twin(
     vocab_size, folder = 32_000, _tokenizer_folder(first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
     about = About(
-        settings.served_model_name or first.model,
+        _model_name(settings, first),
         min(pool.deployment.scheduler.max_model_len for pool in scenario.all_pools),
         [_END],
         folder,
@@ -127,11 +128,28 @@ def follow_kv(
         return KvEvents(kv, deployments[life.pool].scheduler.block_size, twin.tokens)
 
     def topic(place: int) -> str:
-        port = settings.port + place if settings.ports_per_replica else settings.port
-        return kv.topic.format(replica=place, port=port, model=twin.about.model)
+        return _topic(settings, kv, place, twin.about.model)
 
     twin.kv_feeds = feeds = KvFeeds(kv, events, topic, zmq.Context.instance(), poller)
     twin.cluster.follow(feeds.ready, feeds.gone)
+
+
+def _topic(settings: ServeSettings, kv: KvEventSettings, place: int, model: str) -> str:
+    port = settings.port + place if settings.ports_per_replica else settings.port
+    return kv.topic.format(replica=place, port=port, model=model)
+
+
+def engine_kv_events(
+    settings: ServeSettings, deployment: Deployment, place: int, begun_again: bool, poller: zmq.Poller
+) -> EngineKvEvents | None:
+    """What publishes those of the real engine at `place`, if they are wanted. Raises UserError as it does."""
+    from apiserver.engine_kv_events import EngineKvEvents
+
+    kv = settings.kv_events
+    if kv is None:
+        return None
+    topic = _topic(settings, kv, place, _model_name(settings, deployment))
+    return EngineKvEvents(kv, place, topic, poller, begun_again)
 
 
 def make_real(
@@ -139,11 +157,12 @@ def make_real(
     deployment: Deployment,
     place: Place,
     exchange: Exchange,
+    kv_events: EngineKvEvents | None,
     wake: Callable[[], None],
     say: Callable[[str], None],
 ) -> tuple[RealEngine, Ledger, LiveMetrics]:
     """The real engine, loaded. Raises UserError if it cannot be."""
-    real = _real(settings, deployment, exchange, wake, say, monotonic_ns())
+    real = _real(settings, deployment, exchange, kv_events, wake, say, monotonic_ns())
     metrics = LiveMetrics(real.about.model, real.about.max_model_len)
     run = {**real.about.run, **_identity(settings)}
     real.ledger = ledger = _ledger(real, metrics, settings, place, run)
@@ -154,12 +173,13 @@ def make_one_of_several(
     settings: ServeSettings,
     deployment: Deployment,
     exchange: Exchange,
+    kv_events: EngineKvEvents | None,
     wake: Callable[[], None],
     say: Callable[[str], None],
     origin_ns: int,
 ) -> tuple[RealEngine, ForwardingLedger, LiveMetrics]:
     """The real engine, whose rows go to the process that asks it. Raises UserError if it cannot be loaded."""
-    real = _real(settings, deployment, exchange, wake, say, origin_ns)
+    real = _real(settings, deployment, exchange, kv_events, wake, say, origin_ns)
 
     def send(message: From) -> None:
         for peer in exchange.peers:
@@ -195,6 +215,7 @@ def _real(
     settings: ServeSettings,
     deployment: Deployment,
     exchange: Exchange,
+    kv_events: EngineKvEvents | None,
     wake: Callable[[], None],
     say: Callable[[str], None],
     origin_ns: int,
@@ -207,7 +228,7 @@ def _real(
     def about(engine: Engine) -> About:
         spec, folder, deployment = engine.spec, engine.folder, engine.deployment
         return About(
-            settings.served_model_name or deployment.model,
+            _model_name(settings, deployment),
             deployment.scheduler.max_model_len,
             list(spec.eos_ids),
             str(folder) if folder is not None and (folder / "tokenizer.json").is_file() else "",
@@ -226,7 +247,11 @@ def _real(
             },
         )
 
-    return RealEngine(lambda: load_engine(deployment, say), about, exchange, wake, origin_ns)
+    return RealEngine(lambda: load_engine(deployment, say), about, exchange, wake, origin_ns, kv_events)
+
+
+def _model_name(settings: ServeSettings, deployment: Deployment) -> str:
+    return settings.served_model_name or deployment.model
 
 
 def _identity(settings: ServeSettings) -> dict[str, Any]:

@@ -15,6 +15,14 @@ from serving.kv.block_pool import BlockPool
 from sim.fleet import Life
 
 
+def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
+    """Have `events` follow a replica's KV pool. Raises UserError if that has no prefix cache."""
+    if not isinstance(pool, BlockPool) or not pool.caches:
+        remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
+        raise UserError("kv-events", settings.endpoint, remedy)
+    pool.observe(events)
+
+
 class KvFeeds:
     """Follows replicas from when they are ready until they have gone; `make` makes what follows one."""
 
@@ -39,12 +47,8 @@ class KvFeeds:
 
         Raises UserError if its endpoints cannot be had, or it has no prefix cache.
         """
-        pool, place = life.replica.scheduler.pool, life.place
-        if not isinstance(pool, BlockPool):
-            remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
-            raise UserError("kv-events", self._settings.endpoint, remedy)
-        events = self._make(life)
-        pool.observe(events)
+        events, place = self._make(life), life.place
+        observe(life.replica.scheduler.pool, events, self._settings)
         if (publisher := self._publishers.get(place)) is None:
             publisher = KvPublisher(self._settings, place, self._topic(place), self._context, self._poller)
             self._publishers[place] = publisher

@@ -77,10 +77,13 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
             made = backends.make_twin(settings, deployment, place, exchange, poller)
         elif engine.engines:
             made = backends.make_fleet(settings, engine.engines, place, exchange, context, poller, engine.origin_ns)
-        elif engine.number is not None:
-            made = backends.make_one_of_several(settings, deployment, exchange, wake, _LOG.info, engine.origin_ns)
         else:
-            made = backends.make_real(settings, deployment, place, exchange, wake, _LOG.info)
+            kv_events = backends.engine_kv_events(settings, deployment, engine.number or 0, engine.place.again, poller)
+            outside = exchange, kv_events, wake, _LOG.info
+            if engine.number is not None:
+                made = backends.make_one_of_several(settings, deployment, *outside, engine.origin_ns)
+            else:
+                made = backends.make_real(settings, deployment, place, *outside)
         backend, ledger, metrics = made
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
         told.send(("serves", backend.about.model))

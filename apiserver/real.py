@@ -9,6 +9,7 @@ from threading import Condition, Event, Thread
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from apiserver.engine_kv_events import EngineKvEvents
 from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import ReplicaNow
@@ -42,6 +43,7 @@ class RealEngine:
         exchange: Exchange,
         wake: Callable[[], None],
         origin_ns: int,
+        kv_events: EngineKvEvents | None = None,
     ) -> None:
         self.about: About
         self.engine: Engine
@@ -54,6 +56,7 @@ class RealEngine:
         self._stopped = False
         self._failed: BaseException | None = None
         self._origin_ns = origin_ns
+        self._kv_events = kv_events
         made = Event()
         self._thread = Thread(target=self._run, args=(load, about, made), name="engine")
         self._thread.start()
@@ -78,6 +81,8 @@ class RealEngine:
         self._call(lambda: self._clients.abort(id, why))
 
     def turn(self) -> float | None:
+        if self._kv_events is not None:
+            self._kv_events.replay()
         while self._outbox:
             self._outbox.popleft()()
         if self._failed is not None:
@@ -95,6 +100,8 @@ class RealEngine:
         self._thread.join()
         while self._outbox:
             self._outbox.popleft()()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def _call(self, call: _Call) -> None:
         with self._arrived:
@@ -107,6 +114,9 @@ class RealEngine:
         try:
             engine = self.engine = load()
             self.about = about(engine)
+            if self._kv_events is not None:
+                self._kv_events.follow(engine)
+                self.publish_kv()
             recorder = RunRecorder(self, self._origin_ns)
             self._clients = _Clients(self, engine, recorder)
             engine.watch_speed()
@@ -121,6 +131,12 @@ class RealEngine:
             self._failed = error
             made.set()
             self._wake()
+
+    def publish_kv(self) -> None:
+        """Publish what became of KV blocks since the last time."""
+        kv_events = self._kv_events
+        if kv_events is not None and (batch := kv_events.take()) is not None:
+            self.post(lambda: kv_events.publish(batch))
 
     def post(self, call: _Call) -> None:
         """Have the exchange's thread do something."""
@@ -238,6 +254,7 @@ class _Clients:
         new, self._new = self._new, {}
         now_ns, generated = step.end_ns - self._recorder.started_ns, sum(len(one.tokens) for one in new.values())
         end = step_end(0, self._engine.scheduler, step.plan, now_ns, list(new), generated)
+        self._home.publish_kv()
         self._home.post(lambda: self._home.ledger.step_ended(end))
         self._recorder.flush_steps()
         self._home.publish(new, ends, step.end_ns)

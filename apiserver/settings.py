@@ -13,7 +13,7 @@ from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
 from traces.lengths import Lengths
 
-_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "kv_events", "failures", "ports_per_replica", "kv_links")
+_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links")
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 

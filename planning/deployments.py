@@ -30,7 +30,7 @@ def read_deployment(
 ) -> Deployment:
     """The deployment in the file (else `otherwise`, else the default), with every flag that was given in its place."""
     stated = load_deployment(deployment_file) if deployment_file else None
-    data = completed(stated, otherwise or Deployment()).model_dump()
+    data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # the rest may be chosen later
     if flags.get("num_blocks") is not None:
         if flags.get("gpu_memory_utilization") is not None:
             remedy = "cannot be combined with gpu_memory_utilization; give one of them"
@@ -38,7 +38,7 @@ def read_deployment(
         data["gpu_memory_utilization"] = None
     data.update({name: flags[name] for name in FLAGS if flags.get(name) is not None})
     scheduler = (*SCHEDULER_FLAGS, "async_scheduling")
-    data["scheduler"].update({name: flags[name] for name in scheduler if flags.get(name) is not None})
+    data.setdefault("scheduler", {}).update({name: flags[name] for name in scheduler if flags.get(name) is not None})
     deployment = parse(Deployment, data, where=deployment_file or "deployment")
     if deployment.attention not in _ATTENTION:
         raise UserError("attention", deployment.attention, f"must be one of {', '.join(_ATTENTION)}")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
     """An engine, warmed up unless its times do not matter. On a CPU it computes in the faster type if none is stated.
 
-    `say` is told how its memory is used, and of the type if it is not the usual one.
+    Where no `max_model_len` is stated, it is at most what the model can take. `say` is told how memory is used, and of
+    what is not as usual.
 
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
@@ -39,9 +40,14 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
     deployment, chosen = with_fast_dtype(deployment)
     if chosen:
         say(chosen)
-    speculative = deployment.scheduler.speculative
+    files = load_model_files(deployment.model, home())
+    positions, scheduler = files.spec.max_positions, deployment.scheduler
+    if "max_model_len" not in scheduler.model_fields_set and scheduler.max_model_len > positions:
+        say(f"max_model_len is {positions}, which is all that {files.spec.name} can take")
+        deployment = deployment.rescheduled(max_model_len=positions)
+    speculative = scheduler.speculative
     draft = load_model_files(speculative.model, home()) if speculative and speculative.model else None
-    engine = Engine(deployment, load_model_files(deployment.model, home()), draft)
+    engine = Engine(deployment, files, draft)
     if engine.memory_report:
         say(engine.memory_report)
     if warm:

@@ -37,6 +37,11 @@ class BlockPool:
     def free(self) -> int:
         return len(self._queue)
 
+    @property
+    def caches(self) -> bool:
+        """Whether prefixes can be found."""
+        return self._cache is not None
+
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` what can be found from now on; nothing can be found yet."""
         if self._cache:

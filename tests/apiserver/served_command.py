@@ -9,6 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import zmq
 
 
 @contextmanager
@@ -28,6 +32,20 @@ def served(*options: str) -> Iterator[list[str]]:
             process.communicate(timeout=30)
         finally:
             process.kill()
+
+
+def kv_batches(port: int, number: int = 0) -> list[tuple[str, int, list[dict[str, Any]]]]:
+    """Topics, sequence numbers and events of what was published since `number`, asked for at a replay endpoint."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.connect(f"tcp://127.0.0.1:{port}")
+        asking.send_multipart([b"", number.to_bytes(8, "big")])
+        found = []
+        while True:
+            assert asking.poll(30_000)
+            _, topic, told, batch = asking.recv_multipart()
+            if int.from_bytes(told, "big", signed=True) == -1:
+                return found
+            found.append((topic.decode(), int.from_bytes(told, "big"), msgspec.msgpack.decode(batch)[1]))
 
 
 def free_ports(count: int) -> int:

@@ -23,7 +23,7 @@ from planning.priced_scenario import price_scenario
 from serving.deployments.config import Deployment
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from tests.apiserver.served_command import free_ports, served
+from tests.apiserver.served_command import free_ports, kv_batches, served
 from traces.recording import Recording
 
 REFUSED, CUT, DEAD, SOUND = range(4)
@@ -62,17 +62,9 @@ class Gateway:
 
     def replayed(self, replica: int, number: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
         """Sequence numbers and events of what a replica has published since that number."""
-        with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
-            asking.connect(f"tcp://127.0.0.1:{self.events + 10 + replica}")
-            asking.send_multipart([b"", number.to_bytes(8, "big")])
-            found = []
-            while True:
-                assert asking.poll(30_000)
-                _, topic, told, batch = asking.recv_multipart()
-                if int.from_bytes(told, "big", signed=True) == -1:
-                    return found
-                assert topic == f"kv@{replica}:{self.ports[replica]}@Llama-3.1-8B".encode()
-                found.append((int.from_bytes(told, "big"), msgspec.msgpack.decode(batch)[1]))
+        batches = kv_batches(self.events + 10 + replica, number)
+        assert {topic for topic, _, _ in batches} <= {f"kv@{replica}:{self.ports[replica]}@Llama-3.1-8B"}
+        return [(told, events) for _, told, events in batches]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64decode
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,15 @@ def tokens_of(request: Request, begin: int, end: int) -> list[int]:
     return [token for part in parts for token in vllm.tokens(*part)][begin:end]
 
 
-def batches(way: dict[str, Any], **changed: Any) -> list[bytes]:
+Tokens = Callable[[Request, int, int], Sequence[int]]
+
+
+def events_of(way: dict[str, Any], tokens: Tokens, **changed: Any) -> KvEvents:
+    told = {name: way[name] for name in ("hash", "hash_seed", "integer_hashes")}
+    return KvEvents(KvEventSettings(endpoint="tcp://*:5557", **told | changed), vllm.BLOCK, tokens)
+
+
+def batches(way: dict[str, Any], tokens: Tokens = tokens_of, **changed: Any) -> list[bytes]:
     """What our scheduler publishes."""
     published = []
 
@@ -39,8 +49,7 @@ def batches(way: dict[str, Any], **changed: Any) -> list[bytes]:
         if (batch := events.take(0.0)) is not None:
             published.append(batch)
 
-    told = {name: way[name] for name in ("hash", "hash_seed", "integer_hashes")}
-    events = KvEvents(KvEventSettings(endpoint="tcp://*:5557", **told | changed), vllm.BLOCK, tokens_of)
+    events = events_of(way, tokens, **changed)
     deployment = Deployment(scheduler=SchedulerConfig(**vllm.config(way)))
     sink = TableSink()
     cluster = Cluster(deployment, TokenCost(**vllm.COST), sink, on_tokens=step_ended)
@@ -54,6 +63,49 @@ def batches(way: dict[str, Any], **changed: Any) -> list[bytes]:
 def test_batches_are_those_of_vllm(recorded: dict[str, Any]) -> None:
     wanted = [msgspec.msgpack.decode(b64decode(batch)) for batch in recorded["batches"]]
     assert [msgspec.msgpack.decode(batch) for batch in batches(recorded["way"])] == wanted
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("way", vllm.WAYS, ids=["plain", "overlapped"])
+def test_the_real_engine_publishes_what_its_twin_does(way: dict[str, Any]) -> None:
+    """On the twin's clock; its answers are given, and its tokens are those that it computed with."""
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    from realengine.engine import Engine
+    from realengine.weights import load_model_files
+
+    config = SchedulerConfig(**vllm.config(way))
+    engine = Engine(
+        Deployment(model="random:llama", dtype="float32", scheduler=config), load_model_files("random:llama", Path())
+    )
+    vocab_size = engine.spec.vocab_size
+    events = events_of(way, lambda request, begin, end: engine.sequences[request.id].tokens[begin:end])
+    engine.scheduler.pool.observe(events)
+    cost, published = TokenCost(**vllm.COST), []
+    coming = deque(WorkloadRequest(**request) for request in vllm.scenario())
+    ends: deque[int] = deque()  # of the steps under way
+    now_ns = free_ns = 0
+    while coming or engine.scheduler.requests:
+        while coming and coming[0].arrival_ns <= now_ns:
+            arrived = coming.popleft()
+            prompt, answer = (
+                [token % vocab_size for part in parts for token in vllm.tokens(*part)]
+                for parts in (arrived.prompt, [(f"out:{arrived.id}", arrived.output_len)])
+            )
+            engine.add(arrived, prompt, forced=answer)
+        if engine.has_room and (flight := engine.launch()):
+            free_ns = max(now_ns, free_ns) + cost.step_ns(flight.plan)
+            ends.append(free_ns)
+            if engine.has_room:
+                continue
+        if not ends:
+            now_ns = coming[0].arrival_ns
+            continue
+        now_ns = max(now_ns, ends.popleft())
+        engine.finish()
+        if (batch := events.take(0.0)) is not None:
+            published.append(batch)
+    engine.close()
+    assert published == batches(way, lambda *asked: [token % vocab_size for token in tokens_of(*asked)])
 
 
 def test_the_recording_is_what_vllm_says_today() -> None:

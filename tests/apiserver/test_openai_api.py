@@ -175,6 +175,22 @@ def test_a_grammar_is_taken_and_what_cannot_be_kept_to_is_refused(server):
     assert refused.status == 400 and "unclosed group" in refused.error["message"]
 
 
+@pytest.mark.parametrize(
+    "body, param, told",
+    [
+        ({"prompt": 5}, "prompt", "prompt must be a string or a list"),
+        ({"prompt": [1, "a"]}, "prompt.1", "prompt.1 must be a whole number"),
+        ({"prompt": []}, "prompt", "prompt must not be empty"),
+        ({"prompt": "a", "stream": "yes"}, "stream", "stream must be true or false"),
+        ({"prompt": "a", "top_p": 2}, "top_p", "top_p must be at most 1.0"),
+        ({}, "prompt", "prompt is missing; add it"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(server, body, param, told):
+    error = server.ask("POST", "/v1/completions", body).error
+    assert (error["param"], error["message"]) == (param, told)
+
+
 def test_what_changes_nothing_is_taken(server):
     assert server.complete(n=1, echo=False, logit_bias={}, priority=-3, user="a", top_k=-1, top_p=1).status == 200
 

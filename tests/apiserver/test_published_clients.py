@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from tests.apiserver.served import TWIN, Server, serving
-from tests.realengine.tiny_chat_model import POSITIONS, save_chat_model, save_tokenizer
+from tests.realengine.tiny_chat_model import save_chat_model, save_tokenizer
 from traces.measured.formats import measured_format
 from traces.measured.run import MeasuredRun
 from traces.recording import Recording
@@ -56,7 +56,7 @@ def recorded(engine: str, folder: Path) -> Iterator[Server]:
     options = ("-o", folder / "out", "--served-model-name", MODEL)
     if engine == "real":
         save_chat_model(folder / "model")
-        options += ("--model", folder / "model", "--max-model-len", POSITIONS, "--device", "cpu", "--dtype", "float32")
+        options += ("--model", folder / "model", "--device", "cpu", "--dtype", "float32")
     with serving(folder, *(TWIN if engine == "twin" else ()), *options) as server:
         yield server
 

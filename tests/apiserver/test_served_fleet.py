@@ -98,11 +98,12 @@ def test_what_cannot_be_is_refused_in_one_line(options: Sequence[str], told: str
     assert told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_events_of_a_cache_that_is_off_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [("--twin", "--gpu", "H100"), ("--device", "cpu", "--model", "random:llama")])
+def test_events_of_a_cache_that_is_off_are_refused(engine: Sequence[str], tmp_path: Path) -> None:
     path = tmp_path / "deployment.yaml"
     path.write_text("scheduler: {enable_prefix_caching: false}")
     endpoint = f"tcp://127.0.0.1:{free_ports(1)}"
-    done = tokentwin("serve", "--twin", "--gpu", "H100", "--port", "0", "-d", path, "--kv-events", endpoint)
+    done = tokentwin("serve", *engine, "--port", "0", "-d", path, "--kv-events", endpoint)
     assert done.returncode == 2 and "leave enable_prefix_caching on" in done.stderr
 
 
@@ -148,5 +149,5 @@ def test_ports_in_a_row_are_listened_on_or_none() -> None:
 
 
 def test_only_a_twin_has_them() -> None:
-    done = tokentwin("serve", "--kv-events", "tcp://127.0.0.1:5557")
+    done = tokentwin("serve", "--failures", "{}")
     assert done.returncode == 2 and "add --twin" in done.stderr

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Built
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>")
-POSITIONS = 1024
+POSITIONS = 4096
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
 
 

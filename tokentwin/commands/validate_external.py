@@ -61,6 +61,8 @@ def external(
       tokentwin bench trace.csv --url http://localhost:8000 -o measured
       tokentwin validate external --recording measured -d deployment.yaml --gpu H100
 
+    What a client measures includes HTTP and tokenising. `tokentwin validate front-door` simulates them, too.
+
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
     from calibration.validation.external.page import as_dict, markdown

@@ -1,0 +1,59 @@
+"""The KV events of one real engine: its thread makes them, and the thread that owns the sockets publishes them."""
+
+from __future__ import annotations
+
+from time import time
+
+import zmq
+
+from apiserver.kv_events import KvEvents
+from apiserver.kv_feeds import observe
+from apiserver.kv_publisher import KvPublisher
+from apiserver.settings import KvEventSettings
+from realengine.engine import Engine
+from serving.request import Request
+
+
+class EngineKvEvents:
+    """Those of the engine at `place`. What was `begun_again` is a new engine: it says first that its cache is empty.
+
+    Raises UserError if its endpoints cannot be had.
+    """
+
+    def __init__(
+        self, settings: KvEventSettings, place: int, topic: str, poller: zmq.Poller, begun_again: bool = False
+    ) -> None:
+        self._settings = settings
+        self._begun_again = begun_again
+        self._publisher = KvPublisher(settings, place, topic, zmq.Context.instance(), poller)
+
+    # On the engine's thread
+
+    def follow(self, engine: Engine) -> None:
+        """From now on; it has had no request yet. Raises UserError if it has no prefix cache."""
+
+        def tokens(request: Request, begin: int, end: int) -> list[int]:
+            return engine.sequences[request.id].tokens[begin:end]
+
+        self._events = KvEvents(self._settings, engine.deployment.scheduler.block_size, tokens)
+        observe(engine.scheduler.pool, self._events, self._settings)
+        if self._begun_again:
+            self._events.cleared()
+
+    def take(self) -> bytes | None:
+        """What has happened since the last; None if nothing has."""
+        return self._events.take(time())
+
+    # On the other
+
+    def publish(self, batch: bytes) -> None:
+        """A batch that was taken."""
+        self._publisher.publish(batch)
+
+    def replay(self) -> None:
+        """Answer who has asked for batches."""
+        self._publisher.replay()
+
+    def close(self) -> None:
+        """Nothing more is published."""
+        self._publisher.close()

@@ -1,0 +1,160 @@
+"""The real engine behind the API, as the `openai` package and a router see it; transformers is the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from apiserver.block_hash import BlockHash  # noqa: E402
+from realengine.tokenizer import Tokenizer  # noqa: E402
+from tests.apiserver.served import Server, serving  # noqa: E402
+from tests.apiserver.served_command import free_ports, kv_batches  # noqa: E402
+from tests.apiserver.test_gateway import until  # noqa: E402
+from tests.realengine.tiny_chat_model import POSITIONS, save_chat_model  # noqa: E402
+
+pytestmark = pytest.mark.engine
+MODEL = "tiny"
+WORDS = [{"role": "user", "content": "Hello there"}]
+GREEDY = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
+ENDLESS = {**GREEDY, "max_tokens": POSITIONS - 100}
+
+
+class Real(NamedTuple):
+    """A server, the model that it serves, and where it publishes KV events again."""
+
+    server: Server
+    oracle: Any
+    texts: Tokenizer
+    replays: int
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.server.url, api_key="-", **{"max_retries": 0, **options})
+
+    def continued(self, prompt: Sequence[int], count: int) -> list[int]:
+        """What transformers answers."""
+        answer = self.oracle.generate(
+            torch.tensor([list(prompt)]), max_new_tokens=count, min_new_tokens=count, do_sample=False
+        )
+        return answer[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    folder = tmp_path_factory.mktemp("real")
+    oracle = save_chat_model(folder / "model")
+    port = free_ports(2)
+    published = {
+        "endpoint": f"tcp://127.0.0.1:{port}",
+        "replay_endpoint": f"tcp://127.0.0.1:{port + 1}",
+        "topic": "kv of {model}",
+    }
+    published["hash_seed"] = "3"
+    options = {"--model": folder / "model", "--served-model-name": MODEL, "--device": "cpu", "--dtype": "float32"}
+    options |= {"--max-requests": 3, "--num-blocks": 1000, "--kv-events": json.dumps(published)}
+    with serving(folder, *(each for option in options.items() for each in option)) as server:
+        yield Real(server, oracle, Tokenizer(folder / "model"), port + 1)
+
+
+@pytest.fixture(scope="module")
+def client(real: Real) -> Iterator[openai.OpenAI]:
+    with real.client() as client:
+        yield client
+
+
+def test_answers_are_those_of_transformers(real: Real, client: openai.OpenAI) -> None:
+    prompt = real.texts.encode("Hello there", special=True)
+    wanted = real.continued(prompt, 24)
+    answer = client.completions.create(prompt="Hello there", max_tokens=24, logprobs=1, **GREEDY)
+    (choice,) = answer.choices
+    assert choice.text == real.texts.decode(wanted) and choice.finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 24)
+    with torch.no_grad():
+        logits = real.oracle(torch.tensor([[*prompt, *wanted]])).logits[0, len(prompt) - 1 : -1]
+    told = torch.log_softmax(logits, -1)[torch.arange(24), wanted]
+    assert choice.logprobs.token_logprobs == pytest.approx(told.tolist(), abs=1e-4)
+    message = client.chat.completions.create(messages=WORDS, max_completion_tokens=24, **GREEDY).choices[0].message
+    assert message.content == real.texts.decode(real.continued(real.texts.chat(WORDS), 24))
+
+
+def test_streams_say_the_same(real: Real, client: openai.OpenAI) -> None:
+    wanted = real.texts.decode(real.continued(real.texts.chat(WORDS), 40))
+    asked = {**GREEDY, "messages": WORDS, "max_tokens": 40}
+    *pieces, last = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == wanted
+    assert last.usage.completion_tokens == 40 and pieces[-1].choices[0].finish_reason == "length"
+    stop = wanted[20:22]
+    with client.chat.completions.stream(stop=stop, **asked) as stream:
+        (choice,) = stream.get_final_completion().choices
+    assert (choice.message.content, choice.finish_reason) == (wanted[: wanted.index(stop)], "stop")
+
+
+def test_many_at_once_are_answered_as_each_alone(real: Real) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=real.server.url, api_key="-", max_retries=20) as client:
+
+            async def one(at: int) -> str:
+                asked = {**GREEDY, "prompt": "ab" * at, "max_tokens": 12}
+                stream = await client.completions.create(stream=True, **asked)
+                return "".join([piece.choices[0].text async for piece in stream])
+
+            return await asyncio.gather(*map(one, range(1, 9)))  # more than there is room for: it asks again after 429
+
+    prompts = [real.texts.encode("ab" * at, special=True) for at in range(1, 9)]
+    assert asyncio.run(ask()) == [real.texts.decode(real.continued(prompt, 12)) for prompt in prompts]
+
+
+def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt=5)
+    assert refused.value.param == "prompt" and "must be a string or a list" in refused.value.message
+    with pytest.raises(openai.BadRequestError, match="more than 4096"):
+        client.completions.create(prompt="a" * 200, **ENDLESS)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="another", prompt="Hello")
+    streams = [client.completions.create(prompt="Hello", stream=True, **ENDLESS) for _ in range(3)]
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(prompt="Hello", **GREEDY)
+    assert refused.value.response.headers["Retry-After"] == "1"
+    for stream in streams:
+        stream.close()
+    with real.client(timeout=0.3, max_retries=20) as hurried, pytest.raises(openai.APITimeoutError):
+        hurried.with_options(max_retries=0).completions.create(prompt="Hello", **ENDLESS)
+    patient = real.client(max_retries=20)  # nothing of them is left that would take room
+    assert patient.completions.create(prompt="Hello", max_tokens=1, **GREEDY).usage.completion_tokens == 1
+
+
+def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(
+    real: Real, client: openai.OpenAI
+) -> None:
+    before = len(kv_batches(real.replays))
+    prompt = [*range(90, 50, -1)]
+    asked = {**GREEDY, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    (choice,) = client.completions.create(prompt=prompt, max_tokens=30, **asked).choices
+    known = [*prompt, *choice.token_ids]
+    told = kv_batches(real.replays, before)
+    assert {topic for topic, _, _ in told} == {f"kv of {MODEL}"}
+    stored = [event for _, _, events in told for event in events]
+    assert {event["type"] for event in stored} == {"BlockStored"}
+    assert [token for event in stored for token in event["token_ids"]] == known[:64]  # the last token was not computed
+    hash, parents = BlockHash("sha256", "3").of, [None]
+    for first in range(0, 64, 16):
+        parents.append(hash(parents[-1], known[first : first + 16]))
+    names = [int.from_bytes(name[-8:], "big") for name in parents if name is not None]
+    assert [name for event in stored for name in event["block_hashes"]] == names
+    client.completions.create(prompt=prompt, max_tokens=1, **GREEDY)
+    assert len(kv_batches(real.replays)) == before + len(told)  # what is known is not stored again
+
+    (engine,) = real.server.processes()["engine"]
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: real.server.ask("GET", "/ready").status == 503)
+    until(lambda: real.server.ask("GET", "/ready").status == 200)
+    assert kv_batches(real.replays) == [(f"kv of {MODEL}", 0, [{"type": "AllBlocksCleared"}])]
