@@ -100,6 +100,8 @@ def test_what_cannot_be_is_refused_in_one_line(options: Sequence[str], told: str
 
 @pytest.mark.parametrize("engine", [("--twin", "--gpu", "H100"), ("--device", "cpu", "--model", "random:llama")])
 def test_events_of_a_cache_that_is_off_are_refused(engine: Sequence[str], tmp_path: Path) -> None:
+    if "--twin" not in engine:
+        pytest.importorskip("torch", reason="the engine extra is not installed")
     path = tmp_path / "deployment.yaml"
     path.write_text("scheduler: {enable_prefix_caching: false}")
     endpoint = f"tcp://127.0.0.1:{free_ports(1)}"
