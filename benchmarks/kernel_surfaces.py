@@ -23,7 +23,8 @@ from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import floor_ns
 from calibration.kernels.transfer import TransferredKernels
-from calibration.operations import Gemm, StepSizes, step_operations
+from calibration.operations import Gemm, StepSizes
+from calibration.step_operations import step_operations
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model

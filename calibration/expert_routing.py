@@ -20,7 +20,9 @@ from serving.deployments.model_spec import ModelSpec
 def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> Any:
     """Load of the busiest device over the mean of all, in a step of `tokens` that reach the experts (or many steps)."""
     if deployment.expert_imbalance == "random":
-        return random_imbalance(model.num_experts, model.experts_per_token, deployment.expert_parallel_size, tokens)
+        groups = model.expert_groups or 1, model.groups_per_token or 1
+        devices = deployment.expert_parallel_size
+        return random_imbalance(model.num_experts, model.experts_per_token, devices, tokens, groups)
     return deployment.expert_imbalance
 
 
@@ -29,20 +31,35 @@ def experts_touched(experts: int, topk: int, tokens: Any) -> Any:
     return experts * (1.0 - (1.0 - topk / experts) ** np.asarray(tokens, dtype=np.float64))
 
 
-def random_imbalance(experts: int, topk: int, devices: int, tokens: Any) -> Any:
+def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups: tuple[int, int] = (1, 1)) -> Any:
     """Expected maximum over mean of the rows on each of `devices` when tokens choose `topk` of `experts` at random.
 
-    What one token sends to a device is hypergeometric; over many tokens loads are normal, and as their sum is fixed
-    each pair correlates by -1 / (devices - 1). Their expected maximum is then that of independent normals times
-    sqrt(devices / (devices - 1)). Bounded by what a single token and a single device allow.
+    groups    how many groups of experts there are, and of how many a token first chooses (DeepSeek-V3, section 2.1.2)
+
+    What one token sends to a device is hypergeometric, among the experts of its groups; over many tokens loads are
+    normal, and as their sum is fixed each pair correlates by -1 / (devices - 1). Their expected maximum is then that of
+    independent normals times sqrt(devices / (devices - 1)). Bounded by what a single token and a single device allow.
     """
     tokens = np.maximum(np.asarray(tokens, dtype=np.float64), 1.0)
     own = experts / devices
     mean = topk / devices  # rows that a token sends to a device
-    variance = mean * (1.0 - 1.0 / devices) * (experts - topk) / (experts - 1)
+    variance = _rows_variance(experts, topk, devices, *groups)
     spread = np.sqrt(variance / tokens) / mean
     expected = 1.0 + sqrt(devices / (devices - 1)) * expected_maximum(devices) * spread
     return np.minimum(expected, min(topk, own) / mean)
+
+
+def _rows_variance(experts: int, topk: int, devices: int, groups: int, chosen: int) -> float:
+    """Of the rows that one token sends to a device, which has whole groups or a part of one."""
+    own, within = experts / devices, experts * chosen / groups  # experts of a device, and those a token may choose
+    held = max(groups / devices, 1.0)  # groups of which a device has experts
+    share = chosen / groups
+    spread = held * share * (1.0 - share) * (groups - held) / max(groups - 1, 1)  # of how many of them are chosen
+    each = own / held
+    first, second = own * share, each**2 * (spread + (held * share) ** 2)  # moments of its experts that may be chosen
+    scale = topk / within
+    drawn = scale * (first - second / within) * (within - topk) / max(within - 1.0, 1.0)
+    return drawn + scale**2 * (second - first**2)
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
 from serving.deployments.gpu_spec import GpuSpec
 
@@ -60,12 +61,12 @@ def structure_of(operation: Operation) -> Structure:
     return _STRUCTURES[type(operation)]
 
 
-def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency) -> Any:
+def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -> Any:
     """Thread blocks make tiles of the output, as many at a time as there are SMs; the last wave may be half empty."""
     per_flop = 1e9 * gpu.sm_count / gpu.flop_per_s(gemm.dtype) / efficiency.compute
     compute: Any = np.inf
     for rows, columns in _TILES:
-        tiles = np.ceil(gemm.m / rows) * -(-gemm.n // columns)
+        tiles = np.ceil(gemm.m / rows) * (-(-gemm.n // columns) * batch)
         for split in _SPLITS:
             waves = np.ceil(tiles * split / gpu.sm_count)
             work = 2.0 * rows * columns * max(gemm.k / split, _STEP_K)
@@ -92,6 +93,10 @@ def _prefill_sizes(attention: PrefillAttention) -> tuple[Any, ...]:
     length, past = _equal_prompts(attention)
     reach = length + 2.0 * past
     return np.maximum(attention.tokens / reach, 1.0), reach
+
+
+def _decode_sizes(attention: DecodeAttention) -> tuple[Any, ...]:
+    return attention.rows, attention.context / np.maximum(attention.rows, 1)
 
 
 def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency) -> Any:
@@ -133,6 +138,10 @@ def _heads(operation: PrefillAttention | DecodeAttention) -> tuple[float, ...]:
     return operation.kv_heads, group, operation.head_dim, operation.window or _NO_WINDOW
 
 
+def _latent_heads(operation: LatentPrefill | LatentDecode) -> tuple[float, ...]:
+    return operation.heads, operation.head_dim, operation.value_dim
+
+
 def _equal_prompts(operation: PrefillAttention) -> tuple[Any, Any]:
     """Tokens and past tokens of each of the equal prompts that stand for `operation`'s."""
     tokens = np.maximum(operation.tokens, 1)
@@ -157,8 +166,20 @@ _STRUCTURES: dict[type, Structure] = {
     DecodeAttention: Structure(
         lambda attention: f"decode/{_sixteen_bits(attention.kv_dtype)}",
         _heads,
-        lambda attention: (attention.rows, attention.context / np.maximum(attention.rows, 1)),
+        _decode_sizes,
         _decode_ns,
+    ),
+    HeadGemm: Structure(
+        lambda gemm: f"head_gemm/{_sixteen_bits(gemm.dtype)}",
+        lambda gemm: (gemm.heads, gemm.n, gemm.k),
+        lambda gemm: (gemm.m,),
+        lambda gpu, gemm, efficiency: _gemm_ns(gpu, gemm, efficiency, gemm.heads),
+    ),
+    LatentPrefill: Structure(
+        lambda attention: f"mla_prefill/{_sixteen_bits(attention.kv_dtype)}", _latent_heads, _prefill_sizes, _prefill_ns
+    ),
+    LatentDecode: Structure(
+        lambda attention: f"mla_decode/{_sixteen_bits(attention.kv_dtype)}", _latent_heads, _decode_sizes, _decode_ns
     ),
     Experts: Structure(
         lambda e: f"experts/{_sixteen_bits(e.dtype)}",

@@ -14,6 +14,7 @@ import numpy as np
 from calibration.kernels.surface_file import read_surfaces
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage, Estimate
+from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
@@ -21,6 +22,9 @@ _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left
     Gemm: 0.25,
     PrefillAttention: 0.55,
     DecodeAttention: 0.4,
+    HeadGemm: 0.25,
+    LatentPrefill: 0.55,
+    LatentDecode: 0.4,
     Experts: 0.75,
     Collective: 0.6,
     Elementwise: 0.4,

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.kernels.times import KernelTimes
-from calibration.operations import Operation, StepSizes, step_operations
+from calibration.operations import Operation, StepSizes
+from calibration.step_operations import step_operations
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.kernels.times import Estimate, KernelTimes
+from calibration.latent_attention import LatentDecode
 from calibration.operations import (
     Collective,
     DecodeAttention,
@@ -26,10 +27,9 @@ from calibration.operations import (
     Operation,
     PrefillAttention,
     StepSizes,
-    heads_per_device,
     own_pairs,
-    step_operations,
 )
+from calibration.step_operations import heads_per_device, step_operations
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS
 from serving.deployments.dtypes import DTYPE_BYTES
@@ -90,7 +90,12 @@ def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[st
     return [(_KINDS[type(operation)], ns)]
 
 
-_KINDS = {DecodeAttention: "decode attention", Elementwise: "elementwise", Collective: "collectives"}
+_KINDS = {
+    DecodeAttention: "decode attention",
+    LatentDecode: "decode attention",
+    Elementwise: "elementwise",
+    Collective: "collectives",
+}
 
 
 def _without_past(operation: PrefillAttention) -> PrefillAttention:
@@ -103,8 +108,10 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
 
     A thread block walks one row's KV of one head, at its share of the bandwidth. While blocks are few, kernels
     split rows and the work evens out; when they fill the device, a row that is one standard deviation longer keeps
-    its block busy for that much longer after the others.
+    its block busy for that much longer after the others. Kernels of latent attention divide all rows' KV evenly.
     """
+    if model.latent is not None:
+        return 0.0 * np.asarray(sizes.decode_rows)
     _, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
     head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * (model.num_layers - model.sliding_layers)
     ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s

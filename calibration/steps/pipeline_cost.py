@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes, stage_transfers
+from calibration.operations import StepSizes
+from calibration.step_operations import stage_transfers
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import parts_of
 from serving.deployments.pipeline_stages import stage_models

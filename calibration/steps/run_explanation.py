@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage, bound_by, floor_ns
-from calibration.operations import StepSizes, step_operations
+from calibration.operations import StepSizes
+from calibration.step_operations import step_operations
 from calibration.steps.coverage import NEGLIGIBLE
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.features import REGIMES, recorded_sizes, regimes

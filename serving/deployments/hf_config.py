@@ -1,7 +1,7 @@
 """Hugging Face's `config.json`, of transformers 4 and 5, read into a `ModelSpec`.
 
 Only fields that shape a model or its numbers are read. An architecture is listed here when its cost follows from the
-spec; latent attention, state spaces and linear attention are not, and are refused by name: nearly right is wrong.
+spec; state spaces and linear attention are not, and are refused by name: nearly right is wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from serving.deployments.config import parse
+from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.model_spec import ModelSpec, RopeScaling
 from serving.deployments.quantization_config import checkpoint_fields
 from serving.errors import UserError
@@ -29,9 +30,14 @@ FAMILIES = {
     "Phi3ForCausalLM": "phi3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
 }
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2")
-_SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe")  # unless norm_topk_prob, experts' weights keep their sum
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", *_LATENT)
+_SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe", *_LATENT)  # unless norm_topk_prob, experts' weights keep their sum
 _QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3")
 _QKV_BIAS = ("qwen2", "qwen2_moe")
 _TIED_BY_DEFAULT = ("gemma2", "gemma3")
@@ -109,7 +115,18 @@ class _HfConfig(BaseModel):
     shared_intermediate_size: int | None = None
     decoder_sparse_step: int = Field(1, ge=1)
     mlp_only_layers: list[int] | None = None
-    kv_lora_rank: int | None = None
+    kv_lora_rank: int | None = Field(None, le=1_000_000)
+    q_lora_rank: int | None = Field(None, le=1_000_000)
+    qk_nope_head_dim: int | None = Field(None, le=100_000)
+    qk_rope_head_dim: int | None = Field(None, le=100_000)
+    v_head_dim: int | None = Field(None, le=100_000)
+    n_routed_experts: int | None = Field(None, le=100_000)
+    n_shared_experts: int | None = Field(None, ge=0, le=100_000)
+    n_group: int | None = Field(None, ge=1)
+    topk_group: int | None = Field(None, ge=1)
+    first_k_dense_replace: int = Field(0, ge=0)
+    moe_layer_freq: int = Field(1, ge=1)
+    mlp_layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
 
 
@@ -122,10 +139,11 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
         raise UserError(f"{name}.config", config, "must be a JSON object; give a Hugging Face config.json")
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else named
-    if isinstance(architecture, str) and (architecture.startswith("Deepseek") or config.get("kv_lora_rank")):
-        remedy = "uses multi-head latent attention, which is not modelled yet; choose another model"
-        raise UserError(f"{name}.architectures", architecture, remedy)
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if isinstance(architecture, str) and config.get("kv_lora_rank") and family not in _LATENT:
+        of = ", ".join(name for name, family in FAMILIES.items() if family in _LATENT)
+        remedy = f"uses a latent attention that is not modelled; only that of {of} is"
+        raise UserError(f"{name}.architectures", architecture, remedy)
     if family is None:
         remedy = f"must be one of {', '.join(FAMILIES)}; if your model is built like one of them, name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
@@ -142,7 +160,8 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
     kv_heads = config.num_key_value_heads or heads
     if heads % kv_heads:
         raise UserError(f"{name}.num_key_value_heads", kv_heads, f"must divide num_attention_heads, which is {heads}")
-    head_dim = config.head_dim or config.hidden_size // heads
+    latent = _latent(config, name, family) if family in _LATENT else None
+    head_dim = latent.qk_head_dim if latent else config.head_dim or config.hidden_size // heads
     tied = config.tie_word_embeddings
     fields = {
         "name": name,
@@ -159,7 +178,8 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "rope_scaling": rope.scaling(name),
         "other_rope": None if rope.kind in ("default", "llama3") else rope.kind,
         "rope_interleaved": config.rope_interleaved,
-        "rotary_share": _rotary_share(config, rope, head_dim),
+        "rotary_share": latent.qk_rope_head_dim / head_dim if latent else _rotary_share(config, rope, head_dim),
+        "latent": latent,
         "activation": config.hidden_activation or config.hidden_act or "silu",
         "qkv_bias": family in _QKV_BIAS or bool(config.attention_bias),
         "out_bias": family not in _QKV_BIAS and bool(config.attention_bias),
@@ -176,6 +196,15 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
     return parse(ModelSpec, fields, where=name)
 
 
+def _latent(config: _HfConfig, name: str, family: str) -> LatentAttention:
+    for size in _LATENT_SIZES:
+        if getattr(config, size) is None:
+            remedy = f"is missing; add it to config.json, because a {family} model needs it"
+            raise UserError(f"{name}.{size}", None, remedy)
+    sizes = {size: getattr(config, size) for size in _LATENT_SIZES}
+    return parse(LatentAttention, {"q_lora_rank": config.q_lora_rank or 0, **sizes}, where=name)
+
+
 def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
     given = [config.partial_rotary_factor, rope.partial_rotary_factor]
     dim = config.rotary_dim / head_dim if config.rotary_dim else 1.0
@@ -183,21 +212,36 @@ def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
 
 
 def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int | bool]:
-    experts = config.num_experts or config.num_local_experts
+    experts = config.num_experts or config.num_local_experts or config.n_routed_experts
     if not experts or not config.num_experts_per_tok:
-        missing = "num_experts_per_tok" if experts else "num_experts"
+        missing = "num_experts_per_tok" if experts else "n_routed_experts" if family in _LATENT else "num_experts"
         remedy = f"is missing; add it to config.json, because a {family} model needs it"
         raise UserError(f"{name}.{missing}", None, remedy)
-    sparse, dense = config.decoder_sparse_step, config.mlp_only_layers or []
-    layers = range(config.num_hidden_layers)
+    inter = config.moe_intermediate_size or config.intermediate_size
+    shared = config.shared_expert_intermediate_size or config.shared_intermediate_size
+    grouped = config.n_group is not None and config.topk_group is not None and config.topk_group < config.n_group
     return {
         "num_experts": experts,
         "experts_per_token": config.num_experts_per_tok,
         "norm_topk_prob": config.norm_topk_prob or family not in _SHARES_AS_THEY_ARE,
-        "moe_intermediate_size": config.moe_intermediate_size or config.intermediate_size,
-        "shared_intermediate_size": config.shared_expert_intermediate_size or config.shared_intermediate_size or 0,
-        "dense_layers": sum(layer in dense or (layer + 1) % sparse != 0 for layer in layers),
+        "moe_intermediate_size": inter,
+        "shared_intermediate_size": shared or inter * (config.n_shared_experts or 0),
+        "expert_groups": (config.n_group or 0) if grouped else 0,
+        "groups_per_token": (config.topk_group or 0) if grouped else 0,
+        "dense_layers": _dense_layers(config),
     }
+
+
+def _dense_layers(config: _HfConfig) -> int:
+    """As Qwen's, DeepSeek's and GLM's config.json say it; what one does not say leaves every layer sparse."""
+    if config.mlp_layer_types is not None:
+        return config.mlp_layer_types.count("dense")
+    first, freq = config.first_k_dense_replace, config.moe_layer_freq
+    sparse, dense = config.decoder_sparse_step, config.mlp_only_layers or []
+    return sum(
+        layer in dense or (layer + 1) % sparse != 0 or layer < first or layer % freq != 0
+        for layer in range(config.num_hidden_layers)
+    )
 
 
 def _window(config: _HfConfig, name: str, family: str) -> dict[str, int]:

@@ -181,7 +181,11 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     padded = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / model.hidden_size if kept == "mxfp4" else 1
     repeated = max(tp // model.num_kv_heads, 1) - 1
     keys_and_values = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
-    attention = linear * (model.attention_parameters + repeated * keys_and_values) / tp + plain * 2 * model.hidden_size
+    own, shared, expanding = model.attention_parameters + repeated * keys_and_values, 0, 0.0
+    if model.latent is not None:  # decode multiplies the expansion in 16 bits: a copy where weights are quantised
+        own, shared = model.attention_parameters, model.latent.shared_parameters(model.hidden_size)
+        expanding = 0.0 if linear == plain else plain * model.latent.expansion_parameters(model.num_heads) / tp
+    attention = linear * (shared + (own - shared) / tp) + expanding + plain * 2 * model.hidden_size
     experts = model.num_experts * model.expert_parameters * weight_width(kept, model, deployment) * padded
     mixture = (
         experts / (tp * deployment.data_parallel_size)
@@ -202,6 +206,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
     tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
     ranks = deployment.data_parallel_size
     widths = [2 * (model.num_heads + model.num_kv_heads) * model.head_dim / tp]
+    if model.latent is not None:
+        widths = [2 * model.num_heads * (model.head_dim + model.latent.v_head_dim) / tp]
     if model.moe_layers < model.num_layers:
         widths.append(3 * model.intermediate_size / tp)
     if model.moe_layers:
@@ -223,7 +229,10 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
 
 
 def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """KV of one block in one layer."""
+    """KV of one block in one layer. Latent vectors are the same for all heads, so every device has all of them."""
+    if model.latent is not None:
+        kept = model.latent.kv_dim
+        return int(kept * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
     heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
     return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
 

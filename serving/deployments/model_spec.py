@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from serving.deployments.latent_attention import LatentAttention
 from serving.errors import UserError
 from serving.settings import Settings
 
@@ -66,7 +67,10 @@ class ModelSpec(Settings):
     norm_topk_prob: bool = Field(True, description="a token's weights of its experts sum to 1")
     moe_intermediate_size: int = Field(0, ge=0, description="of one routed expert")
     shared_intermediate_size: int = Field(0, ge=0, description="of the expert that every token passes; 0: none")
+    expert_groups: int = Field(0, ge=0, description="groups of experts, of which a token chooses some first; 0: none")
+    groups_per_token: int = Field(0, ge=0, description="groups that a token's experts are in")
     dense_layers: int = Field(0, ge=0, description="layers of a mixture that are dense all the same")
+    latent: LatentAttention | None = Field(None, description="multi-head latent attention; null: keys and values")
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
     checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
@@ -84,6 +88,15 @@ class ModelSpec(Settings):
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
         if self.num_experts and not (1 <= self.experts_per_token <= self.num_experts and self.moe_intermediate_size):
             raise ValueError(f"experts need experts_per_token from 1 to {self.num_experts}, and moe_intermediate_size")
+        if self.expert_groups and not (
+            self.num_experts % self.expert_groups == 0
+            and 1 <= self.groups_per_token <= self.expert_groups
+            and self.experts_per_token <= self.num_experts // self.expert_groups * self.groups_per_token
+        ):
+            raise ValueError(
+                f"expert_groups must divide {self.num_experts} experts, and groups_per_token of them must hold "
+                f"{self.experts_per_token} experts"
+            )
         if max(self.dense_layers, self.sliding_layers) > self.num_layers:
             raise ValueError(f"dense_layers and sliding_layers must be layers from 0 to {self.num_layers - 1}")
         if bool(self.sliding_window) != bool(self.sliding_layers):
@@ -98,6 +111,8 @@ class ModelSpec(Settings):
     @property
     def attention_parameters(self) -> int:
         """Weights of one layer's attention with its norms."""
+        if self.latent is not None:
+            return self.latent.parameters(self.hidden_size, self.num_heads)
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv = queries + 2 * keys
         return (
@@ -143,7 +158,9 @@ class ModelSpec(Settings):
         return self.parameters * dtype_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """KV cache of one token over all layers: keys and values."""
+        """KV cache of one token over all layers: keys and values, or latent vectors, which every device has whole."""
+        if self.latent is not None:
+            return self.num_layers * self.latent.kv_dim * dtype_bytes
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def _parameters(self, experts: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calibration.operations import DecodeAttention, Gemm, StepSizes, step_operations, uniform_step
+from calibration.operations import DecodeAttention, Gemm, StepSizes, uniform_step
+from calibration.step_operations import step_operations
 from calibration.steps.correction import ADDED, FACTORS, Correction
 from calibration.steps.draft_cost import StatedDraft
 from calibration.steps.explanation import explain

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from calibration.expert_routing import expected_maximum, random_imbalance
 from calibration.kernels.times import floor_ns
-from calibration.operations import Experts, step_operations, uniform_step
+from calibration.operations import Experts, uniform_step
+from calibration.step_operations import step_operations
 from calibration.steps.operation_cost import OperationCost
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, parse
@@ -83,6 +84,23 @@ def test_random_routing_is_what_counting_finds(choices: int, topk: int, devices:
         busiest += np.bincount((chosen // (choices // devices)).ravel(), minlength=devices).max()
     counted = busiest / tries / (tokens * topk / devices)
     assert random_imbalance(choices, topk, devices, tokens) == pytest.approx(counted, rel=off)
+
+
+@pytest.mark.parametrize("devices", [2, 8, 32])
+def test_groups_of_experts_make_chance_less_even_as_counting_finds(devices: int) -> None:
+    """DeepSeek-V3: 8 of 256 experts, out of 4 of 8 groups."""
+    rng, tokens, tries = np.random.default_rng(1), 64, 200
+    group_of = np.arange(256) // 32
+    busiest = 0
+    for _ in range(tries):
+        groups = np.argpartition(rng.random((tokens, 8)), 3, axis=1)[:, :4]
+        allowed = (group_of == groups[:, :, None]).any(axis=1)
+        chosen = np.argpartition(np.where(allowed, rng.random((tokens, 256)), 2.0), 7, axis=1)[:, :8]
+        busiest += np.bincount((chosen // (256 // devices)).ravel(), minlength=devices).max()
+    counted = busiest / tries / (tokens * 8 / devices)
+    found = random_imbalance(256, 8, devices, tokens, (8, 4))
+    assert found == pytest.approx(counted, rel=0.04)
+    assert found > random_imbalance(256, 8, devices, tokens)
 
 
 @given(st.integers(1, 10**6), st.sampled_from([(64, 4), (8, 2), (256, 8), (16, 16)]), st.sampled_from([2, 4, 8]))

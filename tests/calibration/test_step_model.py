@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, Experts, Gemm, StepSizes, step_operations
+from calibration.operations import Collective, Experts, Gemm, StepSizes
+from calibration.step_operations import step_operations
 from calibration.steps.correction import FACTORS, Correction, fit_correction
 from calibration.steps.features import regimes
 from calibration.steps.iteration_log import read_iteration_log

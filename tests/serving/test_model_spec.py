@@ -135,14 +135,33 @@ MIXTURE = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 768,
 }
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 768,
+    "num_key_value_heads": 32,
+}
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
         ({"architectures": ["FalconForCausalLM"]}, "architectures", "'FalconForCausalLM': must be one of Llama"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "architectures", "multi-head latent attention"),
-        ({"kv_lora_rank": 512}, "architectures", "multi-head latent attention"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "kv_lora_rank", "a deepseek_v3 model needs it"),
+        ({**LATENT, "v_head_dim": None}, "v_head_dim", "is missing"),
+        ({**LATENT, "n_routed_experts": None}, "n_routed_experts", "is missing"),
+        ({**LATENT, "qk_rope_head_dim": 63}, "qk_rope_head_dim", "multiple of 2"),
+        ({**LATENT, "n_group": 7, "topk_group": 2}, "", "expert_groups must divide 64 experts"),
+        ({**LATENT, "n_group": 32, "topk_group": 1}, "", "must hold 4 experts"),
+        ({"kv_lora_rank": 512}, "architectures", "only that of DeepseekV2ForCausalLM, DeepseekV3ForCausalLM"),
+        ({"architectures": ["DeepseekV32ForCausalLM"], "kv_lora_rank": 512}, "architectures", "is not modelled"),
         ({"architectures": 3}, "architectures", "must be one of"),
         ({"architectures": None}, "architectures", "model.architectures: must be one of"),
         ({"architectures": []}, "architectures", "if your model is built like one of them, name that one"),
@@ -220,6 +239,7 @@ def test_what_cannot_be_priced_is_refused_in_one_line(changes: dict[str, Any], f
     ("changes", "field", "says"),
     [
         ({"architectures": ["Phi3ForCausalLM"]}, "architectures", "'phi3': works only in the simulator"),
+        (LATENT, "architectures", "'deepseek_v3': works only in the simulator"),
         ({**MIXTURE, "mlp_only_layers": [0]}, "dense_layers", "every layer has experts"),
         ({**MIXTURE, "shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size", "a shared expert"),
         ({**MIXTURE, "architectures": ["Qwen2MoeForCausalLM"]}, "architectures", "'qwen2_moe': works only in"),
@@ -291,7 +311,15 @@ def test_a_mixture_counts_every_expert_once_and_a_token_meets_some() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "dense"),
-    [({}, 0), ({"mlp_only_layers": [0, 1, 2]}, 3), ({"decoder_sparse_step": 2}, 16), ({"decoder_sparse_step": 40}, 32)],
+    [
+        ({}, 0),
+        ({"mlp_only_layers": [0, 1, 2]}, 3),
+        ({"first_k_dense_replace": 3}, 3),
+        ({"moe_layer_freq": 2}, 16),
+        ({"mlp_layer_types": ["dense"] + ["sparse"] * 31}, 1),
+        ({"decoder_sparse_step": 2}, 16),
+        ({"decoder_sparse_step": 40}, 32),
+    ],
 )
 def test_layers_of_a_mixture_that_stay_dense_are_counted(changes: dict[str, Any], dense: int) -> None:
     mixture = spec(**MIXTURE, **changes)
@@ -303,6 +331,21 @@ def test_a_shared_expert_is_met_by_every_token() -> None:
     shared = spec(**{**MIXTURE, "architectures": ["Qwen2MoeForCausalLM"]}, shared_expert_intermediate_size=512)
     more = 32 * 3 * 4096 * 512
     assert shared.parameters - plain.parameters == shared.active_parameters - plain.active_parameters == more
+
+
+def test_latent_attention_is_read_and_counted() -> None:
+    latent = spec(**LATENT)
+    assert latent.latent is not None and (latent.head_dim, latent.rotary_share) == (192, 1 / 3)
+    per_layer = 4096 * 1536 + 1536 + 1536 * 32 * 192 + 4096 * 576 + 512 + 512 * 32 * 256 + 32 * 128 * 4096
+    assert latent.attention_parameters == per_layer
+    assert spec(**{**LATENT, "q_lora_rank": None}).attention_parameters == (
+        per_layer - 4096 * 1536 - 1536 - 1536 * 32 * 192 + 4096 * 32 * 192
+    )
+    assert latent.kv_bytes_per_token(2) == 32 * 576 * 2
+    assert latent.shared_intermediate_size == 2 * 768
+    grouped = spec(**LATENT, n_group=8, topk_group=4)
+    assert (grouped.expert_groups, grouped.groups_per_token) == (8, 4)
+    assert spec(**LATENT, n_group=1, topk_group=1).expert_groups == 0
 
 
 @pytest.mark.parametrize(
@@ -359,7 +402,9 @@ def test_a_checkpoint_that_is_fp8_in_parts_is_refused_with_a_remedy(kept: Any, n
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", [{}, MIXTURE, {"sliding_window": 512, "layer_types": ["sliding_attention"] * 32}])
+@pytest.mark.parametrize(
+    "changes", [{}, MIXTURE, LATENT, {"sliding_window": 512, "layer_types": ["sliding_attention"] * 32}]
+)
 def test_a_spec_survives_json(changes: dict[str, Any]) -> None:
     assert ModelSpec.model_validate_json(spec(**changes).model_dump_json()) == spec(**changes)
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, stage_transfers, uniform_step
+from calibration.operations import Collective, uniform_step
+from calibration.step_operations import stage_transfers
 from calibration.steps.correction import ADDED, Correction
 from calibration.steps.explanation import explain
 from calibration.steps.interval import StepInterval

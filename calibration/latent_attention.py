@@ -1,0 +1,132 @@
+"""Multi-head latent attention as operations, the way vLLM runs it (`MLACommonImpl`).
+
+Prompts expand latent vectors into keys and values of every head, those of their past again with every chunk, and attend
+as other models do. Decode rows multiply the expansion into their queries and outputs instead, head by head, and attend
+over the latent vectors, which are key and value at once and the same for all heads: every device reads all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibration.operations import (
+    Amount,
+    DecodeAttention,
+    Elementwise,
+    Gemm,
+    Operation,
+    PrefillAttention,
+    StepSizes,
+)
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.latent_attention import LatentAttention
+from serving.deployments.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class HeadGemm(Gemm):
+    """`[m, k] x [k, n]` for each of `heads`: a batched GEMM."""
+
+    heads: int = 1
+
+    @property
+    def flops(self) -> Amount:
+        return self.heads * super().flops
+
+    @property
+    def bytes(self) -> Amount:
+        return self.heads * super().bytes
+
+
+@dataclass(frozen=True)
+class LatentPrefill(PrefillAttention):
+    """Over expanded keys of `head_dim` and values of `value_dim`, in 16 bits whatever the cache is kept in."""
+
+    value_dim: int = 0
+
+    @property
+    def flops(self) -> Amount:
+        return 2.0 * self.pairs * self.heads * (self.head_dim + self.value_dim)
+
+    @property
+    def bytes(self) -> Amount:
+        return 2.0 * (self.past + 2.0 * self.tokens) * self.heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True)
+class LatentDecode(DecodeAttention):
+    """Over latent vectors and rotated keys, of `head_dim` together, whose first `value_dim` are the values."""
+
+    value_dim: int = 0
+
+    @property
+    def flops(self) -> Amount:
+        return 2.0 * self.context * self.heads * (self.head_dim + self.value_dim) * self.queries
+
+    @property
+    def bytes(self) -> Amount:
+        own = 2.0 * self.rows * self.queries * self.heads * (self.head_dim + self.value_dim)
+        return DTYPE_BYTES[self.kv_dtype] * self.head_dim * self.context + own
+
+
+def latent_projections(
+    model: ModelSpec, latent: LatentAttention, heads: int, sizes: StepSizes, dtype: str, width: float, plain: str
+) -> list[Operation]:
+    """Of one device with `heads`. Weights are of `dtype`, `width` bytes each, what decode rows multiply of `plain`."""
+    layers, hidden, tokens = model.num_layers, model.hidden_size, sizes.tokens
+    rank, kept = latent.q_lora_rank, latent.kv_dim
+    queries = heads * latent.qk_head_dim
+    found: list[Operation] = (
+        [
+            Gemm("latent down", tokens, rank + kept, hidden, dtype, layers, width),
+            Gemm("queries up", tokens, queries, rank, dtype, layers, width),
+        ]
+        if rank
+        else [
+            Gemm("queries", tokens, queries, hidden, dtype, layers, width),
+            Gemm("latent down", tokens, kept, hidden, dtype, layers, width),
+        ]
+    )
+    found.append(Gemm("attention out", tokens, hidden, heads * latent.v_head_dim, dtype, layers, width))
+    if np.any(sizes.prefill_tokens):
+        expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        seen = sizes.prefill_tokens + sizes.prefill_context
+        found.append(Gemm("keys and values up", seen, expanded, latent.kv_lora_rank, dtype, layers, width))
+    if np.any(sizes.decode_rows):
+        rows, lora = sizes.decode_rows + sizes.draft_tokens, latent.kv_lora_rank
+        found += [
+            HeadGemm("queries to latent", rows, lora, latent.qk_nope_head_dim, plain, layers, heads=heads),
+            HeadGemm("latent to values", rows, latent.v_head_dim, lora, plain, layers, heads=heads),
+        ]
+    return found
+
+
+def latent_attention(
+    latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int
+) -> list[Operation]:
+    """Of one device with `heads`: prompts over keys and values, decode rows over the latent vectors."""
+    found: list[Operation] = []
+    rows, head_dim = sizes.decode_rows, latent.qk_head_dim
+    if np.any(sizes.prefill_tokens):
+        prompts = (sizes.prefill_rows, sizes.prefill_tokens, sizes.prefill_context, sizes.prefill_pairs)
+        expanded = LatentPrefill("prefill attention", *prompts, heads, heads, head_dim, kv_dtype, 0, layers)
+        found.append(replace(expanded, value_dim=latent.v_head_dim))
+    if np.any(rows):
+        queries, context = 1 + sizes.draft_tokens / np.maximum(rows, 1), sizes.decode_context + rows
+        absorbed = LatentDecode(
+            "decode attention", rows, context, heads, 1, latent.kv_dim, kv_dtype, 0, layers, queries
+        )
+        found.append(replace(absorbed, value_dim=latent.kv_lora_rank))
+    return found
+
+
+def latent_elementwise(latent: LatentAttention, heads: int, tokens: Amount, layers: int) -> list[Operation]:
+    """Norms of what was projected down; rotation of a part of each query and of the one key, and the KV write."""
+    down = latent.q_lora_rank + latent.kv_lora_rank
+    rotated = heads * latent.qk_rope_head_dim + latent.kv_dim
+    return [
+        Elementwise("latent norms", tokens * (4.0 * down), launches=2 if latent.q_lora_rank else 1, count=layers),
+        Elementwise("rotary, KV write", tokens * (4.0 * rotated), count=layers),
+    ]

@@ -1,0 +1,186 @@
+"""A step as a list of operations, derived from the model, the deployment and the sizes of a step.
+
+They are those of *one* device of a tensor-parallel group, for a step's whole way through the layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from calibration.expert_routing import busiest_over_mean
+from calibration.latent_attention import latent_attention, latent_elementwise, latent_projections
+from calibration.operations import (
+    Amount,
+    Collective,
+    DecodeAttention,
+    Elementwise,
+    Experts,
+    Gemm,
+    Operation,
+    PrefillAttention,
+    StepSizes,
+)
+from serving.deployments.config import Deployment
+from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import check_experts, linear_dtype, weight_width, weights_dtype
+from serving.errors import UserError
+
+
+def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
+    """The operations of one step on one device, or on one of each pipeline stage: a step's way through all layers.
+
+    `decode_context` counts tokens before the step, as a plan does.
+    """
+    tp, tokens, logits = deployment.tensor_parallel_size, sizes.tokens, sizes.sampled_rows
+    if deployment.scheduler.speculative is not None:  # a draft model takes the logits of each row's last token only
+        logits = logits + sizes.draft_tokens
+    return [
+        *_projections(model, deployment, sizes),
+        *_attention(model, deployment, sizes),
+        *_mixture(model, deployment, tokens),
+        *_between(model, tp, tokens),
+        *_head(model, tp, logits),
+        *_collectives(model, deployment, tokens, logits),
+        *stage_transfers(model, deployment, tokens),
+    ]
+
+
+def stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    """What brings a step's activations to the next pipeline stage: hidden states and residuals.
+
+    As in vLLM, each device of a tensor-parallel group sends its share to its counterpart, and the receivers gather.
+    """
+    tp, hops = deployment.tensor_parallel_size, deployment.pipeline_parallel_size - 1
+    if not hops:
+        return []
+    elements = tokens * (2.0 * model.hidden_size)
+    transfers: list[Operation] = [Collective("send to stage", "p2p", 2, elements / tp, hops)]
+    if tp > 1:
+        transfers.append(Collective("gather on stage", "all_gather", tp, elements, hops))
+    return transfers
+
+
+def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
+    """Query and KV heads of one device; KV heads are repeated when there are fewer than devices."""
+    return -(-model.num_heads // tp), max(model.num_kv_heads // tp, 1)
+
+
+def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
+    """Those of attention, and of dense layers' MLPs."""
+    tp, tokens = deployment.tensor_parallel_size, sizes.tokens
+    layers, hidden = model.num_layers, model.hidden_size
+    heads, kv_heads = heads_per_device(model, tp)
+    dtype = linear_dtype(model, deployment)
+    width = weight_width(dtype, model, deployment)
+    gemms: list[Operation]
+    if model.latent is not None:
+        gemms = latent_projections(model, model.latent, heads, sizes, dtype, width, deployment.dtype)
+    else:
+        gemms = [
+            Gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, dtype, layers, width),
+            Gemm("attention out", tokens, hidden, heads * model.head_dim, dtype, layers, width),
+        ]
+    if dense := layers - model.moe_layers:
+        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), dtype, dense, width)
+    return gemms
+
+
+def _mlp(which: str, tokens: Amount, hidden: int, inter: int, dtype: str, layers: int, width: float) -> list[Operation]:
+    return [
+        Gemm(f"{which}gate and up", tokens, 2 * inter, hidden, dtype, layers, width),
+        Gemm(f"{which}down", tokens, hidden, inter, dtype, layers, width),
+    ]
+
+
+def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
+    heads, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
+    kv = kv_dtype(deployment)
+    if model.latent is not None:
+        return latent_attention(model.latent, heads, sizes, kv, model.num_layers)
+    operations: list[Operation] = []
+    for suffix, window, layers in (
+        ("", 0, model.num_layers - model.sliding_layers),
+        (" (window)", model.sliding_window, model.sliding_layers),
+    ):
+        if not layers:
+            continue
+        shape = (heads, kv_heads, model.head_dim, kv, window, layers)
+        rows, drafted = sizes.decode_rows, sizes.draft_tokens
+        if np.any(sizes.prefill_tokens):
+            past, pairs = _seen_by_prompts(sizes, window)
+            prompts, tokens = sizes.prefill_rows, sizes.prefill_tokens
+            operations.append(PrefillAttention(f"prefill attention{suffix}", prompts, tokens, past, pairs, *shape))
+        if np.any(rows):
+            context = sizes.decode_context + rows
+            if window:
+                context = np.minimum(context, rows * window)
+            queries = 1 + drafted / np.maximum(rows, 1)
+            operations.append(DecodeAttention(f"decode attention{suffix}", rows, context, *shape, queries))
+    return operations
+
+
+def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
+    """Past KV tokens and query-key pairs of the prompts, when a query sees at most `window` tokens (0: all)."""
+    if not window:
+        return sizes.prefill_context, sizes.prefill_pairs
+    past = np.minimum(sizes.prefill_context, sizes.prefill_rows * window)
+    return past, np.minimum(sizes.prefill_pairs, sizes.prefill_tokens * float(window))
+
+
+def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    if not model.num_experts and deployment.expert_imbalance != 1.0:
+        remedy = f"cannot be set, because {model.name} has no experts; leave it out"
+        raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
+    check_experts(model, deployment)
+    layers, hidden, dtype = model.moe_layers, model.hidden_size, weights_dtype(model, deployment)
+    if not layers:
+        return []
+    tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
+    routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
+    busiest = routed * busiest_over_mean(model, deployment, routed)  # which the others wait for
+    shape = (hidden, model.moe_intermediate_size, model.experts_per_token, model.num_experts)
+    split = (1, tp * ranks) if deployment.enable_expert_parallel else (tp * ranks, 1)
+    operations: list[Operation] = [
+        Gemm("router", tokens, model.num_experts, hidden, deployment.dtype, layers),
+        Experts("experts", busiest, *shape, *split, dtype, layers, weight_width(dtype, model, deployment)),
+    ]
+    if shared := -(-model.shared_intermediate_size // tp):
+        linear = linear_dtype(model, deployment)
+        operations += _mlp("shared ", tokens, hidden, shared, linear, layers, weight_width(linear, model, deployment))
+    return operations
+
+
+def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
+    """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations."""
+    heads, kv_heads = heads_per_device(model, tp)
+    operations: list[Operation] = [Elementwise("norms", tokens * (8.0 * model.hidden_size), count=2 * model.num_layers)]
+    if model.latent is not None:
+        operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
+    else:
+        moved = tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim)
+        operations.append(Elementwise("rotary, KV write", moved, count=model.num_layers))
+    if dense := model.num_layers - model.moe_layers:
+        operations.append(Elementwise("activation", tokens * (6.0 * (model.intermediate_size // tp)), count=dense))
+    return operations
+
+
+def _head(model: ModelSpec, tp: int, sampled: Amount) -> list[Operation]:
+    vocabulary = -(-model.vocab_size // tp)
+    return [
+        Gemm("head", sampled, vocabulary, model.hidden_size),
+        Elementwise("sampler", sampled * (8.0 * model.vocab_size), launches=4),
+    ]
+
+
+def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampled: Amount) -> list[Operation]:
+    tp, ranks, layers = deployment.tensor_parallel_size, deployment.data_parallel_size, model.num_layers
+    operations: list[Operation] = []
+    if tp > 1:
+        operations.append(Collective("all-reduce", "all_reduce", tp, tokens * float(model.hidden_size), 2 * layers))
+        operations.append(Collective("gather logits", "all_gather", tp, sampled * float(model.vocab_size), 1))
+    if ranks > 1 and model.num_experts:
+        message = tokens * ranks * float(model.hidden_size)
+        operations.append(Collective("dispatch", "all_gather", ranks, message, model.moe_layers))
+        operations.append(Collective("combine", "reduce_scatter", ranks, message, model.moe_layers))
+    return operations

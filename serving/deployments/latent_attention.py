@@ -1,0 +1,46 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): one small latent vector stands for the KV of all heads.
+
+Hidden states are projected down to a latent vector and one rotated key, which are what the cache keeps, once for all
+heads. Prompts expand the latent vector into keys and values of every head; decode rows take the expansion into their
+queries and outputs instead, and attend over the latent vectors themselves.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serving.settings import Settings
+
+
+class LatentAttention(Settings):
+    """Sizes, in elements, by the names that Hugging Face gives them."""
+
+    q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: it is one matrix")
+    kv_lora_rank: int = Field(ge=1, description="of the latent vector")
+    qk_nope_head_dim: int = Field(ge=1, description="of a head's query and key without rotation")
+    qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="of the rotated key that all heads share")
+    v_head_dim: int = Field(ge=1, description="of a head's value")
+
+    @property
+    def kv_dim(self) -> int:
+        """What a token leaves in the cache of a layer, on every device."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Of a head's whole query, and of its expanded key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def shared_parameters(self, hidden_size: int) -> int:
+        """Weights of a layer that every tensor-parallel device has: the projections down, and their norms."""
+        return (hidden_size + 1) * self.q_lora_rank + hidden_size * self.kv_dim + self.kv_lora_rank
+
+    def expansion_parameters(self, heads: int) -> int:
+        """Weights that expand the latent vector into keys and values of `heads`."""
+        return self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    def parameters(self, hidden_size: int, heads: int) -> int:
+        """Weights of one layer's attention with its norms."""
+        queries = (self.q_lora_rank or hidden_size) * heads * self.qk_head_dim
+        out = heads * self.v_head_dim * hidden_size
+        return self.shared_parameters(hidden_size) + queries + self.expansion_parameters(heads) + out
