@@ -43,6 +43,12 @@ class WeightLoader:
         """The weight called `name`, in the model's type on the device."""
         return self._state.pop(name).to(device=self._device, dtype=self._dtype).contiguous()
 
+    def kv_scales(self, index: int) -> tuple[float, float]:
+        """What keys and values of layer `index` are divided by in an FP8 cache; 1 if the checkpoint has no scales."""
+        found = (self._state.pop(f"model.layers.{index}.self_attn.{name}", None) for name in ("k_scale", "v_scale"))
+        k_scale, v_scale = (1.0 if scale is None else float(scale) for scale in found)
+        return k_scale, v_scale
+
     def projection(self, modules: Sequence[str], bias: bool = False) -> Projection:
         """Linear layers that share their input as one. Raises UserError if they are stored in different ways."""
         added = torch.cat([self.take(f"{module}.bias") for module in modules]) if bias else None

@@ -68,6 +68,7 @@ class Layer:
         self.head_norms = (
             HeadNorms(get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")) if spec.qk_norm else None
         )
+        self.kv_scales = weights.kv_scales(index)
         self.attention_norm = get("input_layernorm.weight")
         self.mlp_norm = get("post_attention_layernorm.weight")
 
@@ -112,6 +113,11 @@ class Model:
         self._head = DenseProjection(_share_of_head(head, self._collective))
         self._norm = weights.take("model.norm.weight")
         self.rope = Rope(spec, spec.max_positions, device)
+
+    @property
+    def kv_scales(self) -> list[tuple[float, float]]:
+        """What keys and values of each layer are divided by in an FP8 cache."""
+        return [layer.kv_scales for layer in self._layers]
 
     def piece(self) -> Callable[[], object]:
         """A fixed piece of a step's work, whatever its requests: the MLP of one layer, the next one at each call."""

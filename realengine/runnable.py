@@ -7,7 +7,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
-_STORED = ("none", "int4", "int8")
+_STORED = ("none", "fp8", "fp8_block", "int4", "int8")
 
 
 def check_runnable(spec: ModelSpec) -> None:
@@ -33,7 +33,7 @@ def check_runnable(spec: ModelSpec) -> None:
         remedy = f"{simulated} mixtures with weights in 16 bits"
         raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
     if spec.checkpoint_quantization not in _STORED:
-        remedy = f"{simulated} weights in 16 bits, {' and '.join(_STORED[1:])}"
+        remedy = f"{simulated} weights in 16 bits, {', '.join(_STORED[1:])}"
         raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
     if spec.other_rope:
         raise UserError(f"{name}.rope_type", spec.other_rope, f"{simulated} rope_type default and llama3")

@@ -214,7 +214,8 @@ class ModelRunner:
         """Make the KV cache. Raises UserError when the memory does not suffice."""
         self.release_graphs()
         with self._memory_for("kv", num_blocks), self.device.current():
-            self.kv = KvCache(self.spec, num_blocks, self._config.block_size, self._kv_dtype, self.device.torch_device)
+            where, scales = self.device.torch_device, self.model.kv_scales if self._kv_dtype == FP8 else None
+            self.kv = KvCache(self.spec, num_blocks, self._config.block_size, self._kv_dtype, where, scales)
 
     def budget(self, utilization: float) -> KvBudget:
         """How many KV blocks fit, by running the largest step there can be and capturing graphs on a trial."""

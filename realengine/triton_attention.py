@@ -74,10 +74,10 @@ class TritonAttention:
         blocks, starts = batch.blocks, batch.table_start
         out = self._out(queries, plan)
         if decode:
-            paged_decode(queries, kv.keys, kv.values, batch.context, blocks, starts, decode, out, self._scale)
+            paged_decode(queries, kv.keys, kv.values, batch.context, blocks, starts, decode, out, self._scale, *kv[2:])
         if prefill:
             work = (batch.context, batch.query_start, batch.query_len, blocks, starts, batch.tile_row, batch.tile_first)
-            paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale)
+            paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale, *kv[2:])
         for tokens, block_ids in fresh:
             count = tokens.stop - tokens.start
             keys, values = read(kv, block_ids, count, queries.dtype)

@@ -47,6 +47,8 @@ class TritonOps:
             rotation.interleaved,
             kv.keys,
             kv.values,
+            kv.k_scale,
+            kv.v_scale,
         )
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ _SMALL = {
     "rope_theta": 10000.0,
 }
 _LLAMA_3_1_ROPE = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
+_ALLOWED = ("rotary_emb.inv_freq", "self_attn.k_scale", "self_attn.v_scale")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 RANDOM = {
     "llama": ModelSpec(name="random:llama", family="llama", **_SMALL),
@@ -127,11 +128,9 @@ class ModelFiles:
         """The weights by name. From files they are as the files have them, on the CPU."""
         if self.state is not None:
             return self.state
-        return (
-            random_state(self.spec, dtype, device=device)
-            if self.folder is None
-            else _read_weights(self.folder, self.spec)
-        )
+        if self.folder is not None:
+            return _read_weights(self.folder, self.spec)
+        return random_state(self.spec, dtype, device=device)
 
 
 def load_model_files(model: str, home: Path) -> ModelFiles:
@@ -250,7 +249,7 @@ def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> Non
     wanted = dict(_stored_shapes(spec, state))
     known = {*wanted, "lm_head.weight"}  # some files keep a tied head
     for name, weight in state.items():
-        if name not in known and not name.endswith("rotary_emb.inv_freq"):
+        if name not in known and not name.endswith(_ALLOWED):
             raise UserError("model", str(folder), f"has weight {name}, which a {spec.family} model does not use")
         if weight.dtype not in _stored_types(name, state):
             remedy = f"{name} is {weight.dtype}, which is neither a float nor told by quantization_config"
@@ -275,11 +274,15 @@ def _stored_shapes(spec: ModelSpec, state: dict[str, torch.Tensor]) -> Iterator[
             yield f"{module}.weight_scale", grouped
             if spec.checkpoint_zero_points:
                 yield f"{module}.weight_zero_point", grouped
-        else:
-            yield name, shape
+            continue
+        yield name, shape
+        if f"{module}.weight_scale" in state:
+            yield f"{module}.weight_scale", (shape[0], 1)
 
 
 def _stored_types(name: str, state: dict[str, torch.Tensor]) -> tuple[torch.dtype, ...]:
     if name.endswith(".weight_packed"):
         return (torch.int32,)
+    if f"{name}_scale" in state:
+        return (torch.float8_e4m3fn,)
     return (torch.uint8,) if name.endswith(".weight_zero_point") else _FLOATS

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from realengine.checkpoints import awq, compressed_tensors, gptq
+from realengine.checkpoints import awq, compressed_tensors, fp8, gptq, kv_scales
 from realengine.checkpoints.tensors import CheckpointTensors
 from serving.deployments.model_spec import ModelSpec
 
-_READERS = {"gptq": gptq.read, "awq": awq.read, "compressed-tensors": compressed_tensors.read}
+_READERS = {"gptq": gptq.read, "awq": awq.read, "compressed-tensors": compressed_tensors.read}  # others are FP8
 
 
 def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
@@ -23,5 +23,7 @@ def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], sp
     """
     if spec.checkpoint_quantization == "none":
         return
-    stored = config["quantization_config"]
-    _READERS[stored["quant_method"]](CheckpointTensors(state, where), stored, spec)
+    tensors, stored = CheckpointTensors(state, where), config["quantization_config"]
+    read = fp8.read if spec.checkpoint_quantization.startswith("fp8") else _READERS[stored["quant_method"]]
+    read(tensors, stored, spec)
+    kv_scales.read(tensors, spec.num_layers)

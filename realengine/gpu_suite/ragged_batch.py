@@ -136,7 +136,7 @@ def context_slots(batch: Batch, page: int) -> Tensor:
 def outside_is_nan(kv: LayerKv, slots: Tensor) -> LayerKv:
     """`kv` where `slots` are, NaN elsewhere."""
     kept = []
-    for cache in kv:
+    for cache in kv[:2]:
         blocks, _, page, _ = cache.shape
         written = torch.zeros(blocks * page, dtype=torch.bool, device=cache.device)
         written[slots] = True

@@ -27,7 +27,7 @@ def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int) -> Tensor:
     for first, count, context, start in zip(*(batch.on_host(name) for name in names), strict=True):
         at = torch.arange(context, device=queries.device)
         block = batch.blocks[start + at // page].long()
-        keys, values = (cache.float()[block, :, at % page].double() for cache in kv)  # [context, KV heads, D]
+        keys, values = (cache.float()[block, :, at % page].double() for cache in kv[:2])  # [context, KV heads, D]
         group = heads // keys.shape[1]
         query = queries[first : first + count].double().unflatten(1, (-1, group))
         scores = torch.einsum("tkgd,ckd->kgtc", query, keys) * dim**-0.5

@@ -9,6 +9,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,14 +42,21 @@ def engine() -> None:
         assert outputs(model, attention, overlapped) == outputs(model, "torch", False), model
 
 
-def outputs(model: str, attention: str, overlapped: bool) -> list[list[int]]:
+def quantised_engine() -> None:
+    """Weights that stay packed on our kernels give the tokens of the reference."""
+    for bits in ("int4", "int8"):
+        found, wanted = (outputs("qwen2", attention, False, quantization=bits) for attention in ("triton", "torch"))
+        assert found == wanted, bits
+
+
+def outputs(model: str, attention: str, overlapped: bool, **settings: Any) -> list[list[int]]:
     files = load_model_files(f"random:{model}", Path())
     files = ModelFiles(files.spec.model_copy(update={"num_layers": 2}), None, "tiny")
     config = SchedulerConfig(
         max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4,
         async_scheduling=overlapped,
     )  # fmt: skip
-    found = Engine(Deployment(model="tiny", dtype="float32", attention=attention, scheduler=config), files)
+    found = Engine(Deployment(model="tiny", dtype="float32", attention=attention, scheduler=config, **settings), files)
     found.runner.graph_mixed_steps(attention == "triton")  # padded, as on a GPU
     sequences = []
     for number, length in enumerate((30, 5, 1)):  # the first step samples nothing
@@ -63,7 +71,7 @@ def outputs(model: str, attention: str, overlapped: bool) -> list[list[int]]:
 
 CHECKS: tuple[Callable[[], None], ...] = (
     *kernels_fused_interpret.CHECKS, *kernels_packed_interpret.CHECKS, *kernels_attention_interpret.CHECKS,
-    suite, engine,
+    suite, engine, quantised_engine,
 )  # fmt: skip
 
 if __name__ == "__main__":

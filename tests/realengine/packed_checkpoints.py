@@ -112,6 +112,65 @@ def scheme(config: dict[str, Any]) -> dict[str, Any]:
     return {"bits": config["bits"], "group": max(config["group_size"], 0), "zeros": zeros}
 
 
+class Rounded:
+    """Weights near `weight` `[out, in]` in e4m3 with scales by tensor, by channel or by block, and what they are."""
+
+    def __init__(self, weight: torch.Tensor, rows: int, columns: int) -> None:
+        outputs, inputs = weight.shape
+        blocks = (-(-outputs // rows), -(-inputs // columns))
+        self.scale = torch.empty(blocks)
+        wide = torch.empty(outputs, inputs)
+        for row in range(blocks[0]):
+            for column in range(blocks[1]):
+                part = (slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns))
+                self.scale[row, column] = wide[part] = weight[part].abs().max() / 300
+        self.weight = (weight / wide).to(torch.float8_e4m3fn)
+        self.dense = self.weight.float() * wide
+
+
+FP8_FORMATS: dict[str, tuple[dict[str, Any], tuple[int, int], Any]] = {  # config, rows and columns of a scale, tensors
+    "fp8 by tensor": (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        (10**6, 10**6),
+        lambda r: {"weight": r.weight, "weight_scale": r.scale[0, 0], "input_scale": torch.ones(())},
+    ),
+    "fp8 by block": (
+        {"quant_method": "fp8", "weight_block_size": [16, 24]},
+        (16, 24),
+        lambda r: {"weight": r.weight, "weight_scale_inv": r.scale},
+    ),
+    "fbgemm_fp8": (
+        {"quant_method": "fbgemm_fp8"},
+        (1, 10**6),
+        lambda r: {"weight": r.weight, "weight_scale": r.scale, "input_scale_ub": torch.ones(1)},
+    ),
+    "float-quantized by channel": (
+        ct("float-quantized", num_bits=8, type="float", strategy="channel"),
+        (1, 10**6),
+        lambda r: {"weight": r.weight, "weight_scale": r.scale},
+    ),
+}
+
+
+def write_fp8(plain: Path, quantised: Path, dense: Path, name: str, kept: str, kv: dict[str, float]) -> None:
+    """As `write`, for a format of FP8; `kv` are further scalars of each layer's attention."""
+    config, block, parts = FP8_FORMATS[name]
+    stored: dict[str, torch.Tensor] = {}
+    stood_for = {}
+    for key, weight in load_file(plain / "model.safetensors").items():
+        module = key.removesuffix(".weight")
+        if module.endswith("_proj") and kept not in module:
+            made = Rounded(weight, *block)
+            stood_for[key] = made.dense
+            stored |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts(made).items()}
+        else:
+            stored[key], stood_for[key] = weight, weight
+        if module.endswith("self_attn.o_proj"):
+            at = module.removesuffix("o_proj")
+            stored |= {f"{at}{part}": torch.tensor(scale) for part, scale in kv.items()}
+    save_both(plain, quantised, dense, stored, stood_for, config)
+
+
 def write(plain: Path, quantised: Path, dense: Path, name: str, kept: str = "nothing", seed: int = 0) -> None:
     """From the 16-bit or float32 folder `plain`: one whose linear layers are stored as format `name`, but for modules
     with `kept` in their names, and one with the weights that they stand for in float32."""
@@ -127,6 +186,17 @@ def write(plain: Path, quantised: Path, dense: Path, name: str, kept: str = "not
             stored |= {f"{module}.{part}": tensor for part, tensor in pack(made).items()}
         else:
             stored[key], stood_for[key] = weight, weight
+    save_both(plain, quantised, dense, stored, stood_for, config)
+
+
+def save_both(
+    plain: Path,
+    quantised: Path,
+    dense: Path,
+    stored: dict[str, torch.Tensor],
+    stood_for: dict[str, torch.Tensor],
+    config: dict[str, Any],
+) -> None:
     for folder, tensors in ((quantised, stored), (dense, stood_for)):
         shutil.copytree(plain, folder)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -16,6 +16,8 @@ pytest.importorskip("transformers", reason="transformers makes the models here; 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from realengine.engine import Engine  # noqa: E402
+from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
+from realengine.kv_cache import write as store  # noqa: E402
 from realengine.packed_weight import PackedWeight, pack, quantise, unpack  # noqa: E402
 from realengine.shard import shard_spec, shard_state  # noqa: E402
 from realengine.step_input import Batch, RowInput  # noqa: E402
@@ -24,7 +26,7 @@ from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
-from tests.realengine.packed_checkpoints import FORMATS, write  # noqa: E402
+from tests.realengine.packed_checkpoints import FORMATS, FP8_FORMATS, write, write_fp8  # noqa: E402
 from tests.realengine.tiny_models import save  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -89,19 +91,75 @@ def test_rounding_is_to_the_nearest_and_keeps_the_largest_of_a_group(quantizatio
 @pytest.mark.parametrize(("setting", "limit"), [("int8", 0.04), ("int4", 0.3)])
 def test_weights_in_16_bits_can_be_rounded_on_loading(setting: str, limit: float, plain: Path) -> None:
     """Logits are near, by as much as the integers are coarse, and far enough to show that they were rounded."""
-    files, logits = load_model_files(str(plain), Path()), []
-    for quantization in ("none", setting):
-        deployment = Deployment(model=str(plain), dtype="float32", quantization=quantization, scheduler=SCHEDULER)
-        engine = Engine(deployment, files)
+    exact, rounded = logits(plain), logits(plain, quantization=setting)
+    assert limit / 50 < float((rounded - exact).norm() / exact.norm()) < limit
+
+
+def logits(folder: Path, **settings: Any) -> Any:
+    deployment = Deployment(model=str(folder), dtype="float32", scheduler=SCHEDULER, **settings)
+    engine = Engine(deployment, load_model_files(str(folder), Path()))
+    try:
         row = RowInput([3, 14, 15, 92, 65], 0, np.arange(1, 3, dtype=np.int32), 0)
         step = pack_step([row], 4, 4, engine.runner.attention.tiles).step
         batch = Batch.of(torch.from_numpy(step.packed), step.layout)
         with torch.inference_mode():
             model = engine.runner.model
-            logits.append(model.compute_logits(model.forward(batch.tokens, batch, engine.runner.kv)))
+            return model.compute_logits(model.forward(batch.tokens, batch, engine.runner.kv))
+    finally:
         engine.close()
-    off = float((logits[1] - logits[0]).norm() / logits[0].norm())
-    assert limit / 50 < off < limit
+
+
+@pytest.mark.parametrize("name", FP8_FORMATS)
+def test_fp8_weights_are_those_of_the_checkpoint(name: str, plain: Path, tmp_path: Path) -> None:
+    """Exactly, but for blocks, which are rounded anew by channel; activations are rounded in any case."""
+    write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", name, "layers.0.mlp", {})
+    files, dense = (load_model_files(str(tmp_path / which), Path()) for which in ("quantised", "dense"))
+    assert files.state is not None and dense.state is not None
+    for key, wanted in dense.state.items():
+        found = files.state[key].float()
+        scale = files.state.get(f"{key}_scale")
+        assert (scale is None) == ("_proj" not in key or key.endswith("bias") or "layers.0.mlp" in key), key
+        if scale is not None:
+            found = found * scale
+        off = (found - wanted).abs()
+        if name == "fp8 by block" and scale is not None:
+            assert (off <= torch.maximum(wanted.abs() / 16, scale / 1024) * 1.001).all()
+        else:
+            assert (off <= wanted.abs() * 1e-6).all(), key
+    exact, rounded = logits(tmp_path / "dense"), logits(tmp_path / "quantised")
+    assert 0.003 < float((rounded - exact).norm() / exact.norm()) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("kv", "found"),
+    [
+        ({"k_scale": 0.5, "v_scale": 0.25, "q_scale": 3.0}, (0.5, 0.25)),
+        ({"k_proj.k_scale": 0.5, "v_proj.v_scale": 0.25}, (0.5, 0.25)),
+        ({"k_proj.output_scale": 0.5, "v_proj.output_scale": 2.0, "q_proj.output_scale": 1.0}, (0.5, 2.0)),
+        ({"kv_scale": 0.125}, (0.125, 0.125)),
+    ],
+)
+def test_scales_of_kv_are_read_by_all_their_names(kv: Any, found: Any, plain: Path, tmp_path: Path) -> None:
+    """And count only where KV is in FP8."""
+    write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "nothing", kv)
+    for kept, scales in (("fp8", found), ("auto", (1.0, 1.0))):
+        deployment = Deployment(dtype="float32", kv_cache_dtype=kept, scheduler=SCHEDULER)
+        engine = Engine(deployment, load_model_files(str(tmp_path / "quantised"), Path()))
+        assert {engine.runner.kv.layer(index)[2:] for index in range(2)} == {scales}
+        engine.close()
+
+
+def test_kv_beyond_the_range_of_fp8_is_kept_by_scales(plain: Path) -> None:
+    spec = load_model_files(str(plain), Path()).spec
+    cache = KvCache(spec, 3, 4, FP8, torch.device("cpu"), [(1.0, 1.0), (16.0, 4.0)])
+    keys, values = torch.randn(2, 5, spec.num_kv_heads, spec.head_dim, generator=torch.Generator().manual_seed(0))
+    keys, values = 2000 * keys.clamp(-3, 3), 500 * values.clamp(-3, 3)
+    blocks = torch.tensor([2, 1])
+    for index, close in ((1, True), (0, False)):
+        store(cache.layer(index), torch.tensor([8, 9, 10, 11, 4]), keys, values)
+        for wanted, kept in zip((keys, values), read(cache.layer(index), blocks, 5, torch.float32), strict=True):
+            off = (kept.transpose(0, 1) - wanted).abs()
+            assert bool((off <= wanted.abs() / 16 + 0.1).all()) == close
 
 
 @pytest.mark.parametrize("name", ["gptq asymmetric", "awq"])

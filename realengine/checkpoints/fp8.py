@@ -1,0 +1,47 @@
+"""FP8 checkpoints: e4m3 weights with a scale for the tensor, for each output channel or for each block.
+
+AutoFP8's `fp8`, DeepSeek's and Qwen's blocks of it, `fbgemm_fp8`, ModelOpt's FP8 and compressed-tensors'
+float-quantized differ in the shape of `weight_scale` alone, and in its name for blocks (`weight_scale_inv`, which is no
+inverse). Scales of activations are passed over: the engine finds one for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from realengine.checkpoints.tensors import CheckpointTensors
+from realengine.projection import quantised
+from serving.deployments.model_spec import ModelSpec
+
+_BLOCK = (128, 128)
+_OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
+
+
+def read(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Scales become `[out, 1]` float32. Blocks are rounded anew, to what the largest number of a channel allows.
+
+    Raises UserError for tensors that are missing, of another type or of a shape that no scheme has.
+    """
+    for part in ("weight_scale", "weight_scale_inv"):
+        for module in tensors.modules(part):
+            weight = tensors.take(module, "weight", torch.float8_e4m3fn)
+            scale = tensors.take(module, part).float()
+            outputs, inputs = weight.shape
+            rows, columns = config.get("weight_block_size") or _BLOCK
+            if scale.numel() in (1, outputs):
+                scale = scale.reshape(-1, 1).expand(outputs, 1)
+            elif scale.shape == (-(-outputs // rows), -(-inputs // columns)):
+                wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
+                weight, scale = quantised(weight.float() * wide)
+            else:
+                raise tensors.fault(
+                    f"{module}.{part} has shape {tuple(scale.shape)}, which fits no way to scale weights"
+                )
+            tensors.state[f"{module}.weight"] = weight
+            tensors.state[f"{module}.weight_scale"] = scale.contiguous()
+    for part in _OF_ACTIVATIONS:
+        for module in tensors.modules(part):
+            tensors.drop(module, part)
