@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from math import ceil
-from time import monotonic
+from time import monotonic, sleep
 
 import zmq
 
@@ -59,7 +58,12 @@ class EngineProcess:
 
     def _turn(self, poller: zmq.Poller, woken: zmq.Socket[bytes]) -> None:
         wait_s = self._backend.turn()
-        poller.poll(None if wait_s is None else ceil(wait_s * 1e3))
+        if wait_s is None:
+            poller.poll()
+        else:
+            until = monotonic() + wait_s
+            if not poller.poll(int(wait_s * 1e3)):
+                sleep(max(until - monotonic(), 0))  # what is left: ZeroMQ counts whole milliseconds
         with suppress(zmq.Again):
             while True:
                 woken.recv(zmq.NOBLOCK)
