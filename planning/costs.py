@@ -130,9 +130,7 @@ def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment
 def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
     base = _parsed(measured.deployment)
     _check_blocks(deployment)
-    if deployment.scheduler.speculative is not None:
-        remedy = "cannot be simulated with a calibration of our own engine; give --gpu instead"
-        raise UserError("scheduler.speculative", deployment.scheduler.speculative.method, remedy)
+    deployment = _as_measured(deployment, base)
     for name in Deployment.model_fields:
         if name in ("policy", "scheduler", "fleet", "kv_tiers"):
             continue
@@ -141,6 +139,22 @@ def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
             remedy = f"must be {known}, as the calibration was measured; calibrate again to change it"
             raise UserError(name, stated, remedy)
     return Priced(deployment, observed(StepCost(measured)), measured.id)
+
+
+def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
+    """With the acceptance of drafts that `base` was measured with, unless it states its own.
+
+    Raises UserError for drafts of another make, which have another price.
+    """
+    speculative, known = deployment.scheduler.speculative, base.scheduler.speculative
+    if (speculative and speculative.timing()) != (known and known.timing()):
+        stated = speculative and speculative.model_dump(exclude_defaults=True)
+        shown = known.timing().model_dump(exclude_defaults=True) if known else "left out"
+        remedy = f"must be {shown}, as the calibration was measured; calibrate again to change it"
+        raise UserError("scheduler.speculative", stated, remedy)
+    if speculative is None or speculative.states_acceptance:
+        return deployment
+    return deployment.rescheduled(speculative=known)
 
 
 def _parsed(deployment: str) -> Deployment:

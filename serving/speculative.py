@@ -88,6 +88,16 @@ class SpeculativeConfig(Settings):
         return self
 
     @property
+    def states_acceptance(self) -> bool:
+        """Whether it says how much is accepted, without which nothing can be simulated."""
+        return self.acceptance_rate is not None or self.synthetic_acceptance_rates is not None
+
+    def timing(self) -> Self:
+        """What step times depend on: not how much is accepted."""
+        chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "seed")
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in chance})
+
+    @property
     def prompt_lookup(self) -> tuple[int, int]:
         """Shortest and longest run of tokens that `ngram` looks up; of two settings one stands for both, as in vLLM."""
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max

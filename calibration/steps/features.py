@@ -34,6 +34,17 @@ STEP_FEATURES = {
     "sampled_rows": "rows that get a token",
 }
 SAMPLING = slice(7, 9)  # the features of sampling, which a real engine times apart
+DRAFT_FEATURES = {
+    "verification": "steps that verify drafts",
+    "draft_tokens": "draft tokens verified",
+    "drafting": "every step",
+    "drafted_rows": "rows that get a token, and may get a draft",
+    "draft_prompt_tokens": "prompt tokens that a draft model takes in",
+    "draft_context": "KV tokens of decode rows that a draft model reads",
+}
+"""What an engine with speculative decoding has beside STEP_FEATURES."""
+DRAFTING = slice(11, 15)  # the features of drafting, which a real engine times apart
+FEATURES = STEP_FEATURES | DRAFT_FEATURES
 CPU_FEATURES = {
     "plan": "every step",
     "rows": "requests in the step",
@@ -59,6 +70,18 @@ def step_features(step: StepPlan | StepSizes, rows: Any) -> tuple[Any, ...]:
     )
 
 
+def draft_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
+    """DRAFT_FEATURES of one plan, or of many steps, in order."""
+    return (
+        (step.draft_tokens > 0) * 1,
+        step.draft_tokens,
+        1,
+        step.sampled_rows,
+        step.prefill_tokens,
+        step.decode_context + step.decode_rows,
+    )
+
+
 def cpu_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
     """CPU_FEATURES of one plan, or of many steps, in order."""
     return (1, step.decode_rows + step.prefill_rows, step.prefill_tokens)
@@ -75,10 +98,10 @@ def recorded_sizes(steps: pa.Table) -> StepSizes:
     return StepSizes(**{name: pc.fill_null(steps[name].cast(pa.float64()), 0.0).to_numpy() for name in AGGREGATES})
 
 
-def feature_rows(sizes: StepSizes) -> Floats:
-    """STEP_FEATURES of many steps, `[steps, len(STEP_FEATURES)]`."""
+def feature_rows(sizes: StepSizes, drafts: bool = False) -> Floats:
+    """STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`."""
     rows = np.array([padded(int(n)) for n in sizes.decode_rows], dtype=np.float64)
-    return _columns(step_features(sizes, rows))
+    return _columns(step_features(sizes, rows) + (draft_features(sizes) if drafts else ()))
 
 
 def _columns(features: tuple[Any, ...]) -> Floats:
@@ -96,18 +119,22 @@ def sums_around(values: Floats, reach: int) -> tuple[Floats, NDArray[np.int64]]:
 class MeasuredSteps:
     """The steps of recordings, one after the other, as arrays.
 
-    step, cpu        features `[steps, len(STEP_FEATURES)]` and `[steps, len(CPU_FEATURES)]`
+    features         names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
+    step, cpu        features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
     step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it
     own_ns           of step_ns, CPU time of the thread that computed it `[steps]`; all of it where that is not recorded
     speed            of the machine around the step, as recorded there and in two steps on either side, in the geometric
                      mean `[steps]`: a single look is too noisy; 1 where it is not recorded
     sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
+    draft_ns         of step_ns, the time spent drafting `[steps]`; NaN where nothing drafts
     mask_ns          host time for one masked row, on average, which cpu_ns is without; None if none was masked
     regime           index into REGIMES `[steps]`
     recording        which of the recordings a step is of `[steps]`
+
+    There are `drafts` if any recording has speculative decoding, unless that is said.
     """
 
-    def __init__(self, tables: list[pa.Table]) -> None:
+    def __init__(self, tables: list[pa.Table], drafts: bool | None = None) -> None:
         tables = [table for table in tables if table.num_rows]
         if not tables:
             raise UserError("steps", 0, "the recordings hold no step; check whether all requests were rejected")
@@ -122,7 +149,11 @@ class MeasuredSteps:
         self.recording = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
         first = np.diff(self.recording, prepend=-1) > 0
         sizes = recorded_sizes(pa.concat_tables([table.select(list(AGGREGATES)) for table in tables]))
-        self.step, self.cpu, self.regime = feature_rows(sizes), _columns(cpu_features(sizes)), regimes(sizes)
+        self.draft_ns = column("draft_ns")
+        if drafts is None:
+            drafts = not np.isnan(self.draft_ns).all()
+        self.features = tuple(FEATURES if drafts else STEP_FEATURES)
+        self.step, self.cpu, self.regime = feature_rows(sizes, drafts), _columns(cpu_features(sizes)), regimes(sizes)
         start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
         masked, mask_ns = (np.nan_to_num(column(name)) for name in ("masked_rows", "mask_ns"))
         self.mask_ns = float(mask_ns.sum() / masked.sum()) if masked.any() else None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.stats import t as student
 
-from calibration.steps.features import CPU_FEATURES, REGIMES, SAMPLING, STEP_FEATURES, Floats, MeasuredSteps
+from calibration.steps.features import CPU_FEATURES, DRAFTING, REGIMES, SAMPLING, Floats, MeasuredSteps
 from calibration.steps.step_cost import Calibration, Residuals
 from calibration.steps.weather import Weather
 from serving.errors import UserError
@@ -54,7 +54,7 @@ def fit(
     step_prices, weather = _model(steps, ~held_out)
     timed = ~np.isnan(steps.cpu_ns)
     cpu_prices = _prices(steps.cpu[timed & ~held_out], steps.cpu_ns[timed & ~held_out])
-    step_ps = {name: round(price * 1000) for name, price in zip(STEP_FEATURES, step_prices, strict=True)}
+    step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
     predicted = steps.step @ step_prices
     identity = blake2b(repr((step_ps, cpu_ps, deployment, created)).encode(), digest_size=6).hexdigest()
@@ -80,7 +80,7 @@ def fit(
 
 def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     """Predicted step times in ns."""
-    prices = np.array([calibration.step_prices_ps[name] / 1000 for name in STEP_FEATURES])
+    prices = np.array([calibration.step_prices_ps[name] / 1000 for name in steps.features])
     return steps.step @ prices
 
 
@@ -130,7 +130,7 @@ def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) ->
 
 def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
     """One row a step: regime, measured and predicted time, and what was in it."""
-    column = {name: steps.step[:, i] for i, name in enumerate(STEP_FEATURES)}
+    column = {name: steps.step[:, i] for i, name in enumerate(steps.features)}
     return pa.table(
         {
             "regime": [REGIMES[i] for i in steps.regime],
@@ -144,7 +144,7 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
 
 
 def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weather]:
-    """Prices of STEP_FEATURES in the weather of the steps `used`, and that weather."""
+    """Prices of the steps' features in the weather of the steps `used`, and that weather."""
     taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
     speed = float(np.median(steps.speed[used]))
     best: tuple[float, Floats, Weather] | None = None
@@ -166,13 +166,17 @@ def _misses(steps: MeasuredSteps, predicted: Floats, weather: Weather) -> tuple[
 
 
 def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Prices of STEP_FEATURES for `times_ns`: sampling from its share where it was timed, the rest from the rest."""
-    if np.isnan(steps.sample_ns[used]).any():
-        return _prices(steps.step[used], times_ns[used])
-    sample_ns = (steps.sample_ns * times_ns / steps.step_ns)[used]
-    sampling = _prices(steps.step[used, SAMPLING], sample_ns)
-    rest = _prices(np.delete(steps.step[used], SAMPLING, axis=1), times_ns[used] - sample_ns)
-    return np.insert(rest, SAMPLING.start, sampling)
+    """Prices of the steps' features for `times_ns`: sampling and drafting from their shares where they were timed, the
+    rest from the rest."""
+    features, rest_ns = steps.step[used], times_ns[used]
+    prices, rest = np.zeros(features.shape[1]), np.ones(features.shape[1], dtype=np.bool_)
+    for place, part_ns in ((SAMPLING, steps.sample_ns), (DRAFTING, steps.draft_ns)):
+        if not np.isnan(part_ns[used]).any():
+            own_ns = (part_ns * times_ns / steps.step_ns)[used]
+            prices[place] = _prices(features[:, place], own_ns)
+            rest_ns, rest[place] = rest_ns - own_ns, False
+    prices[rest] = _prices(features[:, rest], rest_ns)
+    return prices
 
 
 def _prices(features: Floats, times: Floats) -> Floats:
@@ -196,5 +200,5 @@ def _domain(steps: MeasuredSteps, used: NDArray[np.bool_]) -> dict[str, dict[str
         mine = steps.step[used & (steps.regime == index)]
         if len(mine):
             low, high = mine.min(axis=0), mine.max(axis=0)
-            domain[name] = {f: (float(low[i]), float(high[i])) for i, f in enumerate(STEP_FEATURES)}
+            domain[name] = {f: (float(low[i]), float(high[i])) for i, f in enumerate(steps.features)}
     return domain

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.features import REGIMES, STEP_FEATURES, Floats
+from calibration.steps.features import FEATURES, REGIMES, Floats
 from calibration.steps.step_cost import Calibration
 
 
 def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each feature of each step was never measured so in its regime: `[steps, len(STEP_FEATURES)]`."""
+    """Whether each feature of each step was never measured so in its regime: `[steps, features]`, both."""
     out = np.ones(features.shape, dtype=bool)  # in a regime that was not measured, everything is
     for index, name in enumerate(REGIMES):
         ranges = calibration.domain.get(name)
         if ranges is not None:
             mine = regime == index
-            low, high = (np.array([ranges[feature][end] for feature in STEP_FEATURES]) for end in (0, 1))
+            low, high = (np.array([ranges[feature][end] for feature in calibration.features]) for end in (0, 1))
             out[mine] = (features[mine] < low) | (features[mine] > high)
     return out
 
@@ -28,7 +28,7 @@ def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
     outside = np.flatnonzero(out.any(axis=1))
     if not len(outside):
         return ""
-    meanings = list(STEP_FEATURES.values())
+    meanings = list(FEATURES.values())
     found = [f"{meanings[out[at].argmax()]}, in {REGIMES[regime[at]]} steps" for at in outside]
     return max(sorted(set(found)), key=found.count)
 

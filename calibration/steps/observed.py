@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
 from calibration.steps.coverage import interval_of, provenance_of, stacked, step_coverage
-from calibration.steps.features import REGIMES, STEP_FEATURES, feature_rows, regimes
+from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import StepInterval
 from calibration.steps.measured_domain import beyond
 from calibration.steps.operation_cost import OperationCost
@@ -187,7 +187,9 @@ class ObservedPrices(_Observed):
     def __init__(self, pure: StepCost) -> None:
         super().__init__(pure)
         self._steps = 0
-        self._outside = np.zeros((len(REGIMES), len(STEP_FEATURES)), dtype=np.int64)  # by the first feature that is
+        self._outside = np.zeros(
+            (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
+        )  # by the first feature that is
 
     def ends(self) -> tuple[ObservedPrices, ObservedPrices]:
         fast, slow = self.pure.calibration.interval
@@ -206,7 +208,7 @@ class ObservedPrices(_Observed):
         counts = {
             f"{name} of {regime} steps" if regime in known.domain else f"{regime} steps": -int(self._outside[i, j])
             for i, regime in enumerate(REGIMES)
-            for j, name in enumerate(STEP_FEATURES)
+            for j, name in enumerate(known.features)
             if self._outside[i, j]
         }
         most = min(counts, key=lambda name: (counts[name], name))
@@ -228,7 +230,8 @@ class ObservedPrices(_Observed):
         np.add.at(self._outside, (regimes(each)[found], out[found].argmax(axis=1)), 1)
 
     def _beyond(self, sizes: StepSizes) -> NDArray[np.bool_]:
-        return beyond(self.pure.calibration, feature_rows(sizes), regimes(sizes))
+        known = self.pure.calibration
+        return beyond(known, feature_rows(sizes, known.drafts), regimes(sizes))
 
 
 class ObservedOwn(_Observed):

@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, cpu_features, step_features
+from calibration.steps.features import (
+    CPU_FEATURES,
+    DRAFT_FEATURES,
+    FEATURES,
+    STEP_FEATURES,
+    cpu_features,
+    draft_features,
+    step_features,
+)
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS
 from serving.deployments.decode_buckets import padded
@@ -22,7 +30,7 @@ from serving.step_plan import StepPlan
 from serving.whole_file import whole_file
 
 _FORMAT = 2
-_CONTEXT = list(STEP_FEATURES).index("decode_context")
+_CONTEXT = [list(FEATURES).index(name) for name in ("decode_context", "draft_context")]
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class Residuals:
 class Calibration:
     """What was learnt from an engine, and on what.
 
-    step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds
+    step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only
     domain                          smallest and largest measured value of each step feature, by regime
     residuals                       held-out error by regime
     mask_ps                         of working out what a token of a structured answer may be; None: none was
@@ -69,6 +77,16 @@ class Calibration:
     interval: tuple[float, float] = (1.0, 1.0)
     weather: Weather | None = None
     format: int = field(default=_FORMAT)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is of an engine with speculative decoding."""
+        return any(name in self.step_prices_ps for name in DRAFT_FEATURES)
+
+    @property
+    def features(self) -> dict[str, str]:
+        """What a step's time depends on, and what each of it is."""
+        return FEATURES if self.drafts else STEP_FEATURES
 
     def save(self, directory: Path) -> None:
         """Write `calibration.json` into `directory`, whole or not at all."""
@@ -104,7 +122,7 @@ class Calibration:
                 misses = tuple(map(float, weather["misses"]))
                 data["weather"] = Weather(**{**weather, "interval": (low, high), "misses": misses})
             calibration = cls(**data)
-            missing = [f for f in STEP_FEATURES if f not in calibration.step_prices_ps]
+            missing = [f for f in calibration.features if f not in calibration.step_prices_ps]
             missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
@@ -125,7 +143,8 @@ class StepCost:
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
-        self._step = tuple(int(calibration.step_prices_ps[name]) for name in STEP_FEATURES)
+        self._step = tuple(int(calibration.step_prices_ps[name]) for name in calibration.features)
+        self._drafts = calibration.drafts
         self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
@@ -143,12 +162,16 @@ class StepCost:
         return (_dot(self._cpu, cpu_features(plan)) + self._mask_ps * plan.masked_rows) // 1000
 
     def step_ns(self, plan: StepPlan) -> int:
-        return _dot(self._step, step_features(plan, padded(plan.decode_rows))) // 1000
+        return self._step_ps(plan) // 1000
+
+    def _step_ps(self, plan: StepPlan) -> int:
+        features = step_features(plan, padded(plan.decode_rows))
+        return _dot(self._step, features + draft_features(plan) if self._drafts else features)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         first = StepPlan.of(decode_rows=rows, decode_context=context, sampled_rows=rows)
-        price_ps = _dot(self._step, step_features(first, padded(rows)))
-        growth_ps = self._step[_CONTEXT] * rows
+        price_ps = self._step_ps(first)
+        growth_ps = sum(self._step[feature] for feature in _CONTEXT if feature < len(self._step)) * rows
         cpu_ns = self.cpu_ns(first)
         return [cpu_ns + (price_ps + growth_ps * step) // 1000 for step in range(steps)]
 

@@ -5,7 +5,8 @@ not seen. Rung 3, the run: latencies and throughputs of the simulated run agains
 how far repeats of the real run are from each other. No simulator can be closer than that.
 
 Rungs 2 and 3 are climbed twice. Blind is what a planner gets. In the same weather the simulator is told how slow the
-machine was at each moment of the real run: what is left is the twin's own error.
+machine was at each moment of the real run: what is left is the twin's own error. Of drafts it is always told how many
+were accepted on average: that follows from texts, which it has not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from statistics import mean
 
 import pyarrow.parquet as pq
 
+from calibration.acceptance import as_accepted
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import predict, residuals, step_residuals_table
 from calibration.steps.observed import ObservedPrices
@@ -69,17 +71,18 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     steps = MeasuredSteps([run.steps for run in runs])
     predicted = predict(calibration, steps)
     cost = ObservedPrices(StepCost(calibration))
+    deployment = as_accepted(recorded_deployment(runs[0]), runs)
     simulate_to(
         out / "simulated",
         runs[0].workload(),
-        recorded_deployment(runs[0]),
+        deployment,
         cost,
         calibration=calibration.id,
         tokens=True,
         overwrite=True,
     )
     simulated = RunMetrics.of(Recording.load(out / "simulated"))
-    fast, slow = (run_metrics(runs[0].workload(), recorded_deployment(runs[0]), end) for end in cost.ends())
+    fast, slow = (run_metrics(runs[0].workload(), deployment, end) for end in cost.ends())
     real_metrics = [RunMetrics.of(run) for run in runs]
     rows = _run_errors(real_metrics, simulated, bands(simulated, fast, slow))
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}

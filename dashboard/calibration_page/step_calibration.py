@@ -12,7 +12,7 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from calibration.steps.external_calibration import FILE, ExternalCalibration
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
+from calibration.steps.features import CPU_FEATURES
 from calibration.steps.step_cost import Calibration
 from dashboard.blocks import figure, heading, mistake, table
 from dashboard.calibration_page import charts as calibration_charts
@@ -86,7 +86,7 @@ def _prices(calibration: Calibration) -> None:
     prices = [
         {"part": part, "of": name, "for": meaning, "price (µs)": table[name] / 1e6}
         for part, table, meanings in (
-            ("step", calibration.step_prices_ps, STEP_FEATURES),
+            ("step", calibration.step_prices_ps, calibration.features),
             ("CPU", calibration.cpu_prices_ps, CPU_FEATURES),
         )
         for name, meaning in meanings.items()

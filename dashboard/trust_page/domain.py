@@ -167,7 +167,7 @@ class _MeasuredDomain:
 
     def __init__(self, directory: Path, table: pa.Table, deployment: Deployment) -> None:
         self._calibration = Calibration.load(directory)
-        steps = MeasuredSteps([table])
+        steps = MeasuredSteps([table], drafts=self._calibration.drafts)
         padded_rows, context, self.tokens = (
             steps.step[:, list(STEP_FEATURES).index(name)]
             for name in ("decode_rows_padded", "decode_context", "prefill_tokens")

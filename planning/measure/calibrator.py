@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.parquet as pq
 
+from calibration.acceptance import as_accepted
 from calibration.front_door_fit import fit_front_door
 from calibration.steps.design import designed_workloads
 from calibration.steps.external_calibration import FILE, ExternalCalibration
@@ -139,7 +140,7 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     notes = [json.loads(run.run["notes"]) for run in runs]
     calibration = fit(
         steps,
-        deployment=runs[0].run["deployment"],
+        deployment=as_accepted(recorded_deployment(runs[0]), runs).model_dump_json(),
         hardware=json.loads(runs[0].run["hardware"]),
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -233,12 +233,13 @@ class Deployment(Settings):
 
     def timing(self) -> Deployment:
         """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
-        kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling", "speculative"})
+        kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
+        speculative = self.scheduler.speculative
         return self.model_copy(
             update={
                 "policy": "vllm",
                 "gpu_memory_utilization": None,
-                "scheduler": SchedulerConfig(**kept),
+                "scheduler": SchedulerConfig(**kept, speculative=speculative and speculative.timing()),
                 "fleet": None,
                 "kv_tiers": None,
             }

@@ -241,7 +241,7 @@ def test_vllm_is_told_what_drafts() -> None:
         command(speculating(method="eagle", draft_us=1))
 
 
-def test_a_calibration_of_our_own_engine_has_no_price_for_drafts(tmp_path: Path) -> None:
+def test_a_calibration_of_an_engine_without_drafts_has_no_price_for_them(tmp_path: Path) -> None:
     own = Deployment(model="random:llama")
     Calibration(
         id="none",
@@ -258,5 +258,5 @@ def test_a_calibration_of_our_own_engine_has_no_price_for_drafts(tmp_path: Path)
     ).save(tmp_path)
     drafted = own.model_copy(update={"scheduler": SchedulerConfig(speculative=FREE)})
     assert priced(str(tmp_path), None, own).calibration == "none"
-    with pytest.raises(UserError, match="give --gpu instead"):
+    with pytest.raises(UserError, match=r"must be left out, as the calibration was measured"):
         priced(str(tmp_path), None, drafted)

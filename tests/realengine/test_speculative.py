@@ -286,7 +286,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(tmp_path: Path)
     metrics = RunMetrics.of(recording).scalars()
     config = engine.deployment.scheduler.speculative
     assert config is not None and metrics["acceptance_length"] is not None
-    stated = with_acceptance(config, recording.steps)
+    stated = with_acceptance(config, [recording])
     found = []
     for seed in range(6):
         speculative = stated.model_copy(update={"seed": seed})

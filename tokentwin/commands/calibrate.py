@@ -111,10 +111,10 @@ def print_calibration(calibration: Calibration) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
+    from calibration.steps.features import CPU_FEATURES
 
     prices = Table("part", "what it pays for", "µs each", title=f"calibration {calibration.id}")
-    for name, meaning in STEP_FEATURES.items():
+    for name, meaning in calibration.features.items():
         prices.add_row(f"step: {name}", meaning, f"{calibration.step_prices_ps[name] / 1e6:,.3f}")
     for name, meaning in CPU_FEATURES.items():
         prices.add_row(f"cpu: {name}", meaning, f"{calibration.cpu_prices_ps[name] / 1e6:,.3f}")

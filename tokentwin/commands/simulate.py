@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planning.request import Timing
 from planning.scenario import Scenario, TraceWorkload
 from tokentwin.options import deployment_options, options_of, requested
+
+if TYPE_CHECKING:
+    from serving.deployments.config import Deployment
 
 option = options_of(TraceWorkload, Scenario, Timing)
 
@@ -23,6 +26,11 @@ option = options_of(TraceWorkload, Scenario, Timing)
 @option("--price", "prices", multiple=True)
 @option("--limit", type=int)
 @option("--rate-scale", type=float)
+@click.option(
+    "--acceptance",
+    type=click.Path(),
+    help="Recording of the real engine: as many drafts are proposed and accepted as there (speculative decoding).",
+)
 @click.option("--front-door", type=click.Path(), help="Also simulate an API server and clients, as this file says.")
 @click.option("--summary-only", is_flag=True, help="Do not keep steps and token times; this is much faster.")
 @click.option("--band/--no-band", default=True, help="Also simulate both ends of the 90 % interval of step times.")
@@ -39,6 +47,7 @@ def simulate(
     prices: tuple[str, ...],
     limit: int | None,
     rate_scale: float | None,
+    acceptance: str | None,
     front_door: str | None,
     summary_only: bool,
     band: bool,
@@ -70,6 +79,8 @@ def simulate(
         replicas,
         RouterConfig(name=router) if router else None,
     )
+    if acceptance is not None:
+        fleet = _accepting(fleet, acceptance)
     if gpu is not None:
         refuse_engine_flags(flags)
     workload = {"trace": trace, "limit": limit, "rate_scale": rate_scale}
@@ -88,3 +99,13 @@ def simulate(
         print_reasons(done.recording)
         print_tiers(done.metrics)
         click.echo(f"{done.standing['mark']}: {done.standing['reason']}")
+
+
+def _accepting(deployment: Deployment, recording: str) -> Deployment:
+    from calibration.acceptance import as_accepted
+    from serving.errors import UserError
+    from traces.recording import Recording
+
+    if deployment.scheduler.speculative is None:
+        raise UserError("acceptance", recording, "needs scheduler.speculative in the deployment; leave it out")
+    return as_accepted(deployment, [Recording.load(recording)])

@@ -1,0 +1,126 @@
+"""An engine that drafts: its price is found again, its acceptance is measured, and both are simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from calibration.steps.features import DRAFTING, FEATURES, MeasuredSteps, draft_features, step_features
+from calibration.steps.fit import fit, predict
+from calibration.steps.step_cost import Calibration, StepCost
+from planning.costs import base_deployment, priced
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.decode_buckets import padded
+from serving.errors import UserError
+from serving.speculative import SpeculativeConfig
+from serving.step_plan import StepPlan
+from serving.workload import Workload
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from tokentwin.cli import cli
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+from traces.synth import parse_spec, synthesise
+from traces.writer import write_workload
+
+PRICES_NS = np.array([30e6, 2e6, 5e3, 1e6, 1e6, 100, 50, 0, 2e5, 3e6, 4e5, 5e6, 1e5, 2e4, 200])
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+
+
+class KnownCost:
+    """Prices we choose."""
+
+    def __init__(self) -> None:
+        self.drafting: list[float] = []
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return 1000
+
+    def step_ns(self, plan: StepPlan) -> int:
+        amounts = np.array(step_features(plan, padded(plan.decode_rows)) + draft_features(plan), dtype=float)
+        self.drafting.append(float(PRICES_NS[DRAFTING] @ amounts[DRAFTING]))
+        return int(PRICES_NS @ amounts)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> list[int]:
+        raise AssertionError("every step is kept")
+
+
+def traffic(requests: int, rate: float, seed: int = 1) -> Workload:
+    spec = {
+        "name": "chat",
+        "seed": seed,
+        "requests": requests,
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "prompt": {"kind": "lognormal", "mean": 30, "sigma": 0.6, "max": 90},
+        "output": {"kind": "lognormal", "mean": 30, "sigma": 0.6, "max": 90},
+    }
+    return synthesise(parse_spec(spec, where="x"))
+
+
+def test_prices_of_verifying_and_drafting_are_found_again() -> None:
+    drafts = SpeculativeConfig(**NGRAM, acceptance_rate=0.6, proposal_rates=(0.7, 0.5, 0.2))
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, num_blocks=400, speculative=drafts)
+    cost, sink = KnownCost(), TableSink()
+    Cluster(Deployment(scheduler=config), cost, sink).run(traffic(150, 0.5))
+    place = sink.steps.schema.get_field_index("draft_ns")
+    table = sink.steps.set_column(place, "draft_ns", pa.array(np.array(cost.drafting).astype(int), pa.int64()))
+    steps = MeasuredSteps([table])
+    calibration = fit(steps, deployment="{}", hardware={}, version="0", created="", noise={})
+    assert set(calibration.step_prices_ps) == set(FEATURES)
+    np.testing.assert_allclose(predict(calibration, steps), steps.step_ns, rtol=1e-3)
+    verifying = calibration.step_prices_ps["draft_tokens"] / 1000
+    assert verifying == pytest.approx(PRICES_NS[list(FEATURES).index("draft_tokens")], rel=0.05)
+    again = TableSink()
+    Cluster(Deployment(scheduler=config), StepCost(calibration), again).run(traffic(150, 0.5))
+    ends = [max(one.requests["finish_ns"].to_pylist()) for one in (sink, again)]
+    assert ends[1] == pytest.approx(ends[0], rel=0.01)
+
+
+@pytest.mark.engine
+def test_an_engine_that_drafts_is_recorded_calibrated_simulated_and_validated(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    for name, seed in (("a", 1), ("b", 2)):
+        write_workload(traffic(20, 200.0, seed), tmp_path / f"{name}.parquet")
+    scheduler = {"max_num_seqs": 6, "max_model_len": 256, "block_size": 4, "num_blocks": 200, "speculative": NGRAM}
+    file = tmp_path / "d.yaml"
+    file.write_text(yaml.safe_dump({"model": "random:llama", "dtype": "float32", "scheduler": scheduler}))
+
+    def run(*words: object, status: int = 0) -> str:
+        done = CliRunner().invoke(cli, [str(word) for word in words])
+        assert done.exit_code == status, done.output
+        return done.output
+
+    for name in ("a", "b"):
+        run("bench", tmp_path / f"{name}.parquet", "-d", file, "-o", tmp_path / name)
+    run("calibrate", "--from-recordings", tmp_path / "a", "-o", tmp_path / "c")
+    assert Calibration.load(tmp_path / "c").drafts
+    learnt = base_deployment(str(tmp_path / "c")).scheduler.speculative
+    assert learnt is not None and learnt.states_acceptance and learnt.proposal_rates
+    run("simulate", tmp_path / "b.parquet", "-c", tmp_path / "c", "-o", tmp_path / "blind", "--no-band")
+    as_told = ("--acceptance", tmp_path / "b", "-d", file, "-o", tmp_path / "told", "--no-band")
+    run("simulate", tmp_path / "b.parquet", "-c", tmp_path / "c", *as_told)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+
+    def drafted(name: str) -> list[int]:
+        table = Recording.load(tmp_path / name).table("requests", names)
+        return [pc.sum(column).as_py() for column in table.columns]
+
+    told, real = drafted("told"), drafted("b")
+    assert told[:2] == pytest.approx(real[:2], rel=0.2)
+    assert abs(told[2] - real[2]) <= 4 * np.sqrt(real[2])
+    lengths = [RunMetrics.of(Recording.load(tmp_path / n)).scalars()["acceptance_length"] for n in ("told", "b")]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.1)
+    run("validate", tmp_path / "b", "-c", tmp_path / "c", "-o", tmp_path / "v")
+    report = json.loads((tmp_path / "v" / "report.json").read_text())
+    assert report["rungs"]["replay"]["first_difference"] is None
+    assert report["rungs"]["replay"]["identical"] == report["rungs"]["replay"]["steps"] > 0
+    other = SpeculativeConfig(**{**NGRAM, "num_speculative_tokens": 5})
+    with pytest.raises(UserError, match=r"scheduler\.speculative.*'num_speculative_tokens': 3.*as the calibration was"):
+        priced(str(tmp_path / "c"), None, base_deployment(str(tmp_path / "c")).rescheduled(speculative=other))
