@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from realengine.attention_names import ATTENTION
 from serving.deployments.config import Deployment, load_deployment, parse
 from serving.errors import UserError
+from serving.plugins import check_name
 
 SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
 FLAGS: dict[str, type] = {
@@ -21,7 +23,6 @@ FLAGS: dict[str, type] = {
     "gpu_memory_utilization": float,
     "policy": str,
 }
-_ATTENTION = ("auto", "torch", "triton", "hybrid")
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
 
 
@@ -40,8 +41,8 @@ def read_deployment(
     scheduler = (*SCHEDULER_FLAGS, "async_scheduling")
     data.setdefault("scheduler", {}).update({name: flags[name] for name in scheduler if flags.get(name) is not None})
     deployment = parse(Deployment, data, where=deployment_file or "deployment")
-    if deployment.attention not in _ATTENTION:
-        raise UserError("attention", deployment.attention, f"must be one of {', '.join(_ATTENTION)}")
+    if deployment.attention != "auto":
+        check_name("attention", deployment.attention, ATTENTION)
     return deployment
 
 

@@ -14,14 +14,15 @@ from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError
 
 
 class Attention(Protocol):
-    """A backend. This step's keys and values of a layer are written before it is called.
+    """A backend, made as `Backend(spec, deployment, device)`, where `spec` is a rank's share of the model.
 
     name        as in the deployment and in recordings
     capturable  which steps' `plan` and `attend` may be captured in a CUDA graph
+
+    A constructor raises UserError, or any other exception, for what the backend cannot do.
     """
 
     name: str
@@ -31,12 +32,18 @@ class Attention(Protocol):
         """`tile_row` and `tile_first` of `Batch` for prefill rows `(row, query tokens, context)`; on the host."""
         ...
 
+    def prepare(self, batch: Batch, captured: bool) -> None:
+        """Called for every step before its model runs, outside of what a graph captures; `batch.host` has the step's
+        content. If it runs as a graph (`captured`), what `attend` then reads must lie where it lay at the capture."""
+        ...
+
     def plan(self, batch: Batch) -> Any:
-        """What is the same for every layer of a step."""
+        """What is the same for every layer of a step. In a graph, captured with the layers; `batch.host` is None."""
         ...
 
     def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
-        """Causal attention of `queries` `[T, heads, head_dim]` over each row's own context; same shape out."""
+        """Causal attention of `queries` `[T, heads, head_dim]` over each row's own context; same shape out. This
+        step's keys and values of the layer are in `kv` by then. Tokens of no row must come out finite."""
         ...
 
 
@@ -61,12 +68,15 @@ class TorchAttention:
     name = "torch"
     capturable = "never"  # it looks at lengths on the host
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
+        self._block_size = deployment.scheduler.block_size
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         none = np.zeros(0, dtype=np.int32)
         return none, none
+
+    def prepare(self, batch: Batch, captured: bool) -> None:
+        pass
 
     def plan(self, batch: Batch) -> list[Span]:
         fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))
@@ -96,32 +106,3 @@ class TorchAttention:
             rows = attended.view(kv_heads, group, count, dim).permute(2, 0, 1, 3)
             out[first : first + count] = rows.reshape(count, heads, dim)
         return out
-
-
-BACKENDS = ("auto", "torch", "triton", "hybrid")
-_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for them, and wider ones are not compiled anywhere
-
-
-def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
-    """The backend a deployment names, for the heads of `spec` (one rank's). Raises UserError."""
-    name, config = deployment.attention, deployment.scheduler
-    if name not in BACKENDS:
-        raise UserError("attention", name, f"must be one of {', '.join(BACKENDS)}")
-    if name == "auto":
-        name = "triton" if deployment.device == "cuda" else "torch"
-    if name == "torch":
-        return TorchAttention(config.block_size)
-    if deployment.batch_invariant and name == "hybrid":
-        raise UserError("batch_invariant", True, "needs attention triton or torch, not hybrid")
-    try:
-        from realengine.kernels.interpreting import INTERPRETING
-        from realengine.triton_attention import HybridAttention, TritonAttention
-    except ImportError:
-        raise UserError("attention", name, "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'") from None
-    if deployment.device == "cpu" and not INTERPRETING:
-        raise UserError("attention", name, "needs device cuda; use torch on the CPU")
-    if spec.head_dim > _WIDEST_HEAD:
-        remedy = f"takes heads of at most {_WIDEST_HEAD} dimensions, but {spec.name}'s have {spec.head_dim}; use torch"
-        raise UserError("attention", name, remedy)
-    backend = TritonAttention if name == "triton" else HybridAttention
-    return backend(spec, config, device, deployment.batch_invariant)

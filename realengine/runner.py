@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realengine.attention import find_attention
+from realengine.attention_backends import find_attention
 from realengine.collective import Alone, Collective
 from realengine.device import Mark, Pending
 from realengine.devices import find_device
@@ -185,13 +185,19 @@ class ModelRunner:
         if self._own is not None:
             spec = spec.model_copy(update={"num_experts": len(self._own)})
         kept = spec.checkpoint_quantization if self.deployment.quantization == "none" else self.deployment.quantization
-        if kept == "none" or files.is_random or (kept in GROUP_SIZE and self.attention.name == "torch"):
+        if kept == "none" or files.is_random or (kept in GROUP_SIZE and not self._in_triton):
             return spec.weight_bytes(size)
         wide = spec.embedding_parameters
         return int((spec.parameters - wide) * weight_width(kept, spec, self.deployment)) + wide * size
 
+    @property
+    def _in_triton(self) -> bool:
+        """Whether the small operations are our kernels: beside our attention, and on a GPU beside any but torch's."""
+        name = self.attention.name
+        return name in ("triton", "hybrid") or (name != "torch" and self.device.torch_device.type == "cuda")
+
     def _ops(self) -> LayerOps:
-        if self.attention.name == "torch":
+        if not self._in_triton:
             return TorchOps(self.spec)
         from realengine.triton_ops import TritonOps
 
@@ -288,6 +294,7 @@ class ModelRunner:
             self._mark(launched)
             self._buffer[:size].copy_(host.step[:size], non_blocking=True)
             batch = Batch.of(self._buffer, step.layout, step.packed)
+            self.attention.prepare(batch, graph is not None)
             self._times = launched.times
             if graph is None:
                 hidden = self._forward(batch)

@@ -13,14 +13,17 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from realengine.device import Device
+from realengine.kernels.interpreting import INTERPRETING
 from realengine.kernels.kv_splits import Splits
 from realengine.kernels.paged_decode import decode_splits, paged_decode
 from realengine.kernels.paged_prefill import make_tiles, paged_prefill, prefill_splits, tile_tokens
 from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints
-from serving.deployments.config import SchedulerConfig
+from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
 
+_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for them, and wider ones are not compiled anywhere
 _FRESH_TOKENS = 512  # from here on, a prompt without past KV goes to torch in the hybrid
 
 
@@ -48,15 +51,23 @@ class TritonAttention:
     name = "triton"
     capturable = "always"
 
-    def __init__(self, spec: ModelSpec, config: SchedulerConfig, device: Device, batch_invariant: bool) -> None:
+    def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
+        if deployment.device == "cpu" and not INTERPRETING:
+            raise UserError("attention", self.name, "needs device cuda; use torch on the CPU")
+        if spec.head_dim > _WIDEST_HEAD:
+            remedy = f"takes heads of at most {_WIDEST_HEAD} dimensions, but {spec.name}'s have {spec.head_dim}"
+            raise UserError("attention", self.name, f"{remedy}; use torch")
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._block_size = config.block_size
-        self._filling = (device.multiprocessors, batch_invariant)
+        self._block_size = deployment.scheduler.block_size
+        self._filling = (device.multiprocessors, deployment.batch_invariant)
         self._tile_tokens = tile_tokens(spec.num_heads, spec.num_kv_heads)
         self._scale = spec.head_dim**-0.5
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         return make_tiles(list(rows), self._tile_tokens)
+
+    def prepare(self, batch: Batch, captured: bool) -> None:
+        pass
 
     def plan(self, batch: Batch) -> _Plan:
         rows, work = batch.layout.decode_rows, (batch.tile_row, batch.tile_first)
@@ -102,6 +113,11 @@ class HybridAttention(TritonAttention):
 
     name = "hybrid"
     capturable = "decode"
+
+    def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
+        if deployment.batch_invariant:
+            raise UserError("batch_invariant", True, "needs attention triton or torch, not hybrid")
+        super().__init__(spec, deployment, device)
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         return super().tiles([row for row in rows if not _is_fresh(row[1], row[2])])

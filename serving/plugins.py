@@ -1,7 +1,9 @@
-"""Finding a policy, a router or a cost model: ours by name, a user's own as `path/to/file.py:Class` or `module:Class`.
+"""Finding a policy, a router, a cost model or an attention backend: ours by name, an installed one by the name of its
+entry point, a user's own as `path/to/file.py:Class` or `module:Class`.
 
-Paths are relative to the working directory, which is also searched for modules that are nowhere else. `located` makes
-such a name absolute when it is read, so that a job or a worker that runs elsewhere finds the same file.
+The group of a policy's entry points is `tokentwin.policy`, and so on. Paths are relative to the working directory,
+which is also searched for modules that are nowhere else. `located` makes such a name absolute when it is read, so that
+a job or a worker that runs elsewhere finds the same file.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import sys
 from hashlib import blake2b
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -50,12 +53,24 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
     return found
 
 
+def check_name(kind: str, name: str, known: dict[str, str]) -> str:
+    """Where `name` is, as `file:Class` or `module:Class`. Raises UserError where that cannot be told from the name."""
+    place = known.get(name) or (located(name) if ":" in name else _installed(kind).get(name, ""))
+    if not all(place.rpartition(":")[::2]):
+        names = ", ".join([*known, *_installed(kind)])
+        raise UserError(kind, name, f"must be {names}, or your own path/to/file.py:Class or package.module:Class")
+    return place
+
+
+def _installed(kind: str) -> dict[str, str]:
+    """What installed packages offer: `module:Class` by name."""
+    found = entry_points(group=f"tokentwin.{kind.replace(' ', '_')}")
+    return {entry.name: f"{entry.module}:{entry.attr}" for entry in sorted(found, key=lambda entry: entry.name)}
+
+
 def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
     """Whatever is called `name`. Raises UserError when there is no such name, file or module, or it is not in that."""
-    place, _, class_name = (known.get(name) or located(name)).rpartition(":")
-    if not place or not class_name:
-        remedy = f"must be {', '.join(known)}, or your own path/to/file.py:Class or package.module:Class"
-        raise UserError(kind, name, remedy)
+    place, _, class_name = check_name(kind, name, known).rpartition(":")
     try:
         module = _module_in(Path(place)) if place.endswith(".py") else import_module(place)
     except FileNotFoundError as error:

@@ -6,7 +6,7 @@ Kernels are checked and timed on it through the interfaces that the engine calls
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import LayerOps, TorchOps
 from realengine.step_input import Batch, RowInput, pack
-from serving.deployments.config import SchedulerConfig
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_spec import ModelSpec
 
@@ -74,14 +74,16 @@ def backend_for(
     name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
 ) -> Backend:
     """`name` is "torch", "triton" or "hybrid", as in a deployment; `longest` context in tokens."""
+    config = SchedulerConfig(max_model_len=longest, block_size=page)
+    deployment = Deployment(device="cuda", batch_invariant=batch_invariant, scheduler=config)
+    processors: Any = _Processors(_multiprocessors(device))
     if name == "torch":
-        return Backend(TorchAttention(page), TorchOps(spec))
+        return Backend(TorchAttention(spec, deployment, processors), TorchOps(spec))
     from realengine.triton_attention import HybridAttention, TritonAttention
     from realengine.triton_ops import TritonOps
 
-    config = SchedulerConfig(max_model_len=longest, block_size=page)
     kind = TritonAttention if name == "triton" else HybridAttention
-    return Backend(kind(spec, config, _Processors(_multiprocessors(device)), batch_invariant), TritonOps(spec))  # type: ignore[arg-type]
+    return Backend(kind(spec, deployment, processors), TritonOps(spec))
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -133,7 +133,8 @@ class Deployment(Settings):
     threads: int = Field(1, ge=1, le=1024, description="number of CPU threads of the real engine")
     attention: str = Field(
         "auto",
-        description="attention backend of the real engine: torch, triton, hybrid or auto (triton on CUDA, else torch)",
+        description="attention backend of the real engine: torch, triton, hybrid, auto (triton on CUDA, else torch), "
+        "the name of an installed one, path/to/file.py:Class or package.module:Class",
     )
     quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
         "none",
@@ -173,9 +174,9 @@ class Deployment(Settings):
     fleet: FleetConfig | None = Field(None, description="engines behind a router; simulator only (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV; simulator only (docs/kv-tiers.md)")
 
-    @field_validator("policy")
+    @field_validator("policy", "attention")
     @classmethod
-    def _policy_is_found_from_anywhere(cls, name: str) -> str:
+    def _is_found_from_anywhere(cls, name: str) -> str:
         return located(name)
 
     @model_validator(mode="after")

@@ -114,7 +114,11 @@ def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, arguments: tuple[st
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--attention", "foo"), "attention: 'foo': must be one of auto, torch, triton, hybrid"),
+        (
+            ("--attention", "foo"),
+            "attention: 'foo': must be auto, torch, triton, hybrid, or your own path/to/file.py:Class or "
+            "package.module:Class",
+        ),
         (("--attention", "triton"), "attention: 'triton': works only on the real engine; leave it out with --gpu"),
         (("--device", "cpu"), "device: 'cpu': works only on the real engine; leave it out with --gpu"),
         (("--threads", "4"), "threads: 4: works only on the real engine; leave it out with --gpu"),

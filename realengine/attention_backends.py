@@ -1,0 +1,72 @@
+"""Finding an attention backend: ours by name, a library's or one's own by `module:Class` or by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from realengine.attention import Attention
+from realengine.attention_names import ATTENTION
+from realengine.device import Device
+from realengine.kv_cache import LayerKv
+from realengine.step_input import Batch, Ints
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError, raised
+from serving.plugins import find, make
+
+_CALLS = ("tiles", "prepare", "plan", "attend")
+_CAPTURABLE = ("never", "decode", "always")
+
+
+class OwnAttention:
+    """A backend that is not ours: what it raises is told in one line."""
+
+    def __init__(self, name: str, backend: Attention) -> None:
+        self.name, self._backend = name, backend
+        self.capturable = getattr(backend, "capturable", "never")
+        if self.capturable not in _CAPTURABLE:
+            raise UserError("attention", name, f"capturable must be {', '.join(_CAPTURABLE)}, not {self.capturable!r}")
+
+    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
+        with self._told("tiles"):
+            return self._backend.tiles(rows)
+
+    def prepare(self, batch: Batch, captured: bool) -> None:
+        with self._told("prepare"):
+            self._backend.prepare(batch, captured)
+
+    def plan(self, batch: Batch) -> Any:
+        with self._told("plan"):
+            return self._backend.plan(batch)
+
+    def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
+        with self._told("attend"):
+            return self._backend.attend(queries, plan, kv)
+
+    @contextmanager
+    def _told(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise UserError("attention", self.name, f"{call} failed: {raised(error)}") from error
+
+
+def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
+    """The backend a deployment names, for the heads of `spec` (one rank's). Raises UserError."""
+    name = deployment.attention
+    if name == "auto":
+        name = "triton" if deployment.device == "cuda" else "torch"
+    if name in ("triton", "hybrid"):
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            remedy = "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'"
+            raise UserError("attention", name, remedy) from None
+    backend: Attention = make("attention", name, find("attention", name, ATTENTION, _CALLS), spec, deployment, device)
+    return backend if name in ATTENTION else OwnAttention(name, backend)

@@ -1,0 +1,8 @@
+"""Attention backends by name: where each is. It loads nothing, so that a name can be checked without torch."""
+
+ATTENTION = {
+    "auto": "",  # triton on CUDA, torch on the CPU
+    "torch": "realengine.attention:TorchAttention",
+    "triton": "realengine.triton_attention:TritonAttention",
+    "hybrid": "realengine.triton_attention:HybridAttention",
+}
