@@ -57,6 +57,12 @@ class PricedScenario:
         return self.deployment.fleet or plain_fleet(self.replicas)
 
     @property
+    def routed_fleet(self) -> FleetConfig:
+        """The same behind the router that routes."""
+        router = RouterConfig(name=self.router) if self.router else self.fleet.router
+        return self.fleet.model_copy(update={"router": router})
+
+    @property
     def all_pools(self) -> Sequence[PricedPool]:
         """Each with what times its steps."""
         return self.pools or alike_pools(self.fleet, self.deployment, self.cost)

@@ -13,10 +13,13 @@ from serving.errors import UserError
 def check_deployment(deployment: Deployment, files: ModelFiles) -> None:
     """Raise UserError, naming the first setting that the engine cannot do for the model in `files`."""
     scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "fleet", "kv_tiers"):
+    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "kv_tiers"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)
+    if deployment.fleet is not None:
+        replicas = sum(pool.replicas for pool in deployment.fleet.pools)
+        raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
     if scheduler.speculative is not None:
         check_drafts(deployment, scheduler.speculative)
     if deployment.quantization not in QUANTIZATIONS:

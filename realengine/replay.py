@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
+from typing import Any
 
 from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine
@@ -32,12 +33,13 @@ from realengine.sequence import TokenSequence
 from realengine.step import Step
 from serving.canary import canary_rows
 from serving.clients import Clients
-from serving.request import Status
-from serving.workload import Workload
+from serving.deployments.config import Deployment
+from serving.request import Request, Status
+from serving.workload import Workload, WorkloadRequest
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
-_FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
+FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
 _LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
 _CANARY_REPEATS = 5
 
@@ -80,29 +82,18 @@ def record(
     """
     requests = list(workload.requests)
     offered = replace(workload, requests=requests)
-    deployment = engine.deployment
-    run = {
-        "run_id": Path(out).name,
-        "clock": "wall",
-        "workload": workload.name,
-        "deployment": deployment.model_dump_json(),
-        "replicas": 1,
-        "seed": seed,
-        "hardware": json.dumps(describe(deployment.device)),
-        "calibration": "",
-        "num_blocks": engine.scheduler.pool.total,
-        "block_size": deployment.scheduler.block_size,
-    }
+    hardware = describe(engine.deployment.device)
+    run = run_columns(Path(out).name, workload, engine.deployment, hardware, engine.scheduler.pool.total, seed)
     writer = RecordingWriter(out, run, workload=offered, overwrite=overwrite)
     try:
         engine.reset()
         engine.watch_speed()
         before = canary(engine)
-        tokens = SegmentTokens(engine.spec.vocab_size)
-        texts = {request.id: (tokens.prompt(request), tokens.output(request)) for request in requests}
+        forces = engine.deployment.scheduler.speculative is None
+        texts = ReplayTexts(offered, engine.spec.vocab_size, forces)
         with engine.watch.on(), no_cycle_search(), ctrl_c_heard() as stopped:
             recorder = RunRecorder(writer, perf_counter_ns(), progress)
-            clients = _ReplayedClients(engine, offered, tokens, texts, recorder)
+            clients = _ReplayedClients(engine, offered, texts, recorder)
             drive(engine, clients, recorder, stopped)
             status = "interrupted" if stopped() and clients.busy else "complete"
         duration_ns = clients.now()
@@ -121,25 +112,122 @@ def record(
     return Replayed(status, len(requests), recorder.finished, duration_ns, before, after)
 
 
+def run_columns(
+    run_id: str,
+    workload: Workload,
+    deployment: Deployment,
+    hardware: Mapping[str, str | int],
+    num_blocks: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The columns of `runs` that are known before a replay: of one engine, with `num_blocks` KV blocks."""
+    return {
+        "run_id": run_id,
+        "clock": "wall",
+        "workload": workload.name,
+        "deployment": deployment.model_dump_json(),
+        "replicas": 1,
+        "seed": seed,
+        "hardware": json.dumps(hardware),
+        "calibration": "",
+        "num_blocks": num_blocks,
+        "block_size": deployment.scheduler.block_size,
+    }
+
+
+class ReplayTexts:
+    """Token ids of the requests of a workload: of their prompts, and those that their outputs are forced to.
+
+    With drafts only structured outputs are forced, because a draft is right or wrong by what the model says. Later
+    turns then quote what was said.
+    """
+
+    def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
+        self._tokens = SegmentTokens(vocab_size)
+        self._forces = forces
+        self._made = {request.id: self._make(request) for request in workload.requests}
+
+    def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
+        forces = self._forces or request.structured
+        return self._tokens.prompt(request), self._tokens.output(request) if forces else None
+
+    def of(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
+        """The ids of its prompt, and of its output, if that is forced; to be asked once."""
+        made = self._made.pop(request.id)
+        return self._make(request) if self._tokens.quotes(request) else made
+
+    def said(self, id: int, output: list[int]) -> None:
+        """What the output of request `id` was, which was not forced."""
+        self._tokens.note_output(id, output)
+
+
+class Speakers:
+    """Requests of which the output is not forced."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sequences: dict[int, TokenSequence] = {}
+
+    def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None) -> Request:
+        """Queue a request of a workload, with token ids of its prompt and, if it is forced, of its output."""
+        engine = self._engine
+        grammar = engine.grammars.make(json_grammar(ANY_OBJECT)) if arrived.structured else None
+        request = engine.add(arrived, prompt, forced=output, grammar=grammar)
+        if output is None and request.status is not Status.REJECTED:
+            self._sequences[request.id] = engine.sequences[request.id]
+        return request
+
+    def ended(self, id: int) -> list[int] | None:
+        """What a request that has left had said; None where it was told what to say."""
+        sequence = self._sequences.pop(id, None)
+        return None if sequence is None else list(sequence.outputs)
+
+
+class OfferedRequests:
+    """What the clients of a workload do, and when: `Clients` that also hang up."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._clients = Clients(workload)
+        self._hang_ups: list[tuple[int, int]] = []  # a heap: when clients hang up on their requests, and those's ids
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every request of the workload has been sent."""
+        return self._clients.exhausted
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something comes that no answer brings about."""
+        hang_up_ns = self._hang_ups[0][0] if self._hang_ups else None
+        return min((ns for ns in (self._clients.next_ns, hang_up_ns) if ns is not None), default=None)
+
+    def hang_ups(self, now_ns: int) -> Iterator[int]:
+        """The requests on which clients hang up by now, answered or not."""
+        while self._hang_ups and self._hang_ups[0][0] <= now_ns:
+            yield heappop(self._hang_ups)[1]
+
+    def arrivals(self, now_ns: int) -> Iterator[WorkloadRequest]:
+        """The requests that are due by now."""
+        while (next_ns := self._clients.next_ns) is not None and next_ns <= now_ns:
+            arrived = self._clients.pop()
+            if arrived.cancel_ns is not None:
+                heappush(self._hang_ups, (arrived.cancel_ns, arrived.id))
+            yield arrived
+
+    def ended(self, request: WorkloadRequest, now_ns: int) -> None:
+        """`request` has left, answered or not."""
+        self._clients.ended(request, now_ns)
+
+
 class _ReplayedClients:
     """Those of a workload: each request is sent when it is due."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        workload: Workload,
-        tokens: SegmentTokens,
-        texts: dict[int, tuple[list[int], list[int]]],
-        recorder: RunRecorder,
-    ) -> None:
+    def __init__(self, engine: Engine, workload: Workload, texts: ReplayTexts, recorder: RunRecorder) -> None:
         self._engine = engine
-        self._forces = engine.deployment.scheduler.speculative is None
-        self._tokens = tokens
-        self._speaking: dict[int, TokenSequence] = {}  # whose outputs are not forced
-        self._texts = texts  # token ids of prompt and output, by request
+        self._speakers = Speakers(engine)
+        self._texts = texts
         self._recorder = recorder
-        self._clients = Clients(workload)
-        self._hang_ups: list[tuple[int, int]] = []  # a heap: when clients hang up on their requests, and those's ids
+        self._offered = OfferedRequests(workload)
 
     def now(self) -> int:
         """Nanoseconds from the start of the run."""
@@ -147,57 +235,40 @@ class _ReplayedClients:
 
     @property
     def busy(self) -> bool:
-        return bool(self._recorder.open_requests) or not self._clients.exhausted
-
-    @property
-    def _next_ns(self) -> int | None:
-        """When something comes that no answer brings about."""
-        hang_up_ns = self._hang_ups[0][0] if self._hang_ups else None
-        return min((ns for ns in (self._clients.next_ns, hang_up_ns) if ns is not None), default=None)
+        return bool(self._recorder.open_requests) or not self._offered.exhausted
 
     def take(self) -> None:
         now = self.now()
-        while self._hang_ups and self._hang_ups[0][0] <= now:
-            self._hang_up(heappop(self._hang_ups)[1])
-        while (next_ns := self._clients.next_ns) is not None and next_ns <= now:
-            arrived = self._clients.pop()
+        for id in self._offered.hang_ups(now):
+            self._hang_up(id)
+        for arrived in self._offered.arrivals(now):
             send_ns = self.now()
-            prompt, output = self._texts.pop(arrived.id)
-            if self._tokens.quotes(arrived):
-                prompt = self._tokens.prompt(arrived)
-            grammar = self._engine.grammars.make(json_grammar(ANY_OBJECT)) if arrived.structured else None
-            forces = self._forces or arrived.structured
-            request = self._engine.add(arrived, prompt, forced=output if forces else None, grammar=grammar)
-            if not forces and request.status is not Status.REJECTED:
-                self._speaking[request.id] = self._engine.sequences[request.id]
+            request = self._speakers.add(arrived, *self._texts.of(arrived))
             self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
             if request.status is Status.REJECTED:
                 self._recorder.left(request, "rejected")
-                self._clients.ended(arrived, send_ns)
-            elif arrived.cancel_ns is not None:
-                heappush(self._hang_ups, (arrived.cancel_ns, arrived.id))
+                self._offered.ended(arrived, send_ns)
 
     def _hang_up(self, id: int) -> None:
         if (request := self._engine.abort(id)) is not None:
             now_ns = self.now()
             self._recorder.left(request, "cancelled", None, "its client hung up", now_ns)
-            self._note_output(id)
-            self._clients.ended(request.arrived, now_ns)
+            self._ended(request, now_ns)
 
     def ran(self, step: Step) -> None:
         for request in step.finished:
-            self._note_output(request.id)
-            self._clients.ended(request.arrived, step.end_ns - self._recorder.started_ns)
+            self._ended(request, step.end_ns - self._recorder.started_ns)
 
-    def _note_output(self, id: int) -> None:
-        if (sequence := self._speaking.pop(id, None)) is not None:
-            self._tokens.note_output(id, sequence.outputs)
+    def _ended(self, request: Request, now_ns: int) -> None:
+        if (said := self._speakers.ended(request.id)) is not None:
+            self._texts.said(request.id, said)
+        self._offered.ended(request.arrived, now_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
-        arrival_ns = self._next_ns
+        arrival_ns = self._offered.next_ns
         if arrival_ns is None:
             raise RuntimeError(f"{self._recorder.open_requests} requests left, nothing to run: a scheduling bug")
-        if arrival_ns - self.now() > _FLUSH_NS:
+        if arrival_ns - self.now() > FLUSH_NS:
             self._recorder.flush_steps()
         while (ahead := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
             sleep(min(ahead, _LONGEST_SLEEP_NS) / 1e9)

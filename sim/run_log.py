@@ -133,6 +133,7 @@ _MEASURED_ONLY = (
     "draft_ns",
     "row_accepted",
     "row_proposed",
+    "heard_ns",
 )
 _SERVED_ONLY = (
     "received_ns",
@@ -142,6 +143,7 @@ _SERVED_ONLY = (
     "last_sent_ns",
     "client_id",
     "client_ns",
+    "heard_ns",
 )
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
 _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]

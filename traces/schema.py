@@ -106,6 +106,7 @@ REQUESTS = (
     Column("last_sent_ns", _I64, "ns", "when its answer was written to its client; null without an API server"),
     Column("client_id", _TEXT, "", "what its client called it (X-Request-Id), or empty; null without an API server"),
     Column("client_ns", _I64, "ns", "its client's E2E beyond `received_ns` to `last_sent_ns`; null where not known"),
+    Column("heard_ns", _I64, "ns", "when the router of several real engines heard that it had left; else null"),
 )
 
 
@@ -183,6 +184,7 @@ STEPS = (
         "tokens",
         "draft tokens then proposed for each row's request to verify next; null for one that got no token, or ended",
     ),
+    Column("heard_ns", _I64, "ns", "when the router of several real engines heard that it had ended; else null"),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

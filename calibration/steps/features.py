@@ -116,8 +116,16 @@ def sums_around(values: Floats, reach: int) -> tuple[Floats, NDArray[np.int64]]:
     return until[last] - until[first], last - first
 
 
+def by_replica(steps: pa.Table) -> list[pa.Table]:
+    """The steps of each engine of a recording, which follow one another, engine by engine."""
+    replicas = pc.unique(steps["replica"]).to_pylist() if "replica" in steps.column_names else []
+    if len(replicas) < 2:
+        return [steps]
+    return [steps.filter(pc.equal(steps["replica"], replica)) for replica in sorted(replicas)]
+
+
 class MeasuredSteps:
-    """The steps of recordings, one after the other, as arrays.
+    """The steps of recordings, one after the other, as arrays. Of several engines, those of one after the other's.
 
     features         names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
     step, cpu        features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
@@ -129,13 +137,13 @@ class MeasuredSteps:
     draft_ns         of step_ns, the time spent drafting `[steps]`; NaN where nothing drafts
     mask_ns          host time for one masked row, on average, which cpu_ns is without; None if none was masked
     regime           index into REGIMES `[steps]`
-    recording        which of the recordings a step is of `[steps]`
+    recording        which of the recordings, and of their engines, a step is of `[steps]`
 
     There are `drafts` if any recording has speculative decoding, unless that is said.
     """
 
     def __init__(self, tables: list[pa.Table], drafts: bool | None = None) -> None:
-        tables = [table for table in tables if table.num_rows]
+        tables = [of_one for table in tables for of_one in by_replica(table) if of_one.num_rows]
         if not tables:
             raise UserError("steps", 0, "the recordings hold no step; check whether all requests were rejected")
 

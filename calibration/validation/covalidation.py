@@ -25,7 +25,7 @@ from calibration.steps.fit import predict, residuals, step_residuals_table
 from calibration.steps.observed import ObservedPrices
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.bands import Band, bands, run_metrics
-from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions
+from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions, worst
 from calibration.validation.disturbance import calibrated_deployment, disturbance
 from calibration.validation.expert_balance import expert_balance
 from calibration.validation.report import (
@@ -67,7 +67,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         raise UserError("out", str(out), "is a recording; choose a directory for the report")
     runs = [Recording.load(path) for path in real]
     _check_same(runs, calibration)
-    replay = _worst([replay_decisions(run) for run in runs])
+    replay = worst([replay_decisions(run) for run in runs])
     steps = MeasuredSteps([run.steps for run in runs])
     predicted = predict(calibration, steps)
     cost = ObservedPrices(StepCost(calibration))
@@ -131,17 +131,6 @@ def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
     if calibrated_deployment(calibration).timing() != recorded_deployment(runs[0]).timing():
         remedy = "was measured on another engine than the recordings; calibrate that engine"
         raise UserError("calibration", calibration.id, remedy)
-
-
-def _worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:
-    """All replays as one: counts added up, the first difference kept."""
-    return DecisionReplay(
-        steps=sum(r.steps for r in replays),
-        identical=sum(r.identical for r in replays),
-        requests=sum(r.requests for r in replays),
-        identical_requests=sum(r.identical_requests for r in replays),
-        first_difference=next((r.first_difference for r in replays if r.first_difference), None),
-    )
 
 
 def _numbers(metrics: RunMetrics) -> dict[tuple[str, str], float]:

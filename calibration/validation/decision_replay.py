@@ -2,19 +2,23 @@
 
 The engine's measured step times are fed to the simulator; every decision of the recorded run must come out again: each
 step's requests with their tokens, every preemption, every prefix hit. Times are not compared, they are given, and so is
-which drafts there were and what was accepted: that follows from tokens.
+which drafts there were and what was accepted: that follows from tokens. Where there are several engines, each is
+replayed with the requests that it had, and what sent them there by itself.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
+from calibration.validation.route_replay import replay_routes
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from serving.policies.drafts import judge_drafts
@@ -29,13 +33,18 @@ _DECISIONS = ("row_ids", "row_tokens", "preempted_ids")
 
 @dataclass(frozen=True)
 class DecisionReplay:
-    """How many steps and requests came out identical; `first_difference` is None or says which did not."""
+    """How many steps, requests and routes came out identical; `first_difference` is None or says which did not.
+
+    routes  requests that the router of several engines sent to one of them
+    """
 
     steps: int
     identical: int
     requests: int
     identical_requests: int
     first_difference: str | None
+    routes: int = 0
+    identical_routes: int = 0
 
     @property
     def exact(self) -> bool:
@@ -91,26 +100,67 @@ def replay_decisions(recording: Recording) -> DecisionReplay:
     """Replay one recorded real run. Raises UserError if it lacks the steps' rows."""
     deployment = recorded_deployment(recording)
     drafted = DRAFT_COLUMNS if deployment.scheduler.speculative is not None else ()
-    real_steps = recording.table("steps", ["plan_ns", "end_ns", "in_flight", *_DECISIONS, *drafted]).to_pylist()
-    if not real_steps or any(row["row_ids"] is None for row in real_steps):
+    columns = ["replica", "plan_ns", "end_ns", "in_flight", *_DECISIONS, *drafted]
+    steps = recording.table("steps", columns).to_pylist()
+    if not steps or any(row["row_ids"] is None for row in steps):
         raise UserError("recording", recording.run["run_id"], "holds no step rows; record it with bench")
+    if recording.run["replicas"] == 1:
+        return _replay_engine(recording, deployment, steps)
+    alone = deployment.model_copy(update={"fleet": None})
+    numbers = sorted({row["replica"] for row in steps})
+    replays = [
+        _replay_engine(recording, alone, [row for row in steps if row["replica"] == number], number)
+        for number in numbers
+    ]
+    routes = replay_routes(recording, deployment)
+    whole = worst(replays)
+    return replace(
+        whole,
+        routes=routes.routes,
+        identical_routes=routes.identical,
+        first_difference=whole.first_difference or routes.first_difference,
+    )
+
+
+def worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:
+    """All replays as one: counts added up, the first difference kept."""
+    return DecisionReplay(
+        steps=sum(r.steps for r in replays),
+        identical=sum(r.identical for r in replays),
+        requests=sum(r.requests for r in replays),
+        identical_requests=sum(r.identical_requests for r in replays),
+        first_difference=next((r.first_difference for r in replays if r.first_difference), None),
+        routes=sum(r.routes for r in replays),
+        identical_routes=sum(r.identical_routes for r in replays),
+    )
+
+
+def _replay_engine(
+    recording: Recording, deployment: Deployment, real_steps: list[dict[str, Any]], replica: int | None = None
+) -> DecisionReplay:
+    """Of one engine: the only one, or the one that `replica` numbers."""
     plans = [row["plan_ns"] for row in real_steps]
     times = GivenTimes(plans, [row["in_flight"] or 0 for row in real_steps], real_steps[-1]["end_ns"])
     sink = TableSink()
-    offered, seen_ns = _as_seen(recording, np.array(plans))
+    columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
+    had = recording.table("requests", [*columns, "replica", "queued_ns", "arrival_ns", "end_ns"])
+    if replica is not None:
+        had = had.filter(pc.equal(had["replica"], replica))
+    offered, seen_ns = _as_seen(recording.workload(), had, np.array(plans))
     cluster = Cluster(deployment, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
-    if drafted and recording.run["clock"] == "wall":
+    if deployment.scheduler.speculative is not None and recording.run["clock"] == "wall":
         judge_drafts(cluster.replicas[0].scheduler, RecordedAcceptance(real_steps))
     cluster.run(offered, seen_ns)
     ours = sink.steps.select(_DECISIONS).to_pylist()
     identical, difference = _compare_steps(ours, real_steps)
-    columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
-    real = {r["request_id"]: r for r in recording.table("requests", columns).to_pylist() if r["status"] != "unfinished"}
+    real = {r["request_id"]: r for r in had.select(columns).to_pylist() if r["status"] != "unfinished"}
     simulated = {r["request_id"]: r for r in sink.requests.select(columns).to_pylist()}
     same = sum(simulated.get(id) == row for id, row in real.items())
     if same < len(real) and difference is None:
         id = next(id for id, row in real.items() if simulated.get(id) != row)
         difference = f"request {id}: simulated {simulated.get(id)}, real {real[id]}"
+    if difference is not None and replica is not None:
+        difference = f"replica {replica}, {difference}"
     return DecisionReplay(len(real_steps), identical, len(real), same, difference)
 
 
@@ -119,18 +169,28 @@ def recorded_deployment(recording: Recording) -> Deployment:
     return parse(Deployment, json.loads(recording.run["deployment"]), where=f"{recording.run['run_id']}.deployment")
 
 
-def _as_seen(recording: Recording, plans: Any) -> tuple[Workload, dict[int, int]]:
-    """The workload in the order in which the engine's scheduler saw it, and when it did: at a planning time."""
-    workload = recording.workload()
-    table = recording.table("requests", ["request_id", "queued_ns", "arrival_ns"])
-    queued = dict(zip(table["request_id"].to_pylist(), table["queued_ns"].to_pylist(), strict=True))
-    came = dict(zip(table["request_id"].to_pylist(), table["arrival_ns"].to_pylist(), strict=True))
-    seen = [  # an interrupted run lacks some
-        replace(request, arrival_ns=came[request.id]) for request in workload.requests if request.id in queued
-    ]
-    seen.sort(key=lambda request: queued[request.id])
-    steps = np.minimum(np.searchsorted(plans, [queued[request.id] for request in seen]), len(plans) - 1)
-    offered_ns = {request.id: int(plans[step]) for request, step in zip(seen, steps, strict=True)}
+def _as_seen(workload: Workload, had: pa.Table, plans: Any) -> tuple[Workload, dict[int, int]]:
+    """The requests that an engine `had`, in the order in which its scheduler saw them, and when: at a planning time.
+
+    Then it saw hang-ups, too. What came after the last plan, and never ended, it did not see. Of a conversation it need
+    not have had every turn, so that turns stand alone.
+    """
+    rows = {row["request_id"]: row for row in had.to_pylist()}
+
+    def planned_ns(time_ns: int) -> int:
+        step = np.searchsorted(plans, time_ns)
+        return int(plans[step]) if step < len(plans) else time_ns
+
+    seen = []
+    for request in workload.requests:
+        row = rows.get(request.id)  # an interrupted run lacks some
+        if row is None or (row["status"] == "unfinished" and row["queued_ns"] > plans[-1]):
+            continue
+        cancel_ns = planned_ns(row["end_ns"]) if row["status"] == "cancelled" else None
+        alone = replace(request, session="", turn=0, think_ns=None)
+        seen.append(replace(alone, arrival_ns=row["arrival_ns"], cancel_ns=cancel_ns))
+    seen.sort(key=lambda request: int(rows[request.id]["queued_ns"]))
+    offered_ns = {request.id: planned_ns(rows[request.id]["queued_ns"]) for request in seen}
     return Workload(seen, workload.name, shares_prefixes=workload.shares_prefixes), offered_ns
 
 

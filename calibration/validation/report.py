@@ -35,7 +35,9 @@ class Replay(Part):
     identical: int = fact("of those")
     requests: int = fact("recorded", default=0)
     identical_requests: int | None = fact("of those", default=None)
-    first_difference: str | None = fact("which step or request differs first", default=None)
+    routes: int = fact("requests that the router of several engines sent to one", default=0)
+    identical_routes: int = fact("of those", default=0)
+    first_difference: str | None = fact("which step, request or route differs first", default=None)
 
     @property
     def exact(self) -> bool:
@@ -278,6 +280,8 @@ def _decisions(replay: Replay) -> Iterator[str]:
     requests = ""
     if replay.identical_requests is not None:
         requests = f", requests {replay.identical_requests}/{replay.requests}"
+    if replay.routes:
+        requests += f", routes {replay.identical_routes}/{replay.routes}"
     yield f"rung 1, decisions: steps {replay.identical}/{replay.steps}{requests} identical"
     if replay.first_difference:
         yield f"  first difference: {replay.first_difference}"

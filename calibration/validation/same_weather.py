@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibration.acceptance import as_accepted
-from calibration.steps.features import Floats, MeasuredSteps
+from calibration.steps.features import Floats, MeasuredSteps, by_replica
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.steps.weather import Weather
 from calibration.validation.bands import Band, drawn_bands, run_metrics
@@ -53,17 +53,21 @@ def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) ->
 
 
 def slowed_fleet(run: Recording, weather: Weather) -> FleetConfig:
-    """One engine, slowed down from the start of each step of `run` to that of the next as that step was."""
+    """The engines of `run`, slowed down from the start of each of its steps to that of the next as that step was."""
     return _slowed(run, weather.slowdown(MeasuredSteps([run.steps])))
 
 
 def _slowed(run: Recording, slowdown: Floats) -> FleetConfig:
-    factors = np.clip(slowdown, *_FACTORS).tolist()
-    starts = [ns / 1e9 for ns in run.steps["start_ns"].to_pylist()]
-    starts[0] = 0.0
-    slowdowns = tuple(
-        Slowdown(at_s=at, for_s=until - at, factor=factor)
-        for at, until, factor in zip(starts, [*starts[1:], _FOREVER_S], factors, strict=True)
-        if until > at
-    )
-    return plain_fleet(1).model_copy(update={"failures": FailuresConfig(slowdowns=slowdowns)})
+    factors = iter(np.clip(slowdown, *_FACTORS).tolist())
+    slowdowns: list[Slowdown] = []
+    for steps in by_replica(run.steps):
+        replica = steps["replica"][0].as_py()
+        starts = [ns / 1e9 for ns in steps["start_ns"].to_pylist()]
+        starts[0] = 0.0
+        slowdowns += (
+            Slowdown(at_s=at, for_s=until - at, factor=factor, replica=replica)
+            for at, until, factor in zip(starts, [*starts[1:], _FOREVER_S], factors, strict=False)
+            if until > at
+        )
+    fleet = recorded_deployment(run).fleet or plain_fleet(1)
+    return fleet.model_copy(update={"failures": FailuresConfig(slowdowns=tuple(slowdowns))})

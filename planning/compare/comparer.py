@@ -24,12 +24,13 @@ from planning.compare.runs import (
     simulated_side,
 )
 from planning.costs import base_deployment
-from planning.measure.real_engine import fitting, load_engine, record_whole
+from planning.measure.real_engine import fitting, load_engines, record_whole
 from planning.plan.candidates import long_enough
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.request import Timing
 from planning.version import __version__
+from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
@@ -70,14 +71,10 @@ def compare_on_engine(
     """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
 
     With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run.
-    Raises UserError for a fleet.
+    Raises UserError for a fleet that only the simulator has.
     """
     scenarios = _scenarios(request)
-    for scenario, *_ in scenarios:
-        if scenario.engines != 1 or scenario.deployment.fleet is not None:
-            remedy = "must be 1, because the real engine is not a fleet; leave --engine out"
-            raise UserError("engine", scenario.engines, remedy)
-    with closing(load_engine(scenarios[0][0].deployment, say)) as engine:
+    with closing(load_engines(_engines(scenarios[0][0]), say)) as engine:
         each = None if minutes is None else minutes / (2 * repeats)
         say(f"{2 * repeats} real runs, each of them:")
         offered = fitting(scenarios[0][0].workload, engine, each, say)
@@ -87,10 +84,17 @@ def compare_on_engine(
     for number in range(1, repeats + 1):
         for name, scenario in sorted(zip("ab", firsts, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
             say(f"real run {number} of {repeats} of {name.upper()}")
-            with closing(load_engine(scenario.deployment, say)) as engine:
+            with closing(load_engines(_engines(scenario), say)) as engine:
                 record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
     sides = [recordings(name.upper(), out / name) for name in "ab"]
     return _held_against(request, sides, firsts, simulated)
+
+
+def _engines(scenario: PricedScenario) -> Deployment:
+    """What the real engine is to run: a fleet only where there is more than one engine or a router is named."""
+    if scenario.engines == 1 and not scenario.router and scenario.deployment.fleet is None:
+        return scenario.deployment
+    return scenario.deployment.model_copy(update={"fleet": scenario.routed_fleet})
 
 
 def _held_against(

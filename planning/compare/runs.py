@@ -88,7 +88,7 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
 def in_weather(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario]
 ) -> list[list[PricedScenario]] | None:
-    """What each recording was simulated as, one engine in the weather of that recording; None where it is not known."""
+    """What each recording was simulated as, each engine in the weather it had; None where that is not known."""
     from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, as it fits
 
     found = []

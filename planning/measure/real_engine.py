@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from calibration.steps.design import Pace
 from planning.home import home
@@ -16,24 +16,48 @@ from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
+    from planning.measure.engine_fleet import EngineFleet
     from realengine.engine import Engine
     from realengine.replay import Replayed
+    from realengine.weights import ModelFiles
+
+    RealEngines = Engine | EngineFleet
 
 
 def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
     """An engine, warmed up unless its times do not matter. On a CPU it computes in the faster type if none is stated.
 
-    Where no `max_model_len` is stated, it is at most what the model can take. `say` is told how memory is used, and of
-    what is not as usual.
+    `say` is told how its memory is used, and what it takes for itself where nothing is stated: a type that is not the
+    usual one, the model's own longest length.
 
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
+    runs = _runnable(deployment, say)
+    from realengine.engine import Engine
+
+    return _ready(Engine(*runs), say, warm)
+
+
+def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngines:
+    """An engine or, where the deployment has a fleet, the fleet's, each in a process of its own; warmed up.
+
+    Raises UserError as `load_engine` does, and for a fleet that only the simulator has.
+    """
+    if deployment.fleet is None:
+        return load_engine(deployment, say)
+    runs = _runnable(deployment, say)
+    from planning.measure.engine_fleet import EngineFleet
+
+    return _ready(EngineFleet(*runs), say)
+
+
+def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:
+    """What is to run, the model's files, and those of the model that drafts, if one does."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     try:
         import torch  # noqa: F401
     except ImportError:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
-    from realengine.engine import Engine
     from realengine.fast_dtype import with_fast_dtype
     from realengine.weights import load_model_files
 
@@ -47,15 +71,21 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
         deployment = deployment.rescheduled(max_model_len=positions)
     speculative = scheduler.speculative
     draft = load_model_files(speculative.model, home()) if speculative and speculative.model else None
-    engine = Engine(deployment, files, draft)
-    if engine.memory_report:
-        say(engine.memory_report)
+    return deployment, files, draft
+
+
+_Loaded = TypeVar("_Loaded", "Engine", "EngineFleet")
+
+
+def _ready(engines: _Loaded, say: Callable[[str], None], warm: bool = True) -> _Loaded:
+    if engines.memory_report:
+        say(engines.memory_report)
     if warm:
-        engine.warm_up()
-    return engine
+        engines.warm_up()
+    return engines
 
 
-def pace_of(engine: Engine) -> Pace:
+def pace_of(engine: RealEngines) -> Pace:
     """Roughly, of a decode step at half the batch and of one prompt token."""
     config = engine.deployment.scheduler
     rows = max(config.max_num_seqs // 2, 1)
@@ -65,20 +95,21 @@ def pace_of(engine: Engine) -> Pace:
     return Pace(decode, max(prefill // size, 1))
 
 
-def fitting(workload: Workload, engine: Engine, minutes: float | None, say: Callable[[str], None]) -> Workload:
+def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None]) -> Workload:
     """The first requests of `workload` that the engine ends in so many `minutes`, or all; `say` is told how long.
 
     The engine is taken for a queue that works off one request after the other, each at its share of a decode step at
-    half the batch.
+    half the batch; several engines for one that is as much faster.
     """
-    pace = pace_of(engine)
-    rows = min(max(engine.deployment.scheduler.max_num_seqs // 2, 1), workload.concurrency or 1 << 30)
+    pace, fleet = pace_of(engine), engine.deployment.fleet
+    replicas = 1 if fleet is None else fleet.pools[0].replicas
+    rows = min(max(engine.deployment.scheduler.max_num_seqs // 2, 1), -(-(workload.concurrency or 1 << 30) // replicas))
     requests = list(workload.requests)
     kept: list[WorkloadRequest] = []
     ended_ns = 0
     for request in requests:
         work_ns = request.prompt_len * pace.prompt_token_ns + request.output_len * pace.decode_step_ns // rows
-        until_ns = max(ended_ns, request.arrival_ns) + work_ns
+        until_ns = max(ended_ns, request.arrival_ns) + work_ns // replicas
         if minutes is not None and kept and until_ns > minutes * 60e9:
             break
         kept.append(request)
@@ -88,13 +119,21 @@ def fitting(workload: Workload, engine: Engine, minutes: float | None, say: Call
     return replace(workload, requests=kept)
 
 
-def record_whole(workload: Workload, engine: Engine, out: Path, overwrite: bool) -> Replayed:
-    """Replay and record; raises KeyboardInterrupt if Ctrl-C cut it short, after what there is was written."""
+def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bool, what: str) -> Replayed:
+    """Replay and record, with a progress bar that says `what`. Ctrl-C ends it and writes what there is."""
+    from realengine.engine import Engine
     from realengine.replay import record
 
     requests = sum(1 for _ in workload.requests)
-    with counting(workload.name, requests) as advance:
-        done = record(workload, engine, out, overwrite=overwrite, progress=advance)
+    with counting(what, requests) as advance:
+        if isinstance(engine, Engine):
+            return record(workload, engine, out, overwrite=overwrite, progress=advance)
+        return engine.record(workload, out, overwrite=overwrite, progress=advance)
+
+
+def record_whole(workload: Workload, engine: RealEngines, out: Path, overwrite: bool) -> Replayed:
+    """Replay and record; raises KeyboardInterrupt if Ctrl-C cut it short, after what there is was written."""
+    done = record_run(workload, engine, out, overwrite, workload.name)
     if done.status != "complete":
         raise KeyboardInterrupt
     return done

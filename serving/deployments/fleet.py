@@ -1,6 +1,6 @@
 """How a fleet is set up: pools of engines behind a router, what is admitted, what fails, and how it scales.
 
-The section `fleet` of a deployment's YAML file. Only the simulator has fleets; the real engine is one engine. Every
+The section `fleet` of a deployment's YAML file. Real engines run one pool and a router, the simulator all of it. Every
 random draw below has a seed of its own and depends on nothing but that seed and what it is drawn for (a request; or a
 replica's place in its pool and how many had it before), so that two fleets offered the same requests meet the same
 users and the same accidents.

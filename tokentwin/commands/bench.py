@@ -11,12 +11,14 @@ import click
 
 from planning.bench.request import BenchTarget
 from planning.deployments import read_deployment
+from planning.scenario import Scenario
 from planning.traffic import Offered
+from serving.deployments.config import Deployment
 from tokentwin.finite import Finite
 from tokentwin.options import deployment_options, options_of, requested
 
-option = options_of(Offered, BenchTarget)
-_OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations")
+option = options_of(Offered, BenchTarget, Scenario)
+_OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "router")
 
 
 @click.command()
@@ -34,6 +36,8 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations")
     is_flag=True,
     help="Time every operation of every step; this is slower and runs without CUDA graphs.",
 )
+@option("--replicas", type=int)
+@option("--router")
 @option("--url")
 @option("--endpoint")
 @option("--api-key", envvar="TOKENTWIN_API_KEY", show_envvar=True)
@@ -46,6 +50,8 @@ def bench(
     minutes: float | None,
     virtual_arrivals: bool,
     time_operations: bool,
+    replicas: int | None,
+    router: str | None,
     force: bool,
     deployment_file: str | None,
     **given: Any,
@@ -55,6 +61,8 @@ def bench(
     Requests are sent at the arrival times of the trace, or with the trace's own concurrency, and latencies count from
     there. Every output has the length that the trace states; end-of-sequence tokens are ignored. If you press Ctrl-C,
     what was recorded so far is written.
+
+    With --replicas there are several engines, each in a process of its own, and a router sends each request to one.
 
     With --url this sends TRACE to a server that speaks OpenAI's API, such as vLLM, SGLang or `tokentwin serve`, and
     records what its client sees. --model is then the name to ask for, and --deployment says what the server runs.
@@ -72,12 +80,25 @@ def bench(
         for name in ("endpoint", "timeout_s", "vocab_size"):
             if target[name] is not None:
                 raise UserError(name.replace("_", "-"), target[name], "is about a server; add --url, or leave it out")
-        _replay(request, out, minutes, virtual_arrivals, time_operations, force, deployment_file, given)
+        deployment = _deployed(deployment_file, given, replicas, router)
+        _replay(request, deployment, out, minutes, virtual_arrivals, time_operations, force)
     else:
-        for name, value in zip(_OF_A_REPLAY, (minutes, virtual_arrivals, time_operations), strict=True):
+        of_a_replay = (minutes, virtual_arrivals, time_operations, replicas, router)
+        for name, value in zip(_OF_A_REPLAY, of_a_replay, strict=True):
             if value:
                 raise UserError(name.replace("_", "-"), value, "is about the real engine; leave it out with --url")
         _send(request, requested(BenchTarget, target), out, force, deployment_file, given)
+
+
+def _deployed(file: str | None, flags: dict[str, Any], replicas: int | None, router: str | None) -> Deployment:
+    """What the file and the flags say; a fleet, if there is to be one."""
+    from planning.priced_scenario import with_fleet
+    from serving.deployments.fleet import RouterConfig
+
+    deployment = read_deployment(file, flags)
+    if replicas is None and router is None:
+        return deployment
+    return with_fleet(deployment, replicas, RouterConfig(name=router) if router else None)
 
 
 def _send(
@@ -123,30 +144,28 @@ def _send(
 
 def _replay(
     request: Offered,
+    deployment: Deployment,
     out: str,
     minutes: float | None,
     virtual_arrivals: bool,
     time_operations: bool,
     force: bool,
-    deployment_file: str | None,
-    given: dict[str, Any],
 ) -> None:
     from tokentwin.run_table import print_reasons
     from traces.recording import Recording
 
-    deployment, workload = read_deployment(deployment_file, given), request.workload()
+    workload = request.workload()
 
-    from planning.measure.real_engine import fitting, load_engine
-    from planning.progress import counting
-    from realengine.replay import at_once, record
+    from planning.measure.real_engine import fitting, load_engines, record_run
 
     say = partial(click.echo, err=True)
-    with closing(load_engine(deployment, say)) as engine:
+    with closing(load_engines(deployment, say)) as engine:
+        from realengine.replay import at_once
+
         if time_operations:
             engine.time_operations()
         offered = fitting(at_once(workload) if virtual_arrivals else workload, engine, minutes, say)
-        with counting("replaying", len(list(offered.requests))) as advance:
-            done = record(offered, engine, out, overwrite=force, progress=advance)
+        done = record_run(offered, engine, Path(out), force, "replaying")
     click.echo(
         f"{done.status}: {done.finished}/{done.requests} requests in {done.duration_ns / 1e9:.1f} s, recorded in {out}"
     )

@@ -1,0 +1,287 @@
+"""Several real engines, a process each, behind one router of the simulator's: loading them, and replaying a workload.
+
+This process has the clients and the router, and writes the recording. The router knows what it has sent and what it
+has heard, and both are recorded with the times at which it did, so that every choice can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import Any, cast
+
+from realengine.ctrl_c import ctrl_c_heard
+from realengine.replay import OfferedRequests, Replayed, ReplayTexts, no_cycle_search, run_columns
+from realengine.replica_process import About, Arrival, End, HangUp, Ran, ReplicaProcess, Told
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import FleetConfig, PoolConfig
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+from sim.replica_set import ReplicaSet
+from sim.routed_replica import RoutedReplica
+from sim.router import Router, find_router
+from traces.recording import RecordingWriter
+
+_LONGEST_WAIT_NS = 100_000_000  # then look whether Ctrl-C was pressed
+_POLLED_NS = 1_000_000  # a wait is rounded up to so much; closer to an arrival there is none
+
+
+class EngineFleet:
+    """The engines of `deployment.fleet`, loaded.
+
+    Raises UserError for a fleet that only the simulator has, and for what an engine cannot do.
+    """
+
+    def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
+        fleet = _real_fleet(deployment)
+        self._ends = ExitStack()
+        alone = deployment.model_copy(update={"fleet": None})
+        self._engines: list[ReplicaProcess] = []
+        try:
+            for number, gpus in enumerate(_gpus(deployment, fleet.pools[0].replicas)):
+                engine = ReplicaProcess(number, alone, files, draft, gpus)
+                self._ends.callback(engine.close)
+                self._engines.append(engine)
+            self.about = [cast(About, said) for said in self._all("about")]
+        except BaseException:
+            self.close()
+            raise
+        self.deployment = self.about[0].deployment.model_copy(update={"fleet": fleet})
+        self.memory_report = self.about[0].memory_report
+
+    @property
+    def replicas(self) -> int:
+        return len(self._engines)
+
+    def _all(self, call: str, *arguments: object) -> list[Any]:
+        """What each answers to the call, which they work on at once."""
+        for engine in self._engines:
+            engine.begin(call, *arguments)
+        return [engine.heard() for engine in self._engines]
+
+    def warm_up(self) -> None:
+        self._all("warm_up")
+
+    def time_operations(self) -> None:
+        self._all("time_operations")
+
+    def run_dummy(self, sizes: Sequence[int]) -> int:
+        """One step of the first engine, as `Engine.run_dummy`."""
+        return cast(int, self._engines[0].ask("run_dummy", list(sizes)))
+
+    def canary(self) -> int:
+        """The median of their canaries, in ns, one after the other."""
+        return int(median(engine.ask("canary") for engine in self._engines))
+
+    def close(self) -> None:
+        """End the processes. May be called again, and after an error."""
+        self._ends.close()
+
+    def record(
+        self,
+        workload: Workload,
+        out: str | Path,
+        *,
+        seed: int = 0,
+        overwrite: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Replayed:
+        """As `realengine.replay.record`, on all of them."""
+        requests = list(workload.requests)
+        workload = replace(workload, requests=requests)
+        first = self.about[0]
+        columns = run_columns(Path(out).name, workload, self.deployment, first.hardware, first.num_blocks, seed)
+        run = {**columns, "replicas": self.replicas}
+        writer = RecordingWriter(out, run, workload=workload, overwrite=overwrite)
+        try:
+            self._all("reset")
+            before = self.canary()
+            router = find_router(self._fleet.router.name, **self._fleet.router.settings)
+            routed = _RoutedRun(self._engines, self.about, router, workload, writer, progress)
+            with no_cycle_search(), ctrl_c_heard() as stopped:
+                status, duration_ns = routed.run(stopped)
+            after = self.canary()
+            shares = [ran.launching_share for ran in routed.ran]
+            notes = {
+                "canary_before_ns": before,
+                "canary_after_ns": after,
+                **first.notes,
+                "launching_share": sum(shares) / len(shares),
+            }
+            lives = [self._life(number) for number in range(self.replicas)]
+            writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=lives)
+        except BaseException:
+            writer.discard()
+            raise
+        return Replayed(status, len(requests), routed.finished, duration_ns, before, after)
+
+    @property
+    def _fleet(self) -> FleetConfig:
+        return cast(FleetConfig, self.deployment.fleet)
+
+    def _life(self, number: int) -> dict[str, Any]:
+        """Of a replica that was there from the start to the end of the run."""
+        pool, gpus = self._fleet.pools[0].name, self.deployment.gpus
+        life = {"replica": number, "pool": pool, "gpus": gpus, "started_ns": 0, "ready_ns": 0}
+        return {**life, "ended_ns": None, "ended_by": ""}
+
+
+class _RoutedRun:
+    """A workload on its way through the engines.
+
+    All that the router knows comes through here, one thing after the other, and no two at one time.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[ReplicaProcess],
+        about: Sequence[About],
+        router: Router,
+        workload: Workload,
+        writer: RecordingWriter,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.finished = 0
+        self.ran: list[Ran] = []
+        self._engines = {engine.pipe: engine for engine in engines}
+        kv_tokens = [one.num_blocks * one.deployment.scheduler.block_size for one in about]
+        self._routed = [RoutedReplica(*numbered) for numbered in enumerate(kv_tokens)]
+        self._ready = ReplicaSet()
+        for replica in self._routed:
+            self._ready.join(replica.as_replica)
+        self._router = router
+        self._writer = writer
+        self._progress = progress
+        self._ended = 0
+        self._offered = OfferedRequests(workload)
+        forces = about[0].deployment.scheduler.speculative is None
+        self._texts = ReplayTexts(workload, about[0].vocab_size, forces)
+        self._open: dict[int, tuple[WorkloadRequest, int]] = {}  # and the replica each is on
+        self._heard_ns: dict[tuple[int, int], int] = {}  # of a replica's steps whose rows have not come
+        self._started_ns = self._last_ns = 0
+
+    def run(self, stopped: Callable[[], bool]) -> tuple[str, int]:
+        """Its status, and how long it took in ns."""
+        self._started_ns = perf_counter_ns()
+        for engine in self._engines.values():
+            engine.begin("replay", self._started_ns)
+        while self._busy and not stopped():
+            self._send()
+            self._listen()
+        status = "interrupted" if stopped() and self._busy else "complete"
+        for engine in self._engines.values():
+            engine.send(End())
+        while len(self.ran) < len(self._engines):
+            self._listen()
+        return status, self._now()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._open) or not self._offered.exhausted
+
+    def _now(self) -> int:
+        """Nanoseconds from the start of the run."""
+        return perf_counter_ns() - self._started_ns
+
+    def _moment(self) -> int:
+        """The time now, later than any that was given before."""
+        self._last_ns = max(self._now(), self._last_ns + 1)
+        return self._last_ns
+
+    def _send(self) -> None:
+        now = self._now()
+        engines = list(self._engines.values())
+        for id in self._offered.hang_ups(now):
+            if id in self._open:
+                engines[self._open[id][1]].send(HangUp(id))
+        for arrived in self._offered.arrivals(now):
+            send_ns = self._moment()
+            replica = cast(RoutedReplica, self._router.choose(arrived, self._ready))
+            replica.takes(arrived.id, arrived.prompt_len, arrived.output_len)
+            self._open[arrived.id] = arrived, replica.index
+            engines[replica.index].send(Arrival(arrived, *self._texts.of(arrived), send_ns))
+
+    def _listen(self) -> None:
+        """To what the engines say, until something is to be done."""
+        due_ns = self._offered.next_ns
+        ahead_ns = _LONGEST_WAIT_NS if due_ns is None else min(due_ns - self._now(), _LONGEST_WAIT_NS)
+        waited_s = max(ahead_ns - _POLLED_NS, 0) / 1e9
+        for pipe in cast("list[Any]", wait(list(self._engines), waited_s)):
+            engine = self._engines[pipe]
+            said = engine.heard()
+            if isinstance(said, Ran):
+                self.ran.append(said)
+            else:
+                self._hear(engine.number, said)
+
+    def _hear(self, number: int, told: Told) -> None:
+        replica, heard_ns = self._routed[number], self._moment()
+        if told.step is not None:
+            self._heard_ns[number, told.step] = heard_ns
+        for id in told.sampled:
+            replica.got(id, 1)
+        for id, output in told.said.items():
+            self._texts.said(id, output)
+        for row in told.requests:
+            self._left(replica, row, heard_ns)
+        for row in told.steps:
+            step_heard_ns = self._heard_ns.pop((number, row["step"]))
+            self._writer.add_step(**{**row, "replica": number, "heard_ns": step_heard_ns})
+
+    def _left(self, replica: RoutedReplica, row: dict[str, Any], heard_ns: int) -> None:
+        request, _ = self._open.pop(row["request_id"])
+        ended = row["status"] != "unfinished"
+        self._writer.add_request(**{**row, "replica": replica.index, "heard_ns": heard_ns if ended else None})
+        if not ended:
+            return
+        replica.loses(request.id)
+        self._ended += 1
+        self.finished += row["status"] == "finished"
+        self._offered.ended(request, row["send_ns"] if row["end_ns"] is None else row["end_ns"])
+        if self._progress is not None:
+            self._progress(self._ended)
+
+
+def _real_fleet(deployment: Deployment) -> FleetConfig:
+    """The fleet of `deployment`. Raises UserError where it is more than engines that are alike, behind a router."""
+    fleet = deployment.fleet
+    assert fleet is not None
+    remedy = "works only in the simulator; leave it out for real engines"
+    if len(fleet.pools) > 1:
+        names = ", ".join(pool.name for pool in fleet.pools)
+        raise UserError("fleet.pools", names, "real engines are one pool; leave the others out")
+    pool = fleet.pools[0]
+    plain = PoolConfig(name=pool.name, replicas=pool.replicas)
+    for name in PoolConfig.model_fields:
+        if getattr(pool, name) != getattr(plain, name):
+            raise UserError(f"fleet.pools.{pool.name}.{name}", str(getattr(pool, name)), remedy)
+    for name in ("admission", "failures", "autoscaler"):
+        if getattr(fleet, name) != getattr(FleetConfig(), name):
+            raise UserError(f"fleet.{name}", None, remedy)
+    find_router(fleet.router.name, **fleet.router.settings)
+    if deployment.gpu_memory_utilization is not None and deployment.device == "cpu" and pool.replicas > 1:
+        shared = "means one engine, and these share their memory; state scheduler.num_blocks instead"
+        raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, shared)
+    return fleet
+
+
+def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each replica, which has GPUs of its own. Raises UserError if there are too few."""
+    if deployment.device == "cpu":
+        return [None] * replicas
+    import torch
+
+    each, here = deployment.tensor_parallel_size, torch.cuda.device_count()
+    if here < each * replicas:
+        remedy = f"need {each * replicas} GPUs, and this machine has {here}; lower it"
+        raise UserError("replicas", replicas, remedy)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(here)))).split(",")
+    return [",".join(visible[at * each : (at + 1) * each]) for at in range(replicas)]

@@ -1,0 +1,321 @@
+"""One of several engines: an engine in a process of its own, which runs what it is sent and tells what becomes of it.
+
+Both ends of its pipe belong to one process that has started it, and without which it ends. A thread reads the pipe, so
+that the engine's own is never kept from its steps and neither end waits for the other to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from threading import Condition, Thread
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from realengine.engine import Engine
+from realengine.hardware import describe
+from realengine.loop import drive
+from realengine.replay import FLUSH_NS, Speakers, canary, no_cycle_search
+from realengine.run_recorder import RunRecorder
+from realengine.step import Step
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.request import Status
+from serving.workload import WorkloadRequest
+
+_ENDING_S = 5.0  # how long a process may take to end by itself
+
+
+class About(NamedTuple):
+    """What an engine process runs. `deployment` has the KV blocks that it found to fit."""
+
+    deployment: Deployment
+    hardware: dict[str, str | int]
+    vocab_size: int
+    num_blocks: int
+    notes: dict[str, Any]
+    memory_report: str
+
+
+class Arrival(NamedTuple):
+    """To a process: a request, sent at `send_ns` of the run, with token ids of its prompt and its output, if forced."""
+
+    request: WorkloadRequest
+    prompt: list[int]
+    output: list[int] | None
+    send_ns: int
+
+
+class HangUp(NamedTuple):
+    """To a process: nobody waits for request `id` any more."""
+
+    id: int
+
+
+class End(NamedTuple):
+    """To a process: nothing more comes. What has not ended by then is unfinished."""
+
+
+class Told(NamedTuple):
+    """From a process: rows of requests that have left and of steps, and the step that has just ended, if one has.
+
+    said     by request that has left and whose output was not forced, what that was
+    sampled  requests that got a token in it, one entry a token
+    """
+
+    requests: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+    said: dict[int, list[int]]
+    step: int | None = None
+    sampled: tuple[int, ...] = ()
+
+
+class Ran(NamedTuple):
+    """From a process, last of a run."""
+
+    launching_share: float
+
+
+class ReplicaProcess:
+    """A process with the engine `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
+
+    Calls raise UserError when the engine cannot do what is asked, or has ended. Call `close` to end it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        deployment: Deployment,
+        files: ModelFiles,
+        draft: ModelFiles | None = None,
+        gpus: str | None = None,
+    ) -> None:
+        import torch.multiprocessing as mp
+
+        spawn = mp.get_context("spawn")
+        self.number = number
+        self.pipe, theirs = spawn.Pipe()
+        alone = deployment.tensor_parallel_size == 1  # one with ranks has processes of its own, as no daemon may
+        arguments = (deployment, files.to_send(), draft and draft.to_send(), gpus, theirs)
+        self._process = spawn.Process(target=_serve, args=arguments, daemon=alone)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, call: str, *arguments: object) -> None:
+        """Have it begin a `_Served` call, of which `heard` gives the answer."""
+        self.send((call, arguments))
+
+    def ask(self, call: str, *arguments: object) -> Any:
+        """The answer to a call."""
+        self.begin(call, *arguments)
+        return self.heard()
+
+    def send(self, message: object) -> None:
+        """Tell it something."""
+        try:
+            self.pipe.send(message)
+        except OSError:
+            self.heard()  # why it has ended
+            raise
+
+    def heard(self) -> Any:
+        """What it says next."""
+        try:
+            said = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_ENDING_S)
+            code = self._process.exitcode
+            how = f"was ended by signal {-code}" if code is not None and code < 0 else "ended; see its output"
+            raise UserError(f"replica {self.number}", "lost", f"its engine {how}; start again") from None
+        if isinstance(said, UserError):
+            raise said
+        if isinstance(said, Exception):
+            raise RuntimeError(f"replica {self.number}: {said}")
+        return said
+
+    def close(self) -> None:
+        """End it. May be called again, and after an error."""
+        self.pipe.close()
+        self._process.join(_ENDING_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(
+    deployment: Deployment, files: ModelFiles, draft: ModelFiles | None, gpus: str | None, pipe: Connection
+) -> None:
+    """The life of the process: do what is asked until the other end hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; whoever started it says when to end
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which is later
+    try:
+        engine = Engine(deployment, files, draft)
+        try:
+            served = _Served(engine, pipe)
+            while True:
+                name, arguments = served.inbox.next()
+                pipe.send(getattr(served, name)(*arguments))
+        finally:
+            engine.close()
+    except (EOFError, OSError):
+        pass
+    except UserError as error:
+        _say(pipe, UserError(error.field, error.value, error.remedy))
+    except Exception as error:
+        _say(pipe, RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _say(pipe: Connection, error: Exception) -> None:
+    with contextlib.suppress(OSError):
+        pipe.send(error)
+
+
+class _Inbox:
+    """What has come through a pipe, read by a thread of its own; None is the end of it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._came: deque[Any] = deque()
+        self._arrived = Condition()
+        Thread(target=self._read, name="pipe", daemon=True).start()
+
+    def _read(self) -> None:
+        message: Any = ()
+        while message is not None:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                message = None
+            with self._arrived:
+                self._came.append(message)
+                self._arrived.notify()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until something has come, or so long; whether it has."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._came), seconds)
+
+    def take(self) -> Iterator[Any]:
+        """What has come. Raises EOFError once the other end has hung up."""
+        while self._came:
+            message = self._came.popleft()
+            if message is None:
+                raise EOFError
+            yield message
+
+    def next(self) -> Any:
+        """What comes next, which may take a while."""
+        self.wait()
+        return next(self.take())
+
+
+class _Served:
+    """What an engine process can be asked. Each call gives its answer."""
+
+    def __init__(self, engine: Engine, pipe: Connection) -> None:
+        self.inbox = _Inbox(pipe)
+        self._engine = engine
+        self._pipe = pipe
+
+    def about(self) -> About:
+        engine = self._engine
+        hardware, blocks = describe(engine.deployment.device), engine.scheduler.pool.total
+        return About(engine.deployment, hardware, engine.spec.vocab_size, blocks, engine.notes, engine.memory_report)
+
+    def warm_up(self) -> None:
+        self._engine.warm_up()
+
+    def time_operations(self) -> None:
+        self._engine.time_operations()
+
+    def run_dummy(self, sizes: list[int]) -> int:
+        return self._engine.run_dummy(sizes)
+
+    def reset(self) -> None:
+        self._engine.reset()
+        self._engine.watch_speed()
+
+    def canary(self) -> int:
+        return canary(self._engine)
+
+    def replay(self, started_ns: int) -> Ran:
+        """Run what comes until `End`, telling of it; times count from `started_ns` on `perf_counter_ns`."""
+        engine = self._engine
+        clients = _SentRequests(engine, self.inbox, self._pipe, started_ns)
+        with engine.watch.on(), no_cycle_search():
+            drive(engine, clients, clients.recorder, lambda: clients.over)
+        clients.close()
+        return Ran(clients.recorder.launching_share)
+
+
+class _SentRequests:
+    """The other end's, as the engine's loop sees them: see `realengine.loop.Clientele`."""
+
+    busy = True
+
+    def __init__(self, engine: Engine, inbox: _Inbox, pipe: Connection, started_ns: int) -> None:
+        self.over = False
+        self.recorder = RunRecorder(self, started_ns)
+        self._engine = engine
+        self._speakers = Speakers(engine)
+        self._inbox = inbox
+        self._pipe = pipe
+        self._requests: list[dict[str, Any]] = []
+        self._steps: list[dict[str, Any]] = []
+
+    def add_request(self, **row: Any) -> None:
+        self._requests.append(row)
+
+    def add_step(self, **row: Any) -> None:
+        self._steps.append(row)
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self.recorder.started_ns
+
+    def take(self) -> None:
+        for message in self._inbox.take():
+            self._hear(message)
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case Arrival(arrived, prompt, output, send_ns):
+                request = self._speakers.add(arrived, prompt, output)
+                self.recorder.arrived(request, arrived.arrival_ns, send_ns, self._now())
+                if request.status is Status.REJECTED:
+                    self.recorder.left(request, "rejected")
+                    self._tell()
+            case HangUp(id):
+                if (request := self._engine.abort(id)) is not None:
+                    self.recorder.left(request, "cancelled", None, "its client hung up", self._now())
+                    self._tell()
+            case End():
+                self.over = True
+
+    def ran(self, step: Step) -> None:
+        self._tell(step.plan.seq, tuple(request.id for request in step.sampled))
+
+    def await_(self, stopped: Callable[[], bool]) -> None:
+        if not stopped() and not self._inbox.wait(FLUSH_NS / 1e9):
+            self.recorder.flush_steps()
+            if self._steps:
+                self._tell()
+            self._inbox.wait()
+
+    def close(self) -> None:
+        """Tell what is left to tell."""
+        self.take()  # what was sent before the end is unfinished, not unknown
+        self.recorder.close()
+        self._tell()
+
+    def _tell(self, step: int | None = None, sampled: tuple[int, ...] = ()) -> None:
+        requests, self._requests = self._requests, []
+        steps, self._steps = self._steps, []
+        ended = [row["request_id"] for row in requests]
+        said = {id: output for id in ended if (output := self._speakers.ended(id)) is not None}
+        self._pipe.send(Told(requests, steps, said, step, sampled))

@@ -1,0 +1,61 @@
+"""A replica on the wall clock, as its router sees it: what the router has sent there and heard from there."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sim.replica import LoadListener, Replica
+
+
+class RoutedReplica:
+    """What routers ask of a `sim.replica.Replica`, counted from what is known outside of an engine process.
+
+    outstanding_requests  requests that were sent to it and have not ended, as far as was heard
+    outstanding_tokens    prompt and output tokens of those
+    known_tokens          their prompt tokens and the tokens they have got, as far as was heard
+    queued_requests       those of them that have no token yet
+    kv_tokens             tokens that fit into its KV blocks
+    """
+
+    def __init__(self, index: int, kv_tokens: int) -> None:
+        self.index = index
+        self.kv_tokens = kv_tokens
+        self.outstanding_requests = 0
+        self.outstanding_tokens = 0
+        self.known_tokens = 0
+        self.queued_requests = 0
+        self.listeners: list[LoadListener] = []
+        self._open: dict[int, list[int]] = {}  # by id: prompt and output tokens, and those it has got
+
+    @property
+    def as_replica(self) -> Replica:
+        """As the type that routers and their sets name."""
+        return cast(Replica, cast(Any, self))
+
+    def takes(self, id: int, prompt_tokens: int, output_tokens: int) -> None:
+        """A request was sent to it."""
+        self._open[id] = [prompt_tokens, output_tokens, 0]
+        self.outstanding_requests += 1
+        self.outstanding_tokens += prompt_tokens + output_tokens
+        self.known_tokens += prompt_tokens
+        self.queued_requests += 1
+        for listener in self.listeners:
+            listener.loaded(self.as_replica)
+
+    def got(self, id: int, tokens: int) -> None:
+        """So many more tokens of a request were heard of; nothing, if it has ended."""
+        if (request := self._open.get(id)) is None:
+            return
+        self.queued_requests -= not request[2]
+        request[2] += tokens
+        self.known_tokens += tokens
+
+    def loses(self, id: int) -> None:
+        """A request was heard to have ended."""
+        prompt_tokens, output_tokens, got = self._open.pop(id)
+        self.outstanding_requests -= 1
+        self.outstanding_tokens -= prompt_tokens + output_tokens
+        self.known_tokens -= prompt_tokens + got
+        self.queued_requests -= not got
+        for listener in self.listeners:
+            listener.lightened(self.as_replica)
