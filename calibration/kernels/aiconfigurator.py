@@ -4,7 +4,9 @@ They are read as the Parquet files they are, from a folder or from the installed
 code is not imported. What the columns do not say: latencies are milliseconds; message sizes are elements, of the
 whole gathered message for all-gather and reduce-scatter; `step` is the KV behind a decode row, its own token not
 counted; attention includes writing the KV cache; prompts have no past. Experts are taken under the mildly uneven
-routing `power_law_1.01`, and where several kernels were timed at one point the fastest, as engines select.
+routing `power_law_1.01`, and where several kernels were timed at one point the fastest, as engines select. Of latent
+attention there are vLLM's modules and TensorRT-LLM's kernels: the kernels are read, which between two contexts take
+longer by as much as vLLM's modules do.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.kernels.shapes import equal_decodes, equal_prompts
+from calibration.kernels.shapes import equal_decodes, equal_prompts, latent_decodes, latent_prompts
 from calibration.kernels.structure import structure_of
+from calibration.latent_attention import HeadGemm
 from calibration.operations import Collective, Experts, Gemm, Operation
 from serving.errors import UserError
 
@@ -48,6 +51,12 @@ _COLLECTIVES = {
     "alltoall": "all_to_all",
 }
 
+# Sizes of DeepSeek-V3, of which the tables of latent attention are: key and value of a head, latent vector with rotated
+# key and without, n and k of the GEMMs before and after decode attention.
+_DEEPSEEK_PROMPT = (192, 128)
+_DEEPSEEK_LATENT = (576, 512)
+_DEEPSEEK_GEMMS = {"mla_gen_pre": (512, 128), "mla_gen_post": (128, 512)}
+
 Column = NDArray[Any]
 
 
@@ -66,6 +75,7 @@ class _Table:
     filters, keep   which rows count, and the columns that say it
     operation       a group itself, from its shape and its sizes
     key             the kernel that it is of, if it is not the operation's usual one
+    everywhere      whether every GPU has it
     """
 
     folder: str
@@ -76,6 +86,7 @@ class _Table:
     keep: Callable[[dict[str, Column]], NDArray[np.bool_]]
     operation: Callable[..., Operation]
     key: str = ""
+    everywhere: bool = True
 
 
 def measurements(source: str, gpu: str) -> Iterator[Measured]:
@@ -84,8 +95,7 @@ def measurements(source: str, gpu: str) -> Iterator[Measured]:
     Raises UserError for a GPU that is not tabulated, and for a file that is missing, unreadable or of another kind.
     """
     root = _root(source, gpu)
-    for table in _TABLES:
-        path = _newest(root, table)
+    for table, path in _files(root):
         columns = _columns(path, table)
         if len(columns["latency"]):
             yield from _grouped(table, columns)
@@ -95,7 +105,7 @@ def provenance(source: str, gpu: str) -> str:
     """What `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
     root = _root(source, gpu)
     whose = f"aiconfigurator-core {version('aiconfigurator-core')}: " if source == PACKAGE else ""
-    folders = dict.fromkeys(_newest(root, table).parent.relative_to(root).as_posix() for table in _TABLES)
+    folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root))
     return whose + ", ".join(folders)
 
 
@@ -109,6 +119,12 @@ def _root(source: str, gpu: str) -> Path:
         remedy = "is not installed; pip install aiconfigurator-core, or name a folder of tables"
         raise UserError("tables", source, remedy)
     return Path(found.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
+
+
+def _files(root: Path) -> Iterator[tuple[_Table, Path]]:
+    for table in _TABLES:
+        if table.everywhere or any(root.glob(f"{table.folder}/*/{table.name}_perf.parquet")):
+            yield table, _newest(root, table)
 
 
 def _newest(root: Path, table: _Table) -> Path:
@@ -188,5 +204,23 @@ _TABLES = (
         "comm/vllm", "custom_allreduce", ("num_gpus",), ("message_size",), ("kernel_source",),
         lambda c: c["kernel_source"] == "vLLM_custom_graph",
         lambda gpus, elements: Collective("", "all_reduce", gpus, elements), "custom/all_reduce",
+    ),
+    _Table(
+        "mla/trtllm", "context_mla", ("num_heads", "kv_cache_dtype"), ("batch_size", "isl"), ("step",),
+        lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES) & (c["step"] == 0),
+        lambda heads, kv_type, rows, length: latent_prompts(heads, *_DEEPSEEK_PROMPT, kv_type, rows, length),
+        everywhere=False,
+    ),
+    _Table(
+        "mla/trtllm", "generation_mla", ("num_heads", "kv_cache_dtype"), ("batch_size", "step"), (),
+        lambda c: np.isin(c["kv_cache_dtype"], _KV_TYPES),
+        lambda heads, kv_type, rows, step: latent_decodes(heads, *_DEEPSEEK_LATENT, kv_type, rows, step + 1),
+        everywhere=False,
+    ),
+    _Table(
+        "mla_bmm/vllm", "mla_bmm", ("op_name", "num_heads", "bmm_dtype"), ("num_tokens",), (),
+        lambda c: c["bmm_dtype"] == "bfloat16",
+        lambda which, heads, dtype, tokens: HeadGemm("", tokens, *_DEEPSEEK_GEMMS[which], dtype, heads=heads),
+        everywhere=False,
     ),
 )  # fmt: skip

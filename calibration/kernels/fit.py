@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
-from calibration.kernels.surface_file import write_surfaces
+from calibration.kernels.surface_file import add_surfaces, read_surfaces, write_surfaces
 from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
 from calibration.operations import Collective
@@ -37,12 +38,15 @@ _CUSTOM_BYTES = {
 
 _TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
 _FEWEST_SHAPES = 20
+_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # where vLLM's latent attention is another kernel than the tables'
+_FEWEST_HEADS = 6  # of latent attention, which differs by its number of heads alone
 # A FlashInfer kernel that looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
 _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
 
-def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
-    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them.
+def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple[KernelSurfaces, dict[str, Any]]:
+    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them; those
+    that are `known` are left out.
 
     Raises UserError for tables that cannot be read.
     """
@@ -53,7 +57,11 @@ def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, An
     errors = {}
     for key, measured_of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
         collective = isinstance(measured_of_key[0].operation, Collective)
-        if (gpu.name, key) in _UNTUNED or (len(measured_of_key) < _FEWEST_SHAPES and not collective):
+        if key in known:
+            continue
+        latent = key.startswith("mla_")
+        few = len(measured_of_key) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
+        if (gpu.name, key) in _UNTUNED or (few and not collective) or (latent and gpu.name in _TRITON_MLA):
             continue
         like = fits.get(_TIMED_WITH_HOST.get(key, ""))
         fits[key], held_out = fit_kernel(gpu, measured_of_key, like)
@@ -76,15 +84,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--gpu", required=True, help="name in the catalogue of GPUs")
     parser.add_argument("--out", type=Path, help="Parquet file to write; default: the bundled one")
+    parser.add_argument("--add", action="store_true", help="fit what the file has not, and leave the rest of it")
     parser.add_argument("--date", default="", help="date of the fit, which the file keeps")
     given = parser.parse_args(arguments)
     try:
         gpu = find_gpu(given.gpu)
-        kernels, about = fit_kernels(given.tables, gpu)
+        out = given.out or bundled(gpu.name)
+        known = read_surfaces(out, gpu).fits if given.add else ()
+        kernels, about = fit_kernels(given.tables, gpu, known)
         if given.date:
             about["date"] = given.date
-        out = given.out or bundled(gpu.name)
-        write_surfaces(out, kernels, about)
+        (add_surfaces if given.add else write_surfaces)(out, kernels, about)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

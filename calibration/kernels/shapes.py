@@ -15,6 +15,7 @@ import numpy as np
 from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit, fitted
 from calibration.kernels.times import Estimate
+from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec
 
@@ -52,6 +53,17 @@ def equal_decodes(heads: int, kv_heads: int, dim: int, window: int, dtype: str, 
     return DecodeAttention("", rows, rows * seen, heads, kv_heads, dim, dtype, window)
 
 
+def latent_prompts(heads: int, head_dim: int, value_dim: int, dtype: str, rows: Any, length: Any) -> Operation:
+    """Latent attention of `rows` prompts of `length` tokens, without past, over expanded keys and values."""
+    sizes = (rows, rows * length, 0 * rows, rows * length * (length + 1) / 2)
+    return LatentPrefill("", *sizes, heads, heads, head_dim, dtype, value_dim=value_dim)
+
+
+def latent_decodes(heads: int, head_dim: int, value_dim: int, dtype: str, rows: Any, context: Any) -> Operation:
+    """Latent attention of `rows` decode rows over `context` tokens each, their own included."""
+    return LatentDecode("", rows, rows * context, heads, 1, head_dim, dtype, value_dim=value_dim)
+
+
 def _gemm(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
     n, k = map(round, shape)
     return Gemm("", sizes[0], n, k, dtype)
@@ -70,6 +82,21 @@ def _decode(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operati
     return equal_decodes(*_heads(shape), dtype, *sizes)
 
 
+def _latent_prefill(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    heads, head_dim, value_dim = map(round, shape)
+    return latent_prompts(heads, head_dim, value_dim, dtype, *sizes)
+
+
+def _latent_decode(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    heads, head_dim, value_dim = map(round, shape)
+    return latent_decodes(heads, head_dim, value_dim, dtype, *sizes)
+
+
+def _head_gemm(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
+    heads, n, k = map(round, shape)
+    return HeadGemm("", sizes[0], n, k, dtype, heads=heads)
+
+
 def _experts(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
     hidden, inter, topk, experts, on_device = map(round, shape)
     return Experts("", sizes[0], hidden, inter, topk, experts, 1, round(experts / on_device), dtype)
@@ -80,11 +107,17 @@ def _collective(kind: str, shape: Sequence[float], sizes: Sequence[Any]) -> Oper
 
 
 _HEADS = ("KV heads", "query heads per KV head", "head size", "window (tokens)")
+_LATENT = ("heads", "key size", "value size")
 _EXPERTS = ("hidden size", "intermediate size", "experts per token", "experts", "experts on a GPU")
 KINDS = {
     "gemm": KernelKind("GEMM", ("n (columns)", "k (rows)"), ("m (tokens)",), _gemm),
     "prefill": KernelKind("prompt attention", _HEADS, ("prompts", "length of each (tokens)"), _prefill),
     "decode": KernelKind("decode attention", _HEADS, ("rows", "context of each (tokens)"), _decode),
+    "mla_prefill": KernelKind(
+        "latent prompt attention", _LATENT, ("prompts", "length of each (tokens)"), _latent_prefill
+    ),
+    "mla_decode": KernelKind("latent decode attention", _LATENT, ("rows", "context of each (tokens)"), _latent_decode),
+    "head_gemm": KernelKind("GEMM by head", ("heads", "n (columns)", "k (rows)"), ("m (tokens)",), _head_gemm),
     "experts": KernelKind("experts", _EXPERTS, ("tokens",), _experts),
     "nccl": KernelKind("NCCL", ("GPUs",), ("message (elements)",), _collective),
     "custom": KernelKind("vLLM's own", ("GPUs",), ("message (elements)",), _collective),

@@ -30,6 +30,33 @@ _METADATA = b"tokentwin"
 
 def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
     """`about` is kept as it is: source, versions, licence, date, held-out errors. Same input, same bytes."""
+    table, described = _packed(kernels)
+    metadata = {
+        "format": FORMAT,
+        "gpu": kernels.gpu.name,
+        "custom_bytes": {str(gpus): limit for gpus, limit in kernels.custom_bytes.items()},
+        "kernels": described,
+        "about": about,
+    }
+    _write(path, table, metadata)
+
+
+def add_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
+    """Add `kernels`, which the file has not, and leave the others' bytes as they are. What `about` says replaces what
+    the file says, but held-out errors are joined.
+
+    Raises UserError for a file that is not of this kind or damaged.
+    """
+    old, metadata = _read(path)
+    new, described = _packed(kernels)
+    errors = metadata["about"]["held_out"] | about["held_out"]
+    metadata["kernels"] |= described
+    metadata["about"] |= about | {"held_out": dict(sorted(errors.items()))}
+    _write(path, pa.concat_tables([old.replace_schema_metadata(), new]).unify_dictionaries(), metadata)
+
+
+def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
+    """Rows of the file, and what its metadata says of each kernel."""
     rows: dict[str, list[Any]] = {"kernel": [], "shape": [], "log_ratio": []}
     described: dict[str, Any] = {}
     for key, fit in kernels.fits.items():
@@ -57,13 +84,10 @@ def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -
             "log_ratio": pa.array(rows["log_ratio"], pa.list_(pa.int8())),
         }
     )
-    metadata = {
-        "format": FORMAT,
-        "gpu": kernels.gpu.name,
-        "custom_bytes": {str(gpus): limit for gpus, limit in kernels.custom_bytes.items()},
-        "kernels": described,
-        "about": about,
-    }
+    return table, described
+
+
+def _write(path: Path, table: pa.Table, metadata: dict[str, Any]) -> None:
     metadata["sha256"] = _digest(table, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(

@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels import fit
+from calibration.kernels import aiconfigurator, fit
 from calibration.kernels.aiconfigurator import Measured, measurements
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.fit import fit_kernels, main
+from calibration.kernels.shapes import operation_at
 from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.surface_file import about_surfaces, read_surfaces, write_surfaces
+from calibration.kernels.surface_file import about_surfaces, add_surfaces, read_surfaces, write_surfaces
 from calibration.kernels.surface_fit import fit_efficiency, fit_kernel
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage, KernelTimes, floor_ns
 from calibration.kernels.transfer import TransferredKernels
+from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
 from calibration.steps.predict import identity, predicted_cost
 from serving.decode_set import DecodeSet
@@ -270,6 +272,26 @@ def test_a_file_gives_back_what_was_written_byte_for_byte(tmp_path: Path) -> Non
         assert again.time(operation).ns == pytest.approx(kernels.time(operation).ns, rel=0.01)
 
 
+def test_kernels_are_added_to_a_file_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
+    kernels = load_kernels(H100)
+    assert isinstance(kernels, KernelSurfaces)
+    told = {"source": "here", "tables": "old", "held_out": {"gemm/bfloat16": {}}}
+    write_surfaces(tmp_path / "file", replace(kernels, fits={"gemm/bfloat16": kernels.fits["gemm/bfloat16"]}), told)
+    before = read_surfaces(tmp_path / "file", H100).fits["gemm/bfloat16"]
+    more = replace(kernels, fits={"decode/fp8": kernels.fits["decode/fp8"]})
+    add_surfaces(tmp_path / "file", more, {"tables": "new", "held_out": {"decode/fp8": {}}})
+    again = read_surfaces(tmp_path / "file", H100)
+    assert about_surfaces(tmp_path / "file") == {
+        "source": "here",
+        "tables": "new",
+        "held_out": {"decode/fp8": {}, "gemm/bfloat16": {}},
+    }
+    kept = again.fits["gemm/bfloat16"]
+    assert kept.efficiency == before.efficiency
+    assert np.array_equal(kept.surface.values, before.surface.values)
+    assert again.time(decodes(50, 900, "fp8")).ns == pytest.approx(kernels.time(decodes(50, 900, "fp8")).ns, rel=0.01)
+
+
 def test_damaged_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
     whole = bundled("H100").read_bytes()
     cut, foreign, altered = tmp_path / "cut.parquet", tmp_path / "foreign.parquet", tmp_path / "altered.parquet"
@@ -329,6 +351,34 @@ def test_the_newest_release_of_a_table_is_read_and_the_fastest_kernel_counts(tmp
     assert first.operation == replace(first.operation, n=64, k=32, dtype="bfloat16")
     assert first.operation.size.tolist() == [1, 2]
     assert first.ns.tolist() == [0.3e6, 0.5e6]  # milliseconds in the table
+
+
+def test_tables_of_latent_attention_are_read_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aiconfigurator, "_TABLES", [t for t in aiconfigurator._TABLES if not t.everywhere])
+    assert list(measurements(str(tmp_path), "H100")) == []
+    heads = {"num_heads": [16, 16], "latency": [0.2, 0.1]}
+    attention = {**heads, "kv_cache_dtype": ["fp8", "fp8"], "batch_size": [4, 4]}
+    for name, columns in {
+        "mla/trtllm/1.0/context_mla": {**attention, "isl": [300, 200], "step": [0, 0]},
+        "mla/trtllm/1.0/generation_mla": {**attention, "step": [299, 199]},
+        "mla_bmm/vllm/1.0/mla_bmm": {**heads, "op_name": ["mla_gen_pre"] * 2, "bmm_dtype": ["bfloat16"] * 2,
+                                     "num_tokens": [8, 4]},
+    }.items():  # fmt: skip
+        path = tmp_path / f"{name}_perf.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), path)
+    prefill, decode, gemm = (found.operation for found in measurements(str(tmp_path), "H100"))
+    assert isinstance(prefill, LatentPrefill) and isinstance(decode, LatentDecode) and isinstance(gemm, HeadGemm)
+    assert (prefill.heads, prefill.head_dim, prefill.value_dim, prefill.tokens.tolist()) == (16, 192, 128, [800, 1200])
+    assert (decode.heads, decode.head_dim, decode.value_dim, decode.context.tolist()) == (16, 576, 512, [800, 1200])
+    assert (gemm.heads, gemm.n, gemm.k, gemm.m.tolist()) == (16, 512, 128, [4, 8])
+    for key in ("mla_prefill/fp8", "mla_decode/fp8", "head_gemm/bfloat16"):  # there and back
+        found = next(m for m in measurements(str(tmp_path), "H100") if m.key == key)
+        structure = structure_of(found.operation)
+        again = operation_at(key, structure.shape(found.operation), structure.sizes(found.operation))
+        assert np.allclose([again.flops, again.bytes], [found.operation.flops, found.operation.bytes])
 
 
 # The tables themselves

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from click.testing import CliRunner
 
@@ -92,6 +94,18 @@ def test_experts_of_deepseek_are_among_the_public_tables() -> None:
     steps = step_operations(find_model("DeepSeek-V3"), deployment(tensor_parallel_size=8), uniform_step(64, 9, 0, 2, 0))
     (experts,) = [op for op in steps if isinstance(op, Experts)]
     assert load_kernels(find_gpu("H200")).time(experts).coverage < Coverage.EXTRAPOLATED
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "DeepSeek-V2-Lite"])
+def test_so_is_its_attention_and_other_sizes_are_not(name: str) -> None:
+    kernels = load_kernels(find_gpu("H200"))
+    steps = step_operations(find_model(name), deployment(), uniform_step(64, 4000, 2, 512, 0))
+    found = [op for op in steps if isinstance(op, HeadGemm | LatentDecode | LatentPrefill)]
+    assert len(found) == 4
+    for operation in found:
+        assert kernels.time(operation).coverage < Coverage.EXTRAPOLATED
+        other = {"k": 1024} if isinstance(operation, HeadGemm) else {"head_dim": 640}
+        assert kernels.time(replace(operation, **other)).coverage == Coverage.EXTRAPOLATED
 
 
 @pytest.mark.parametrize(
