@@ -26,7 +26,7 @@ from realengine.sequence import TokenSequence
 from realengine.step import Flight, Load, Step
 from realengine.step_input import Ints, pack
 from realengine.token_content import TokenContent
-from realengine.verification import VerifiedTokens, verify
+from realengine.verification import VerifiedTokens, rejection_sampled, verify
 from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
 from serving.call_limit import CallWatch
@@ -299,16 +299,21 @@ class Engine:
         self._host_free_ns = perf_counter_ns()
         sampled, stopped = [], []
         accepted = self._verified.accepted_tokens = {}
-        chosen: dict[int, list[tuple[int, float | None]]] = {}
-        logprobs = launched.logprobs or [None] * len(tokens)
-        for index, token, logprob in zip(flight.sampled_rows, tokens, logprobs, strict=True):
+        samples: dict[int, list[int]] = {}
+        for sample, index in enumerate(flight.sampled_rows):
             if index is not None:
-                chosen.setdefault(index, []).append((token, logprob))
-        for index, its in chosen.items():
+                samples.setdefault(index, []).append(sample)
+        logprobs = launched.logprobs or [None] * len(tokens)
+        for index, its in samples.items():
             request, *_, drafts = flight.rows[index]
             if request.ended:  # it stopped, or was aborted, while this step was under way
                 continue
-            count, stops = verify(self.sequences[request.id], drafts, its)
+            sequence = self.sequences[request.id]
+            if drafts and sequence.odds and launched.logits is not None:
+                chosen = rejection_sampled(sequence, drafts, launched.logits[its])
+            else:
+                chosen = [(tokens[sample], logprobs[sample]) for sample in its]
+            count, stops = verify(sequence, drafts, chosen)
             sampled += [request] * (1 + count)
             if drafts:
                 accepted[request.id] = count

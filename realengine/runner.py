@@ -49,7 +49,8 @@ class Launched:
     """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`; where steps are not timed,
     all are that of the wait's end.
 
-    speed  how fast the device was before and after it, on average; None where it is not looked at
+    speed   how fast the device was before and after it, on average; None where it is not looked at
+    logits  `[S, vocab]`, masked, after `wait` and until the next step; None unless they are kept
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Launched:
         self.marks: list[Mark] = []
         self.times: Timed | None = None
         self.speed: float | None = None
+        self.logits: torch.Tensor | None = None
         self._tokens = tokens
         self._logprobs = logprobs
         self._expert_tokens = expert_tokens
@@ -137,6 +139,8 @@ class ModelRunner:
         self._own = own_experts(files.spec, rank, size) if experts else None
         self.attention = find_attention(deployment, self.spec, self.device)
         self._timing = False
+        speculative = self._config.speculative
+        self._keeps_logits = speculative is not None and speculative.draft_sample_method == "probabilistic"
         self._stamping = True
         self._speed: Speed | None = None
         self._speed_before: float | None = None
@@ -243,6 +247,10 @@ class ModelRunner:
         """From now on, time every operation of a step; no graphs then."""
         self._timing = True
 
+    def keep_logits(self) -> None:
+        """From now on, leave each step's logits `[S, vocab]` with what was launched, until the next."""
+        self._keeps_logits = True
+
     def watch_speed(self) -> None:
         """From now on, look between steps how fast the device is, which takes up to 2 % of the time."""
         if self._speed is None:
@@ -306,6 +314,8 @@ class ModelRunner:
             if step.masks is not None:
                 samples, bits = (torch.from_numpy(part).to(logits.device) for part in step.masks)
                 self.model.ops.mask(logits, samples, bits)
+            if self._keeps_logits:
+                launched.logits = logits
             if layout.samples:
                 tokens = self.model.ops.sample(logits, batch, step.greedy)
                 if self._config.async_scheduling:

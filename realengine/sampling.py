@@ -38,11 +38,23 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise UserError("top_p", self.top_p, "must be above 0 and at most 1")
 
-    def draw(self, step: int) -> tuple[float, int, float, float] | None:
-        """Temperature, top-k, top-p and the uniform number behind token number `step`; None for greedy."""
-        if self.temperature < _GREEDY_BELOW:
-            return None
-        return self.temperature, self.top_k, self.top_p, uniform(self.seed or 0, step)
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
+
+    def draw(self, step: int, of: str = "") -> tuple[float, int, float, float] | None:
+        """Temperature, top-k, top-p and the uniform number behind token number `step`, or another number `of` it; None
+        for greedy."""
+        return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, of))
+
+    def uniform(self, step: int, of: str = "") -> float:
+        """The uniform number behind token number `step`, or another one `of` it."""
+        return uniform(self.seed or 0, step, of)
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """With what probability each token is drawn, float64 `[vocab]`, by `logits` `[vocab]`; not for greedy."""
+        kept = _kept(logits.float(), self.temperature, self.top_k, self.top_p).double()
+        return kept / kept.sum()
 
 
 def draw(
@@ -73,6 +85,18 @@ def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniform: float) -> torch.Tensor:
     """Inverse-CDF sampling of one row of `logits`."""
+    return pick(_kept(logits, temperature, top_k, top_p), uniform)
+
+
+def pick(weights: torch.Tensor, uniform: float) -> torch.Tensor:
+    """The first token at which the cumulative sum of `weights` `[vocab]` exceeds `uniform` of the whole."""
+    cumulative = weights.double().cumsum(-1)
+    drawn = torch.searchsorted(cumulative, cumulative[-1] * uniform, right=True)
+    return drawn.clamp(max=len(weights) - 1)
+
+
+def _kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """Probabilities `[vocab]` of all tokens, and 0 for those beyond the limits."""
     scaled = (logits - logits.max()) / temperature
     if 0 < top_k < len(scaled):
         kth = scaled.topk(top_k).values[-1]
@@ -80,9 +104,7 @@ def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, un
     probabilities = torch.softmax(scaled, dim=-1)
     if top_p < 1:
         probabilities = torch.where(probabilities < _least_of_nucleus(probabilities, top_p), 0.0, probabilities)
-    cumulative = probabilities.double().cumsum(-1)
-    drawn = torch.searchsorted(cumulative, cumulative[-1] * uniform, right=True)
-    return drawn.clamp(max=len(logits) - 1)
+    return probabilities
 
 
 def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor:
@@ -94,7 +116,8 @@ def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor
     return likeliest[(mass < share).sum().clamp(max=len(likeliest) - 1)]
 
 
-def uniform(seed: int, step: int) -> float:
-    """A number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`."""
-    digest = blake2b(f"{seed}:{step}".encode(), digest_size=8).digest()
+def uniform(seed: int, step: int, of: str = "") -> float:
+    """A number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`, or another
+    number `of` that token."""
+    digest = blake2b(f"{seed}:{step}{of}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 40) / 2**24

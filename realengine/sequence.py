@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+import torch
+
 from realengine.grammar import Bits, Grammar
 from realengine.sampling import SamplingParams
 from serving.request import Request
@@ -19,6 +21,7 @@ class TokenSequence:
               ends the request (a stop string)
     grammar   what its answer may be; it goes by what is sampled, also where other tokens are forced
     drafts    tokens proposed to follow, for the next step to verify
+    odds      the probabilities `[vocab]` with which each of them was drawn; empty where it was proposed with certainty
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class TokenSequence:
             self.sampling = replace(self.sampling, seed=request.id)
         self.prompt_len = len(prompt)
         self.drafts: list[int] = []
+        self.odds: list[torch.Tensor] = []
         self._forced = forced
         self._stop_ids = stop_ids
         self._on_token = on_token

@@ -1,19 +1,25 @@
-"""Which draft tokens are accepted: those that the target model gives itself.
+"""Which draft tokens are accepted, so that the tokens are as if the target model had chosen each by itself.
 
-At each place of a draft the target's token is chosen as without drafts: the likeliest one, or one drawn with the
-uniform number of that place. A draft token that equals it is accepted; the first that does not is replaced by it, and
-what follows is rejected. So a request gets the tokens that it gets without drafts, whatever proposed them, as in vLLM's
-`rejection_sample_method: strict`.
+A draft that was proposed with certainty is accepted as far as it is what the target chooses. At each place the
+target's token is chosen as without drafts: the likeliest one, or one drawn with the uniform number of that place. A
+draft token that equals it is accepted; the first that does not is replaced by it, and what follows is rejected. So a
+request gets the tokens that it gets without drafts, whatever proposed them. This is the rejection sampling of Leviathan
+et al. ("Fast Inference from Transformers via Speculative Decoding", ICML 2023) for a draft token x of probability 1: x
+is accepted with the probability p(x) that the target gives it, and what replaces it has the distribution of p without
+x.
 
-For a drafter that proposes one token x with certainty this is the rejection sampling of Leviathan et al. ("Fast
-Inference from Transformers via Speculative Decoding", ICML 2023): x is accepted with the probability p(x) that the
-target gives it, and what replaces it has the distribution of p without x.
+A draft token that was drawn, with probability q(x), is accepted with probability min(1, p(x) / q(x)), and what replaces
+it is drawn from max(p - q, 0): their general case. More is accepted, and the distribution is that of p, but which token
+comes depends on what was proposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from realengine.sampling import logprobs_of, pick
 from realengine.sequence import TokenSequence
 from serving.request import Request
 
@@ -30,6 +36,25 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, flo
         if stopped or place == drafts or sequence.tokens[-1] != proposed[place]:
             return place, stopped
     raise AssertionError("a step samples one token more than it verifies")
+
+
+def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, float | None]]:
+    """The tokens of a step that verified `drafts`, which were drawn with `sequence.odds`, as `verify` takes them: the
+    accepted ones, and the step's own. `logits` are the target's `[1 + drafts, vocab]`."""
+    how, first = sequence.sampling, sequence.output_len
+    chosen = []
+    for place, token in enumerate(sequence.drafts[:drafts]):
+        target, draft = how.probabilities(logits[place]), sequence.odds[place]
+        if how.uniform(first + place, "accept") * draft[token] < target[token]:
+            chosen.append(token)
+            continue
+        chosen.append(int(pick((target - draft).clamp(min=0), how.uniform(first + place, "instead"))))
+        break
+    else:
+        chosen.append(int(pick(how.probabilities(logits[drafts]), how.uniform(first + drafts))))
+    if not sequence.logprobs:
+        return [(token, None) for token in chosen]
+    return list(zip(chosen, logprobs_of(logits[: len(chosen)], torch.tensor(chosen)).tolist(), strict=True))
 
 
 class VerifiedTokens:

@@ -48,6 +48,11 @@ class SpeculativeConfig(Settings):
     )
     seed: int = Field(0, description="seed of the acceptances")
     model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
+    draft_sample_method: Literal["coupled", "probabilistic"] = Field(
+        "coupled",
+        description="draft_model on the real engine, where tokens are drawn: coupled drafts with the target's random "
+        "number, and no output changes; probabilistic accepts more, but what a seed gives depends on the drafts",
+    )
     prompt_lookup_max: int | None = Field(
         None, ge=1, le=64, description="ngram: longest run of last tokens that is looked up in the text before it"
     )
@@ -83,6 +88,8 @@ class SpeculativeConfig(Settings):
         shortest, longest = self.prompt_lookup
         if self.method != "ngram" and (self.prompt_lookup_min or self.prompt_lookup_max):
             raise ValueError("prompt_lookup_min and prompt_lookup_max are for method ngram; leave them out")
+        if self.method != "draft_model" and self.draft_sample_method != "coupled":
+            raise ValueError("draft_sample_method is for method draft_model; leave it out")
         if shortest > longest:
             raise ValueError("prompt_lookup_min must be at most prompt_lookup_max")
         return self

@@ -108,4 +108,6 @@ def _speculative(config: SpeculativeConfig) -> str:
         raise UserError("scheduler.speculative.method", "eagle", remedy)
     names = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
     known = {name: getattr(config, name) for name in names}
+    if config.draft_sample_method == "probabilistic":
+        known["draft_sample_method"] = "probabilistic"
     return json.dumps({name: value for name, value in known.items() if value is not None})

@@ -7,7 +7,8 @@ draft's, too. A request drafts no further than the blocks go that it holds.
 Where the target draws a token, the draft draws with the same temperature and limits, and with the uniform number that
 the target will draw that token with: alike distributions then choose alike. The nearer they are, the more is accepted;
 what is chosen is the target's draw whatever the draft says. (Daliri, Musco and Suresh, "Coupling without Communication
-and Drafter-Invariant Speculative Decoding", 2024, have the idea, with another coupling.)
+and Drafter-Invariant Speculative Decoding", 2024, have the idea, with another coupling.) With `draft_sample_method:
+probabilistic` the draft draws with a number of its own, and says with what probabilities: see `verification`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class ModelDrafter:
         own = deployment.rescheduled(speculative=None, max_num_batched_tokens=tokens)
         changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
         self._runner = ModelRunner(own.model_copy(update=changes), files)
+        self._number = ""  # with which of a token's uniform numbers drafts are drawn: the target's own
+        if config.speculative.draft_sample_method == "probabilistic":
+            self._number = "draft"
+            self._runner.keep_logits()
         self._known: dict[int, int] = {}  # tokens of each request whose KV is there, if its drafts are accepted
 
     def draft(
@@ -59,12 +64,13 @@ class ModelDrafter:
             most[request.id] = count
             self._known[request.id] = max(last, known - 1 + count) if samples else last
             if first < last:
-                draws = (sequence.sampling.draw(sequence.output_len),) if count > 0 else ()
+                draws = (sequence.sampling.draw(sequence.output_len, self._number),) if count > 0 else ()
                 blocks = seating.blocks(request, last)
                 inputs[request.id] = RowInput(sequence.tokens[first:last], first, blocks, self._nobody, draws)
+            sequence.odds = []
         found: dict[int, list[int]] = {}
         while inputs:
-            for id, token in self._pass(inputs).items():
+            for id, token in self._pass(inputs, sequences).items():
                 found.setdefault(id, []).append(token)
             inputs = {
                 row.request.id: self._next(row, sequences[row.request.id], found[row.request.id], seating)
@@ -76,15 +82,21 @@ class ModelDrafter:
     def _next(self, row: Row, sequence: TokenSequence, drafts: list[int], seating: Seating) -> RowInput:
         """The last of `drafts`, after which another is wanted."""
         place = len(sequence.tokens) + len(drafts) - 1
-        draw = sequence.sampling.draw(sequence.output_len + len(drafts))
+        draw = sequence.sampling.draw(sequence.output_len + len(drafts), self._number)
         return RowInput(drafts[-1:], place, seating.blocks(row.request, place + 1), self._nobody, (draw,))
 
-    def _pass(self, inputs: Mapping[int, RowInput]) -> dict[int, int]:
+    def _pass(self, inputs: Mapping[int, RowInput], sequences: Mapping[int, TokenSequence]) -> dict[int, int]:
         """The next token of each of `inputs` for which one is wanted."""
         packed = pack(list(inputs.values()), self._block_size, self._nobody, self._runner.attention.tiles)
-        tokens = self._runner.launch(packed.step).wait()
-        ids = list(inputs)
-        return {ids[row]: token for row, token in zip(packed.sample_rows, tokens, strict=True) if row is not None}
+        launched, ids = self._runner.launch(packed.step), list(inputs)
+        tokens = launched.wait()
+        samples = {ids[row]: sample for sample, row in enumerate(packed.sample_rows) if row is not None}
+        if launched.logits is not None:
+            for id, sample in samples.items():
+                sequence = sequences[id]
+                if not sequence.sampling.greedy:
+                    sequence.odds.append(sequence.sampling.probabilities(launched.logits[sample]))
+        return {id: tokens[sample] for id, sample in samples.items()}
 
     def leave(self, id: int) -> None:
         self._known.pop(id, None)

@@ -26,7 +26,7 @@ from realengine.sampling import SamplingParams, draw  # noqa: E402
 from realengine.seating import Seating  # noqa: E402
 from realengine.sequence import TokenSequence  # noqa: E402
 from realengine.step import Step  # noqa: E402
-from realengine.verification import verify  # noqa: E402
+from realengine.verification import rejection_sampled, verify  # noqa: E402
 from realengine.weights import load_model_files  # noqa: E402
 from serving.cost_model import TokenCost  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
@@ -181,6 +181,17 @@ def test_a_draft_model_drafts_and_changes_nothing(draft: str, num_blocks: int, p
     assert draft != "random:llama" or sum(step.plan.decode_rows for step in steps) < 0.5 * without
 
 
+@pytest.mark.parametrize("draft", ["random:llama", "random:qwen3"])
+def test_a_draft_model_may_draw_by_itself(draft: str, plain: list[list[int]]) -> None:
+    """Greedy outputs stay; the target as its own draft is as good as always right where tokens are drawn."""
+    method = {"draft_sample_method": "probabilistic", "num_speculative_tokens": 3}
+    outputs, steps = run(engine_for({"model": draft, **method}, num_blocks=40, scheduler_reserve_full_isl=False))
+    assert outputs[::2] == plain[::2]
+    assert outputs[1::2] != plain[1::2] and all(len(output) == OUTPUTS for output in outputs)
+    drafted, accepted = (sum(getattr(s.plan, name) for s in steps) for name in ("draft_tokens", "accepted_tokens"))
+    assert accepted >= 0.99 * drafted if draft == "random:llama" else 0 < accepted < drafted
+
+
 def test_kv_of_a_draft_model_is_counted() -> None:
     engine = engine_for({"model": "random:llama", "num_speculative_tokens": 3})
     assert engine._drafter is not None
@@ -227,23 +238,35 @@ def test_what_followed_the_longest_run_first_is_proposed(text: list[int], k: int
         assert drafter.draft([Row(request, 0, 1, True)], {0}, {0: sequence}, seating).get(0, []) == expected
 
 
+@pytest.mark.parametrize("certain", [True, False])
 @pytest.mark.parametrize("how", [SamplingParams(1.0), SamplingParams(0.7, top_k=3, top_p=0.9)])
-def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParams) -> None:
-    """Chi-square over all texts of three tokens, with drafts of two, against products of probabilities."""
+def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParams, certain: bool) -> None:
+    """Chi-square over all texts of three tokens, with drafts of two, against products of probabilities.
+
+    Drafts are proposed with certainty, or drawn from another table.
+    """
     vocab, n = 4, 800
-    table = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(1))  # of a token, given the one before
+    table, other = torch.randn(2, vocab, vocab, generator=torch.Generator().manual_seed(1))  # of a token, after another
     exact = torch.tensor([_probabilities(row, how) for row in table]).double().numpy()
-    counts = np.zeros((vocab,) * 3)
+    counts, accepted = np.zeros((vocab,) * 3), 0
     for number in range(n):
         seeded = replace(how, seed=number)
         sequence = TokenSequence(Request(WorkloadRequest(number, 0, (("", 1),), 9)), [0], sampling=seeded)
-        while sequence.output_len < 3:
-            sequence.drafts = [number % vocab, 1]
-            draws = [seeded.draw(sequence.output_len + place) for place in range(3)]
-            arguments = (torch.tensor(column) for column in zip(*filter(None, draws), strict=True))
+        while (said := sequence.output_len) < 3:
+            if certain:
+                sequence.drafts = [number % vocab, 1]
+            else:
+                first = _drawn(other[sequence.tokens[-1:]], [seeded.draw(said, "draft")])[0]
+                sequence.drafts = [first, *_drawn(other[[first]], [seeded.draw(said + 1, "draft")])]
+                sequence.odds = [seeded.probabilities(other[at]) for at in (sequence.tokens[-1], first)]
             logits = table[[sequence.tokens[-1], *sequence.drafts]]
-            verify(sequence, 2, [(token, None) for token in draw(logits, *arguments).tolist()])
+            if certain:
+                chosen = [(token, None) for token in _drawn(logits, [seeded.draw(said + place) for place in range(3)])]
+            else:
+                chosen = rejection_sampled(sequence, 2, logits)
+            accepted += verify(sequence, 2, chosen)[0]
         counts[tuple(sequence.outputs[:3])] += 1
+    assert accepted > n / 4
     expected = n * exact[0][:, None, None] * exact[:, :, None] * exact[None]
     assert not counts[expected == 0].any()
     rare = expected < 5
@@ -252,6 +275,10 @@ def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParam
         pairs.append((counts[rare].sum(), expected[rare].sum()))
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in pairs)
     assert len(pairs) > 8 and chi2.sf(statistic, len(pairs) - 1) > 1e-3
+
+
+def _drawn(logits: torch.Tensor, draws: list[Any]) -> list[int]:
+    return draw(logits, *(torch.tensor(column) for column in zip(*draws, strict=True))).tolist()
 
 
 def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
