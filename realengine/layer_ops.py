@@ -11,7 +11,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from realengine import sampling
 from realengine.kv_cache import LayerKv, write
 from realengine.packed_weight import PackedWeight
-from realengine.projection import DenseProjection, Projection
+from realengine.projection import DenseProjection, Fp8Rows, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -63,6 +63,14 @@ class LayerOps(Protocol):
         """SwiGLU's product: `[T, 2 * n]` to `[T, n]`."""
         ...
 
+    def add_norm_fp8(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Fp8Rows:
+        """`add_norm`, and what `Fp8Rows.of` makes of it."""
+        ...
+
+    def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
+        """`silu_mul`, and what `Fp8Rows.of` makes of it."""
+        ...
+
     def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
         """`x` `[T, hidden]` through the experts that `routing` says, weighed and summed by token.
 
@@ -111,6 +119,12 @@ class TorchOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
+
+    def add_norm_fp8(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Fp8Rows:
+        return Fp8Rows.of(self.add_norm(x, residual, weight))
+
+    def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
+        return Fp8Rows.of(self.silu_mul(gate_up))
 
     def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
         out, shares = torch.zeros_like(x), routing.shares.to(x.dtype).flatten()

@@ -59,6 +59,7 @@ class Mixture:
     """
 
     chosen: torch.Tensor
+    fp8 = False
 
     def __init__(self, spec: ModelSpec, get: Callable[[str], torch.Tensor], own: range) -> None:
         names = _NAMES[spec.family]

@@ -21,7 +21,7 @@ from realengine.layer_ops import HeadNorms, LayerOps
 from realengine.loading import WeightLoader
 from realengine.mixture import Mixture
 from realengine.op_times import OpTimes, Untimed
-from realengine.projection import DenseProjection, Projection
+from realengine.projection import DenseProjection, Fp8Rows, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -34,13 +34,14 @@ class DenseMlp:
 
     def __init__(self, gate_up: Projection, down: Projection) -> None:
         self._gate_up, self._down = gate_up, down
+        self.fp8 = gate_up.fp8
 
-    def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Fp8Rows, ops: LayerOps, times: OpTimes) -> torch.Tensor:
         """`x` `[T, hidden]` to the same."""
         with times("gate_up"):
             gate_up = self._gate_up(x)
         with times("silu_mul"):
-            product = ops.silu_mul(gate_up)
+            product = (ops.silu_mul_fp8 if self._down.fp8 else ops.silu_mul)(gate_up)
         with times("down"):
             return self._down(product)
 
@@ -148,7 +149,8 @@ class Model:
             cache = kv.layer(index)
             with times("norm"):
                 first = mlp is None
-                normed = ops.add_norm(hidden if first else mlp, None if first else hidden, layer.attention_norm)
+                add_norm = ops.add_norm_fp8 if layer.qkv.fp8 else ops.add_norm
+                normed = add_norm(hidden if first else mlp, None if first else hidden, layer.attention_norm)
             with times("qkv"):
                 qkv = layer.qkv(normed)
             with times("rope_store"):
@@ -159,7 +161,8 @@ class Model:
                 attended = layer.out(attended.flatten(1))
             attended = join.sum(attended, times)
             with times("norm"):
-                normed = ops.add_norm(attended, hidden, layer.mlp_norm)
+                add_norm = ops.add_norm_fp8 if layer.mlp.fp8 else ops.add_norm
+                normed = add_norm(attended, hidden, layer.mlp_norm)
             mlp = join.sum(layer.mlp(normed, ops, times), times)
         if self.expert_tokens is not None:
             with times("expert_tokens"):

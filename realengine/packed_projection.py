@@ -11,6 +11,8 @@ from realengine.packed_weight import PackedWeight
 class PackedProjection:
     """A `Projection` of `weight` on a GPU."""
 
+    fp8 = False
+
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
         self._weight, self._bias = kernel_weight(weight), bias
 

@@ -5,7 +5,7 @@ Those with packed integers are the kernels' (`packed_projection`) or, as a refer
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import linear
@@ -13,14 +13,33 @@ from torch.nn.functional import linear
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
-class Projection(Protocol):
-    """Linear layers that share their input: `[rows, in]` to `[rows, out]`, both in the data type of the model."""
+class Fp8Rows(NamedTuple):
+    """Activations in e4m3 `[rows, n]`, the float32 scales `[rows, 1]` that give them back, and what type they had."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    rows: torch.Tensor
+    scale: torch.Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Fp8Rows:
+        return cls(*quantised(x), x.dtype)
+
+
+class Projection(Protocol):
+    """Linear layers that share their input: `[rows, in]` to `[rows, out]`, both in the data type of the model.
+
+    fp8  whether it computes in FP8, and is best given `Fp8Rows`, which spares a pass over its input
+    """
+
+    fp8: bool
+
+    def __call__(self, x: Any) -> torch.Tensor: ...
 
 
 class DenseProjection:
     """In the data type of the model."""
+
+    fp8 = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._weight, self._bias = weight, bias
@@ -36,13 +55,15 @@ class Fp8Projection:
     scale   [out, 1] float32, which give the weights back
     """
 
+    fp8 = True
+
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._weight, self._scale, self._bias = weight, scale.t().contiguous(), bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows, scale = quantised(x)
+    def __call__(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        rows, scale, dtype = x if isinstance(x, Fp8Rows) else Fp8Rows.of(x)
         out = torch._scaled_mm(rows, self._weight.t(), scale_a=scale, scale_b=self._scale, out_dtype=torch.bfloat16)
-        return out.to(x.dtype) if self._bias is None else out.to(x.dtype) + self._bias
+        return out.to(dtype) if self._bias is None else out.to(dtype) + self._bias
 
 
 def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from realengine.kernels.add_rms_norm import add_rms_norm
+from realengine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_fp8
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
 from realengine.kernels.grouped_gemm import grouped_mlp
 from realengine.kernels.rope_store import rope_store
-from realengine.kernels.silu_mul import silu_mul
+from realengine.kernels.silu_mul import silu_mul, silu_mul_fp8
 from realengine.kernels.token_mask import token_mask
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, Routing
 from realengine.packed_projection import PackedProjection
 from realengine.packed_weight import PackedWeight
+from realengine.projection import Fp8Rows
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
@@ -56,6 +57,12 @@ class TritonOps:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up)
+
+    def add_norm_fp8(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Fp8Rows:
+        return Fp8Rows(*add_rms_norm_fp8(x, residual, weight, self._eps), x.dtype)
+
+    def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
+        return Fp8Rows(*silu_mul_fp8(gate_up), gate_up.dtype)
 
     def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
         return grouped_mlp(x, gate_up, down, *routing)

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.to_fp8 import to_fp8
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -19,7 +20,7 @@ _ELEMENTS_PER_THREAD = 8  # one 16-byte load of a 16-bit dtype
 
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, normed, eps, SIZE: tl.constexpr, ADD: tl.constexpr):
+def _add_rms_norm(x, residual, weight, normed, scales, eps, SIZE: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, triton.next_power_of_2(SIZE))
     held = columns < SIZE
@@ -31,7 +32,11 @@ def _add_rms_norm(x, residual, weight, normed, eps, SIZE: tl.constexpr, ADD: tl.
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
     factor = tl.load(weight + columns, mask=held, other=0.0).to(tl.float32)
-    tl.store(normed + row + columns, (value * scale * factor).to(normed.dtype.element_ty), mask=held)
+    result = (value * scale * factor).to(x.dtype.element_ty)
+    if FP8:
+        result, quantum = to_fp8(result)
+        tl.store(scales + tl.program_id(0), quantum)
+    tl.store(normed + row + columns, result, mask=held)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -43,34 +48,55 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 
     Computed in fp32, from the sum as `residual` holds it, rounded to its dtype.
     """
+    return _launch(x, residual, weight, eps, fp8=False)[0]
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm`, rounded to the dtype of `x` and then to e4m3: [T, H], and the scales [T, 1] fp32 of rows."""
+    return _launch(x, residual, weight, eps, fp8=True)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool) -> tuple[Tensor, Tensor]:
     tokens, size = x.shape
-    normed = torch.empty_like(x)
+    normed = torch.empty_like(x, dtype=torch.float8_e4m3fn if fp8 else x.dtype)
+    scales = x.new_empty(tokens, 1, dtype=torch.float32) if fp8 else normed
     kept = x if residual is None else residual
-    _add_rms_norm[(tokens,)](x, kept, weight, normed, eps, **_compiled_in(size, residual is not None))
-    return normed
+    constexprs = _compiled_in(size, residual is not None, fp8)
+    _add_rms_norm[(tokens,)](x, kept, weight, normed, scales, eps, **constexprs)
+    return normed, scales
 
 
-def _compiled_in(size: int, add: bool) -> dict[str, Any]:
+def _compiled_in(size: int, add: bool, fp8: bool = False) -> dict[str, Any]:
     """All of a launch that is compiled into its kernel."""
     warps = triton.next_power_of_2(size) // (32 * _ELEMENTS_PER_THREAD)
-    return {"SIZE": size, "ADD": add, "num_warps": min(max(warps, 1), 16), "num_stages": 1}
+    return {"SIZE": size, "ADD": add, "FP8": fp8, "num_warps": min(max(warps, 1), 16), "num_stages": 1}
 
 
 def specialisations() -> list["Specialisation"]:
     """How `add_rms_norm` launches its kernel for the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     from realengine.kernels.aot import Specialisation
 
-    cases = [(size, True, torch.bfloat16) for size in (576, 1024, 4096, 8192)]
-    cases += [(4096, False, torch.bfloat16), (4096, True, torch.float16)]
+    cases = [(size, True, torch.bfloat16, False) for size in (576, 1024, 4096, 8192)]
+    cases += [(4096, False, torch.bfloat16, False), (4096, True, torch.float16, False)]
+    cases += [(4096, True, torch.bfloat16, True), (8192, True, torch.bfloat16, True)]
     found = []
-    for size, add, dtype in cases:
-        constexprs = _compiled_in(size, add)
+    for size, add, dtype, fp8 in cases:
+        constexprs = _compiled_in(size, add, fp8)
+        normed = "*fp8e4nv" if fp8 else "*" + TRITON_NAME[dtype]
         stored = "*" + TRITON_NAME[dtype]
         found.append(
             Specialisation(
-                name=f"add_rms_norm {size} {TRITON_NAME[dtype]}{'' if add else ', no residual'}",
+                name=f"add_rms_norm {size} {TRITON_NAME[dtype]}{'' if add else ', no residual'}"
+                f"{', to fp8' if fp8 else ''}",
                 kernel=_add_rms_norm,
-                signature={"x": stored, "residual": stored, "weight": stored, "normed": stored, "eps": "fp32"},
+                signature={
+                    "x": stored,
+                    "residual": stored,
+                    "weight": stored,
+                    "normed": normed,
+                    "scales": "*fp32" if fp8 else stored,
+                    "eps": "fp32",
+                },
                 num_warps=constexprs.pop("num_warps"),
                 num_stages=constexprs.pop("num_stages"),
                 constexprs=constexprs,

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
 from realengine.kv_cache import write as store  # noqa: E402
+from realengine.layer_ops import TorchOps  # noqa: E402
 from realengine.packed_weight import PackedWeight, pack, quantise, unpack  # noqa: E402
 from realengine.shard import shard_spec, shard_state  # noqa: E402
 from realengine.step_input import Batch, RowInput  # noqa: E402
@@ -128,6 +129,19 @@ def test_fp8_weights_are_those_of_the_checkpoint(name: str, plain: Path, tmp_pat
             assert (off <= wanted.abs() * 1e-6).all(), key
     exact, rounded = logits(tmp_path / "dense"), logits(tmp_path / "quantised")
     assert 0.003 < float((rounded - exact).norm() / exact.norm()) < 0.3
+
+
+def test_rows_are_made_in_fp8_where_a_projection_in_fp8_follows(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the pass that makes them, and not where the layer stays in 16 bits: here the MLP of the first of two."""
+    write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "layers.0.mlp", {})
+    made = []
+    for name in ("add_norm_fp8", "silu_mul_fp8"):
+        kept = getattr(TorchOps, name)
+        monkeypatch.setattr(TorchOps, name, lambda *a, name=name, kept=kept: made.append(name) or kept(*a))
+    logits(tmp_path / "quantised")
+    assert made == ["add_norm_fp8"] * 3 + ["silu_mul_fp8"]
 
 
 @pytest.mark.parametrize(
