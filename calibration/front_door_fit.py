@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.steps.features import MeasuredSteps
+from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps
 from calibration.steps.fit import predict
 from calibration.steps.step_cost import Calibration
+from calibration.validation.same_weather import known_weather
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from traces.client_view import matched
@@ -30,8 +31,8 @@ _USUAL_NS = 1e6  # of an error; those beyond count less and less, being the mach
 def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
     """The front door that explains both recordings best, by least squares without negative times.
 
-    What the engine lost to the API process beside it is what its steps took longer than `calibration` says; nothing is
-    said of it without one. Raises UserError for recordings of different runs, and of too few requests.
+    What the engine lost to the API process beside it is known by its `calibration`; nothing is said of it without one.
+    Raises UserError for recordings of different runs, and of too few requests.
     """
     served, sent = matched(server, client)
     finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))
@@ -41,18 +42,11 @@ def fit_front_door(server: Recording, client: Recording, calibration: Calibratio
         raise UserError("served", str(server.path), remedy)
     before_ns = _column(served, "first_sent_ns") - _column(served, "received_ns")
     ttft_ns = _column(sent, "first_token_ns") - _column(sent, "arrival_ns")
-    engine_step_ns = engine_row_ns = 0.0
-    if calibration is not None:
-        measured = MeasuredSteps([server.steps])
-        engine_step_ns, engine_row_ns = _prices(
-            measured.step_ns - predict(calibration, measured), _column(server.steps, "sampled_rows")
-        )
     return FrontDoor(
-        client_ns=max(float(np.mean(ttft_ns - before_ns)), 0.0),
+        client_ns=max(float(np.median(ttft_ns - before_ns)), 0.0),
         **dict(zip(_WORK, _work(_Served(served)), strict=True)),
         last_ns=float(np.mean(_column(served, "last_sent_ns") - _column(served, "last_text_ns"))),
-        engine_step_ns=engine_step_ns,
-        engine_row_ns=engine_row_ns,
+        **({} if calibration is None else _lost(server, calibration)),
         source=f"{served.num_rows} requests of {server.path.name}, sent by {client.path.name}",
     )
 
@@ -102,6 +96,27 @@ def _work(served: _Served) -> list[float]:
     start = np.full(len(scale), 0.5)
     found = least_squares(off, start, bounds=(0, np.inf), loss="soft_l1", diff_step=np.full(len(scale), 1e-3))
     return [float(price) for price in found.x * scale]
+
+
+def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
+    """What the engine of `server` lost to the API process beside it, at the speed of the calibration's machine.
+
+    Of its steps it is the time on the wall that others had, beyond what they had while it was calibrated; of the host's
+    work between them, all that is longer than the calibration says in the weather of the run. Where a recording tells
+    no weather, as a twin's does not, it is what steps took longer, too.
+    """
+    measured = MeasuredSteps([server.steps])
+    host_ns = measured.cpu @ np.array([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES])
+    weather = known_weather([server], calibration)
+    if weather is None:
+        step_ns, slowdown = measured.step_ns - predict(calibration, measured), np.ones(len(measured))
+    else:
+        step_ns = (measured.step_ns - measured.own_ns * weather.taken) / weather.slowness(measured)
+        slowdown = weather.slowdown(measured)
+    rows, waited = measured.step[:, list(STEP_FEATURES).index("sampled_rows")], ~np.isnan(measured.cpu_ns)
+    engine = _prices(step_ns, rows)
+    host = _prices((measured.cpu_ns / slowdown - host_ns)[waited], rows[waited])
+    return dict(zip(("engine_step_ns", "engine_row_ns", "host_step_ns", "host_row_ns"), (*engine, *host), strict=True))
 
 
 def _prices(times_ns: Floats, amounts: Floats) -> tuple[float, float]:

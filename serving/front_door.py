@@ -20,7 +20,8 @@ FILE = "front_door.json"
 class FrontDoor(Settings):
     """Times of one API process, which does one thing after another, in ns.
 
-    The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it.
+    The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it; what
+    its process does between steps, where it hands out tokens, too, takes `host_step_ns` and `host_row_ns` longer.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -33,6 +34,8 @@ class FrontDoor(Settings):
     last_ns: float = Field(0, ge=0, description="from an answer's last text until all of it is written")
     engine_step_ns: float = Field(0, ge=0, description="what a step of the engine takes longer")
     engine_row_ns: float = Field(0, ge=0, description="and each token that it samples")
+    host_step_ns: float = Field(0, ge=0, description="what the engine's host works longer between two steps")
+    host_row_ns: float = Field(0, ge=0, description="and for each token that is sampled")
     source: str = Field("", description="which recordings it was fitted to")
 
     @classmethod
@@ -60,7 +63,15 @@ class FrontDoor(Settings):
 
     def beside(self, cost: CostModel) -> CostModel:
         """`cost` of an engine that shares its CPU with this API process."""
-        return Beside(cost, self) if self.engine_step_ns or self.engine_row_ns else cost
+        return Beside(cost, self) if any((*self._step, *self._host)) else cost
+
+    @property
+    def _step(self) -> tuple[float, float]:
+        return self.engine_step_ns, self.engine_row_ns
+
+    @property
+    def _host(self) -> tuple[float, float]:
+        return self.host_step_ns, self.host_row_ns
 
 
 class Beside:
@@ -68,15 +79,20 @@ class Beside:
 
     def __init__(self, cost: CostModel, front_door: FrontDoor) -> None:
         self._cost = cost
-        self._front_door = front_door
-        self.cpu_ns = cost.cpu_ns
+        self._step = front_door._step
+        self._host = front_door._host
 
-    def _more_ns(self, sampled: int) -> int:
-        return round(self._front_door.engine_step_ns + self._front_door.engine_row_ns * sampled)
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return self._cost.cpu_ns(plan) + _longer_ns(self._host, plan.sampled_rows)
 
     def step_ns(self, plan: StepPlan) -> int:
-        return self._cost.step_ns(plan) + self._more_ns(plan.sampled_rows)
+        return self._cost.step_ns(plan) + _longer_ns(self._step, plan.sampled_rows)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        more_ns = self._more_ns(rows)
+        more_ns = _longer_ns(self._host, rows) + _longer_ns(self._step, rows)
         return [ns + more_ns for ns in self._cost.decode_run_ns(rows, context, squares, steps)]
+
+
+def _longer_ns(prices: tuple[float, float], sampled: int) -> int:
+    each, per_token = prices
+    return round(each + per_token * sampled)

@@ -52,17 +52,20 @@ def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) ->
     return InWeather(simulated(slowdown), drawn_bands(draws))
 
 
-def slowed_fleet(run: Recording, weather: Weather) -> FleetConfig:
-    """The engines of `run`, slowed down from the start of each of its steps to that of the next as that step was."""
-    return _slowed(run, weather.slowdown(MeasuredSteps([run.steps])))
+def slowed_fleet(run: Recording, weather: Weather, begin_s: float = 0.0) -> FleetConfig:
+    """The engines of `run`, slowed down from the start of each of its steps to that of the next as that step was.
+
+    Time 0 is `begin_s` of the run.
+    """
+    return _slowed(run, weather.slowdown(MeasuredSteps([run.steps])), begin_s)
 
 
-def _slowed(run: Recording, slowdown: Floats) -> FleetConfig:
+def _slowed(run: Recording, slowdown: Floats, begin_s: float = 0.0) -> FleetConfig:
     factors = iter(np.clip(slowdown, *_FACTORS).tolist())
     slowdowns: list[Slowdown] = []
     for steps in by_replica(run.steps):
         replica = steps["replica"][0].as_py()
-        starts = [ns / 1e9 for ns in steps["start_ns"].to_pylist()]
+        starts = [max(ns / 1e9 - begin_s, 0.0) for ns in steps["start_ns"].to_pylist()]
         starts[0] = 0.0
         slowdowns += (
             Slowdown(at_s=at, for_s=until - at, factor=factor, replica=replica)

@@ -138,13 +138,14 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     runs = [Recording.load(path) for path in paths]
     steps = MeasuredSteps([run.steps for run in runs])
     notes = [json.loads(run.run["notes"]) for run in runs]
+    canaries = ("canary_before_ns", "canary_after_ns")  # which a server does not time
     calibration = fit(
         steps,
         deployment=as_accepted(recorded_deployment(runs[0]), runs).model_dump_json(),
         hardware=json.loads(runs[0].run["hardware"]),
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        noise={"canary_ns": [note[key] for note in notes for key in ("canary_before_ns", "canary_after_ns")]},
+        noise={"canary_ns": [note[key] for note in notes for key in canaries if key in note]},
     )
     calibration.save(out)
     pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")

@@ -1,7 +1,8 @@
 """Rung 6, the front door: what a real client saw, and what a client of the simulated server sees.
 
-Same arrivals, same engine: once alone, as every rung below simulates it, and once behind the API server. Repeats of the
-real run give the noise floor.
+Same arrivals, same engine: once alone, as every rung below simulates it, and once behind the API server; and where the
+servers' own recordings are at hand, once more behind it in the weather of each run. Repeats of the real run give the
+noise floor.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pyarrow.compute as pc
+
+from calibration.steps.step_cost import Calibration
+from calibration.validation.same_weather import known_weather, slowed_fleet
+from planning.priced_scenario import PricedScenario
 from planning.scenario import Scenario
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from sim.cluster import Cluster
 from sim.run_log import TableSink
+from traces.client_view import matched
 from traces.measured.recorded_client import RecordedClient
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -28,7 +35,10 @@ RATES = ("request_throughput", "output_throughput")
 
 @dataclass(frozen=True)
 class Row:
-    """One statistic: as clients saw it, and as simulated without and with the front door."""
+    """One statistic: as clients saw it, and as simulated without and with the front door.
+
+    in_weather  with it and in the weather of the runs; None where that is not known
+    """
 
     metric: str
     statistic: str
@@ -36,22 +46,35 @@ class Row:
     engine_alone: float
     simulated: float
     floor_pct: float | None
+    in_weather: float | None = None
 
     @property
     def error_pct(self) -> float:
         """Of what was simulated with the front door, in percent of the real; a wrong zero is 100 % off."""
+        return self._error_pct(self.simulated)
+
+    @property
+    def in_weather_error_pct(self) -> float | None:
+        """The same of what was simulated in the weather of the runs."""
+        return None if self.in_weather is None else self._error_pct(self.in_weather)
+
+    def _error_pct(self, simulated: float) -> float:
         if self.real == 0:
-            return 100.0 * (self.simulated != 0)
-        return 100 * (self.simulated - self.real) / self.real
+            return 100.0 * (simulated != 0)
+        return 100 * (simulated - self.real) / self.real
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "error_pct": self.error_pct}
+        return {**asdict(self), "error_pct": self.error_pct, "in_weather_error_pct": self.in_weather_error_pct}
 
 
-def hold_against_clients(clients: Sequence[Path], scenario: dict[str, Any], front_door: FrontDoor) -> list[Row]:
+def hold_against_clients(
+    clients: Sequence[Path], scenario: dict[str, Any], front_door: FrontDoor, servers: Sequence[Path] = ()
+) -> list[Row]:
     """Every statistic of what `clients` recorded of one workload, and of two simulations of it.
 
-    `scenario` has the fields of a `Scenario` but for the workload. Raises UserError for recordings of different ones.
+    `scenario` has the fields of a `Scenario` but for the workload. `servers` are recordings of the real engines that
+    served them, one each, in order; with them a third simulation knows the machine's weather. Raises UserError for
+    recordings of different workloads, and for servers whose weather is not known.
     """
     runs = RecordedClient(folders=tuple(str(path.absolute()) for path in clients)).read(Path())
     sent = [[(request.id, request.arrival_ns) for request in run.workload.requests] for run in runs]
@@ -65,13 +88,47 @@ def hold_against_clients(clients: Sequence[Path], scenario: dict[str, Any], fron
     priced.cluster(Cluster, alone, tokens=True).run(priced.workload)
     priced.cluster(Cluster, TableSink(), tokens=True, front_door=front_door, clients=behind).run(priced.workload)
     without, simulated = (_numbers(RunMetrics(sink.requests)) for sink in (alone, behind))
+    weathered = _in_their_weather(clients, servers, priced, scenario["calibration"], front_door) if servers else []
     rows = []
     for name, value in simulated.items():
         measured = [numbers[name] for numbers in real]
         centre = mean(measured)
         floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 and centre else None
-        rows.append(Row(*name, centre, without[name], value, floor))
+        in_weather = mean(numbers[name] for numbers in weathered) if weathered else None
+        rows.append(Row(*name, centre, without[name], value, floor, in_weather))
     return rows
+
+
+def _in_their_weather(
+    clients: Sequence[Path],
+    servers: Sequence[Path],
+    priced: PricedScenario,
+    calibration: str | None,
+    front_door: FrontDoor,
+) -> list[dict[tuple[str, str], float]]:
+    """The numbers of each run, simulated in its weather; the time that the engine loses to others is of that."""
+    if calibration is None:
+        raise UserError("served", str(servers[0]), "needs the calibration of its engine; give it, too")
+    if len(servers) != len(clients):
+        raise UserError("served", len(servers), f"must be {len(clients)} recordings, one for each client, in order")
+    engine, door = (
+        Calibration.load(calibration),
+        front_door.model_copy(update={"engine_step_ns": 0, "engine_row_ns": 0}),
+    )
+    found = []
+    for client, server in zip(map(Recording.load, clients), map(Recording.load, servers), strict=True):
+        if (weather := known_weather([server], engine)) is None:
+            raise UserError(
+                "served", str(server.path), "does not tell the machine's weather, or its calibration does not"
+            )
+        served, sent = matched(server, client)
+        begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), sent.column("send_ns")), 0.5)[0].as_py()
+        fleet = slowed_fleet(server, weather, begin_ns / 1e9)
+        slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}))
+        seen = TableSink()
+        slowed.cluster(Cluster, TableSink(), tokens=True, front_door=door, clients=seen).run(priced.workload)
+        found.append(_numbers(RunMetrics(seen.requests)))
+    return found
 
 
 def _numbers(metrics: RunMetrics) -> dict[tuple[str, str], float]:

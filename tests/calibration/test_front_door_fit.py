@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from calibration.front_door_fit import fit_front_door
-from serving.cost_model import TokenCost
+from calibration.steps.step_cost import StepCost
+from calibration.steps.weather import Weather
+from serving.cost_model import CostModel, TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
+from tests.calibration.test_calibration import fitted, measured
 from traces.recording import Recording, RecordingWriter
 
 US, MS = 1000, 1_000_000
@@ -34,7 +41,9 @@ class Called:
         self._writer.add_requests({**columns, "client_id": [f"c-{id}" for id in columns["request_id"]]})
 
 
-def recorded(folder: Path, count: int) -> tuple[Recording, Recording]:
+def recorded(
+    folder: Path, count: int, cost: CostModel = TokenCost(5 * MS, US, 1), door: FrontDoor = TRUE
+) -> tuple[Recording, Recording]:
     """A server and its client, simulated."""
     requests = [WorkloadRequest(at, at * 2 * MS, ((PRIVATE, 20 + 37 * at % 900),), 4 + at % 9) for at in range(count)]
     with RecordingWriter(folder / "served", {"run_id": "s"}) as server, RecordingWriter(
@@ -42,7 +51,7 @@ def recorded(folder: Path, count: int) -> tuple[Recording, Recording]:
     ) as client:  # fmt: skip
         deployment = Deployment(scheduler=SchedulerConfig(max_num_seqs=32, num_blocks=5000))
         sinks = {"sink": Called(server), "clients": Called(client)}
-        Cluster(deployment, TokenCost(5 * MS, US, 1), tokens=True, front_door=TRUE, **sinks).run(Workload(requests))
+        Cluster(deployment, cost, tokens=True, front_door=door, **sinks).run(Workload(requests))
     return Recording.load(folder / "served"), Recording.load(folder / "client")
 
 
@@ -52,6 +61,35 @@ def test_known_prices_are_found_again(tmp_path: Path) -> None:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
     assert (found.engine_step_ns, found.engine_row_ns) == (0, 0)
     assert found.source == "200 requests of served, sent by client"
+
+
+def in_weather(server: Recording, own: float, speed: float) -> Recording:
+    """The recording of a machine whose thread had a share `own` of the time on the wall, at this speed."""
+    steps = server.steps
+    wall_ns = steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()
+    for name, values in (
+        ("thread_ns", pa.array((own * wall_ns).astype(np.int64))),
+        ("speed", pa.array(np.full(len(wall_ns), speed))),
+    ):
+        steps = steps.set_column(steps.column_names.index(name), steps.schema.field(name), values)
+    pq.write_table(steps, server.path / "steps.parquet")
+    return Recording.load(server.path)
+
+
+def test_what_an_engine_loses_beside_an_api_process_is_found(tmp_path: Path) -> None:
+    calibration = fitted(measured(noise=0.0))
+    known = {"engine_step_ns": 500 * US, "engine_row_ns": 30 * US, "host_step_ns": 400 * US, "host_row_ns": 20 * US}
+    server, client = recorded(tmp_path, 60, StepCost(calibration), TRUE.model_copy(update=known))
+    blind = fit_front_door(server, client, calibration)
+    for name, true in known.items():
+        assert getattr(blind, name) == pytest.approx(true, rel=0.02), name
+    # Others had 1.5 times as much of the steps as while it was calibrated, on a machine half as fast.
+    weather = Weather(taken=1.25, speed=2.0, exponent=1.0)
+    slower = in_weather(server, own=1 / 1.5, speed=1.0)
+    found = fit_front_door(slower, client, replace(calibration, weather=weather))
+    lost_ns = (server.steps["end_ns"].to_numpy() - server.steps["start_ns"].to_numpy()).mean() * (1 - 1.25 / 1.5) / 2
+    rows = server.steps["sampled_rows"].to_numpy().mean()
+    assert found.engine_step_ns + found.engine_row_ns * rows == pytest.approx(lost_ns, rel=0.02)
 
 
 def test_too_few_requests_teach_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,9 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
 
 def test_the_real_engine_is_sent_a_workload_too(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    write_parquet(alone(12), tmp_path / "trace.parquet")
-    with serving(tmp_path, "--model", "random:llama", "--max-model-len", 512, "-o", tmp_path / "served") as server:
+    write_parquet(replace(alone(12, 20), concurrency=1), tmp_path / "trace.parquet")  # 240 steps, enough to learn from
+    small = ("--max-model-len", 512, "--max-num-seqs", 4, "--max-num-batched-tokens", 64, "--dtype", "float32")
+    with serving(tmp_path, "--model", "random:llama", *small, "-o", tmp_path / "served") as server:
         options = ("--url", server.url, "--vocab-size", 200, "-o", tmp_path / "client")
         done = tokentwin("bench", tmp_path / "trace.parquet", *options)
     assert done.returncode == 0, done.stderr
@@ -194,15 +196,35 @@ def test_the_real_engine_is_sent_a_workload_too(tmp_path: Path) -> None:
     for row in with_client(served, client).to_pylist():
         ordered = [row[name] for name in TIMES]
         assert ordered == sorted(ordered)
-        assert (row["prompt_tokens"], row["output_tokens"]) == (8, 3)
-    assert [len(times) for times in client.requests.column("token_times_ns").to_pylist()] == [3] * 12
+        assert (row["prompt_tokens"], row["output_tokens"]) == (8, 20)
+    assert [len(times) for times in client.requests.column("token_times_ns").to_pylist()] == [20] * 12
+    rung_6_is_climbed_on_the_real_engine(tmp_path)
+
+
+def rung_6_is_climbed_on_the_real_engine(folder: Path) -> None:
+    """What it learns of a run, in that run's weather, explains where that run's time went."""
+    served, client = folder / "served", folder / "client"
+    engine, door = folder / "engine", folder / "door"
+    assert tokentwin("calibrate", "--from-recordings", served, "-o", engine).returncode == 0
+    learnt = tokentwin("calibrate", "--from-served", served, "--client", client, "--engine", engine, "-o", door)
+    assert learnt.returncode == 0, learnt.stderr
+    rung = ("validate", "front-door", client, "-c", engine, "--front-door", door)
+    held = tokentwin(*rung, "--served", served, "--format", "json", "-o", folder / "rung")
+    assert held.returncode == 0, held.stderr
+    report = json.loads((folder / "rung" / "clients.json").read_text())
+    assert report["rows"] == json.loads(held.stdout)["rows"] and report["clients"] == ["client"]
+    rows = {(row["metric"], row["statistic"]): row for row in report["rows"]}
+    itl = rows["itl_ms", "mean"]
+    assert 0.5 < itl["in_weather"] / itl["real"] < 2, "what it learnt is of another run"
+    two = tokentwin(*rung, "--served", served, "--served", served)
+    assert two.returncode == 2 and "one for each client" in two.stderr
 
 
 # Against servers that are made up
 
 
-def alone(count: int, **about: Any) -> Workload:
-    return Workload([WorkloadRequest(at, 0, ((PRIVATE, 8),), 3, **about) for at in range(count)])
+def alone(count: int, output_len: int = 3, **about: Any) -> Workload:
+    return Workload([WorkloadRequest(at, 0, ((PRIVATE, 8),), output_len, **about) for at in range(count)])
 
 
 def number_of(request: web.Request) -> int:

@@ -85,10 +85,10 @@ def external(
         click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
         results.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
     if page:
-        _write("write", Path(page), markdown(results))
+        write_text("write", Path(page), markdown(results))
     if out:
         created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-        _write("out", Path(out) / "external.json", json.dumps({**created, **as_dict(results)}) + "\n")
+        write_text("out", Path(out) / "external.json", json.dumps({**created, **as_dict(results)}) + "\n")
     if style == "json":
         click.echo(json.dumps(as_dict(results)))
     else:
@@ -136,7 +136,8 @@ def _predictor() -> Predictor:
     return blind
 
 
-def _write(option: str, path: Path, text: str) -> None:
+def write_text(option: str, path: Path, text: str) -> None:
+    """Write it, and the folders that it lies in. Raises UserError, about `option`, if that cannot be done."""
     from serving.errors import UserError, reason
 
     try:

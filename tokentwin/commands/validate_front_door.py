@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,31 @@ TARGET_MISSED = 3
 @click.command("front-door")
 @click.argument("clients", nargs=-1, required=True, type=click.Path())
 @click.option("--front-door", required=True, type=click.Path(), help="What `calibrate --from-served` wrote.")
+@click.option(
+    "--served",
+    "servers",
+    multiple=True,
+    type=click.Path(),
+    help="What `serve -o` recorded of the real engine, one for each of CLIENTS: compare in the same weather, too.",
+)
 @click.option("--calibration", "-c", type=click.Path(), help="Directory that `tokentwin calibrate` wrote.")
 @click.option("--gpu", help="GPU whose kernel tables time the steps.")
 @click.option("--replicas", type=int, help="Number of engines behind the router.")
 @click.option("--router", help="Router, by name; by default round-robin.")
 @click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
+@click.option("--out", "-o", type=click.Path(), help="Also write clients.json here, for the dashboard's Trust page.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def front_door(
     clients: tuple[str, ...],
     front_door: str,
+    servers: tuple[str, ...],
     calibration: str | None,
     gpu: str | None,
     replicas: int | None,
     router: str | None,
     max_error: float | None,
+    out: str | None,
     style: str,
     deployment_file: str | None,
     **flags: Any,
@@ -46,6 +57,8 @@ def front_door(
     from planning.priced_scenario import with_fleet
     from serving.deployments.fleet import RouterConfig
     from serving.front_door import FrontDoor
+    from tokentwin import __version__
+    from tokentwin.commands.validate_external import write_text
 
     check_timed(calibration, gpu)
     deployment = with_fleet(
@@ -54,9 +67,15 @@ def front_door(
         RouterConfig(name=router) if router else None,
     )
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
-    rows = hold_against_clients([Path(client) for client in clients], scenario, FrontDoor.load(front_door))
+    door = FrontDoor.load(front_door)
+    rows = hold_against_clients([Path(client) for client in clients], scenario, door, [Path(each) for each in servers])
+    told = {"rows": [row.as_dict() for row in rows]}
+    if out:
+        about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+        names = {"clients": [Path(client).name for client in clients], "front_door": door.source}
+        write_text("out", Path(out) / "clients.json", json.dumps({**about, **names, **told}) + "\n")
     if style == "json":
-        click.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+        click.echo(json.dumps(told))
     else:
         _print(rows)
     if max_error is not None and max(abs(row.error_pct) for row in rows) > max_error:
@@ -67,11 +86,15 @@ def _print(rows: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    header = ("metric", "clients", "engine alone", "with the front door", "error", "floor")
+    header = ["metric", "clients", "engine alone", "with the front door", "error", "floor"]
+    known = [row.in_weather_error_pct for row in rows if row.in_weather_error_pct is not None]
+    if known:
+        header.append("in the same weather")
     table = Table(*header, title="rung 6: what clients saw", title_justify="left")
     for row in rows:
         name = row.metric if row.statistic == "value" else f"{row.metric} {row.statistic}"
         floor = "" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
         numbers = (f"{value:,.4g}" for value in (row.real, row.engine_alone, row.simulated))
-        table.add_row(name, *numbers, f"{row.error_pct:+.1f} %", floor)
+        told = [f"{row.in_weather_error_pct:+.1f} %"] if known else []
+        table.add_row(name, *numbers, f"{row.error_pct:+.1f} %", floor, *told)
     Console().print(table)
