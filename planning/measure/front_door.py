@@ -123,7 +123,8 @@ def _in_their_weather(
             )
         served, sent = matched(server, client)
         begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), sent.column("send_ns")), 0.5)[0].as_py()
-        fleet = slowed_fleet(server, weather, begin_ns / 1e9)
+        failures = slowed_fleet(server, weather, begin_ns / 1e9).failures
+        fleet = priced.fleet.model_copy(update={"failures": failures})
         slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}))
         seen = TableSink()
         slowed.cluster(Cluster, TableSink(), tokens=True, front_door=door, clients=seen).run(priced.workload)
