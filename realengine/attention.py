@@ -37,8 +37,9 @@ class Attention(Protocol):
         content. If it runs as a graph (`captured`), what `attend` then reads must lie where it lay at the capture."""
         ...
 
-    def plan(self, batch: Batch) -> Any:
-        """What is the same for every layer of a step. In a graph, captured with the layers; `batch.host` is None."""
+    def plan(self, batch: Batch, window: int = 0) -> Any:
+        """What is the same for all layers of a group in a step. In a graph, captured with the layers; `batch.host` is
+        None. A query sees `window` tokens, its own the last; 0 is all."""
         ...
 
     def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
@@ -48,13 +49,14 @@ class Attention(Protocol):
 
 
 class Span(NamedTuple):
-    """The tokens of one row, and the KV they attend to."""
+    """The tokens of one row, and the KV they attend to: `seen` tokens in `blocks`, after the first `skipped` there."""
 
     first: int
     tokens: int
-    context: int
-    blocks: torch.Tensor  # [ceil(context / block_size)]
-    mask: torch.Tensor | None  # [tokens, context], True where a query may look; None for a single token
+    skipped: int
+    seen: int
+    blocks: torch.Tensor
+    mask: torch.Tensor | None  # [tokens, seen], True where a query may look; None for a single token
 
 
 class TorchAttention:
@@ -78,17 +80,21 @@ class TorchAttention:
     def prepare(self, batch: Batch, captured: bool) -> None:
         pass
 
-    def plan(self, batch: Batch) -> list[Span]:
+    def plan(self, batch: Batch, window: int = 0) -> list[Span]:
         fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))
         spans = []
         for first, count, context, start in zip(*fields, strict=True):
             if count == 0:
                 continue
-            blocks = batch.blocks[start : start - (-context // self._block_size)]
-            mask = None
+            oldest = max(context - count - window + 1, 0) if window else 0
+            passed, skipped = divmod(oldest, self._block_size)
+            blocks = batch.blocks[start + passed : start - (-context // self._block_size)]
+            seen, mask = context - oldest, None
             if count > 1:
-                mask = torch.ones(count, context, dtype=torch.bool, device=blocks.device).tril(context - count)
-            spans.append(Span(first, count, context, blocks, mask))
+                mask = torch.ones(count, seen, dtype=torch.bool, device=blocks.device).tril(seen - count)
+                if window:
+                    mask = mask.triu(seen - count - window + 1)
+            spans.append(Span(first, count, skipped, seen, blocks, mask))
         return spans
 
     def attend(self, queries: torch.Tensor, plan: list[Span], kv: LayerKv) -> torch.Tensor:
@@ -96,8 +102,8 @@ class TorchAttention:
         kv_heads = kv.keys.shape[1]
         group = heads // kv_heads
         out = torch.zeros_like(queries)  # for tokens of no row
-        for first, count, context, blocks, mask in plan:
-            keys, values = read(kv, blocks, context, queries.dtype)
+        for first, count, skipped, seen, blocks, mask in plan:
+            keys, values = read(kv, blocks, skipped, seen, queries.dtype)
             rows = queries[first : first + count].view(count, kv_heads, group, dim)
             packed = rows.permute(1, 2, 0, 3).reshape(1, kv_heads, group * count, dim)
             attended = scaled_dot_product_attention(

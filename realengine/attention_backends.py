@@ -39,7 +39,7 @@ class OwnAttention:
         with self._told("prepare"):
             self._backend.prepare(batch, captured)
 
-    def plan(self, batch: Batch) -> Any:
+    def plan(self, batch: Batch, window: int = 0) -> Any:
         with self._told("plan"):
             return self._backend.plan(batch)
 
@@ -68,5 +68,7 @@ def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> A
         except ImportError:
             remedy = "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'"
             raise UserError("attention", name, remedy) from None
+    if spec.sliding_window and name != "torch":
+        raise UserError("attention", name, f"does not take the sliding window of {spec.name}; use torch")
     backend: Attention = make("attention", name, find("attention", name, ATTENTION, _CALLS), spec, deployment, device)
     return backend if name in ATTENTION else OwnAttention(name, backend)

@@ -7,11 +7,15 @@ from realengine.loading import QUANTIZATIONS
 from realengine.shard import shard_spec
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
+from serving.deployments.kv_groups import kv_groups, stating_kv_groups
 from serving.errors import UserError
 
 
-def check_deployment(deployment: Deployment, files: ModelFiles) -> None:
-    """Raise UserError, naming the first setting that the engine cannot do for the model in `files`."""
+def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
+    """`deployment` with the block tables of the model in `files`.
+
+    Raises UserError, naming the first setting that the engine cannot do for that model.
+    """
     scheduler = deployment.scheduler
     for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "kv_tiers"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
@@ -33,9 +37,6 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> None:
         raise UserError("quantization", deployment.quantization, remedy)
     if deployment.enable_expert_parallel and not files.spec.num_experts:
         raise UserError("enable_expert_parallel", True, f"needs a mixture; {files.spec.name} is dense; leave it out")
-    if scheduler.kv_groups:
-        remedy = f"follows from the model, and all layers of {files.spec.name} see everything; leave it out"
-        raise UserError("scheduler.kv_groups", list(scheduler.kv_groups), remedy)
     shard_spec(files.spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)
     if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
         remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"
@@ -43,3 +44,8 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> None:
     if scheduler.max_model_len > files.spec.max_positions:
         remedy = f"must be at most {files.spec.max_positions}, the positions of {files.spec.name}"
         raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)
+    groups = kv_groups(files.spec, deployment)
+    if files.spec.sliding_window and not groups:  # as the simulator has it with a draft model
+        remedy = f"cannot be combined with the sliding window of {files.spec.name}; use method ngram"
+        raise UserError("scheduler.speculative.method", "draft_model", remedy)
+    return stating_kv_groups(deployment, groups)

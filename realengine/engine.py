@@ -32,6 +32,7 @@ from realengine.weights import ModelFiles
 from serving.call_limit import CallWatch
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
+from serving.kv.grouped_pool import block_tables
 from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
@@ -54,7 +55,7 @@ class Engine:
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
-        check_deployment(deployment, files)
+        deployment = check_deployment(deployment, files)
         self._in_flight: deque[Flight] = deque()
         self.spec = files.spec
         self.source = files.source
@@ -117,13 +118,13 @@ class Engine:
                 self._in_flight.popleft().launched.wait()
         self._unusable = ""
         self.sequences.clear()
-        self._seating = Seating(self._config)
-        self._demand = WaitingDemand(self._config.block_size)
+        self._demand = WaitingDemand(self._config)
         self._preempted_ns: dict[int, int] = {}
         self._host_free_ns: int | None = None
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.scheduler
         self.scheduler = find_policy(name)(settings, content=content)
+        self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
         self._verified = VerifiedTokens()
         if self._drafter is not None:

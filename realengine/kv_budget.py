@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
 from serving.errors import UserError
-from serving.kv.blocks import blocks_for
 
 _MOST = 10_000_000  # as SchedulerConfig.num_blocks
 _GIB = 1024**3
@@ -49,7 +49,7 @@ class KvBudget(NamedTuple):
 
     def check(self, config: SchedulerConfig) -> None:
         """Raise UserError unless the longest request fits, beside the null block."""
-        need = blocks_for(config.max_model_len, config.block_size) + 1
+        need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
             raise UserError(
                 "gpu_memory_utilization",

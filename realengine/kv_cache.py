@@ -29,7 +29,12 @@ class LayerKv(NamedTuple):
 class KvCache:
     """Keys and values of every layer. `dtype` may be `torch.float8_e4m3fn`, whose range is enough without scales.
 
-    scales  of each layer's keys and values, where a checkpoint has them; None: all are 1
+    Each of `groups`, as `SchedulerConfig.kv_groups`, has as many layers as a block has room for. Layers of different
+    groups share the tensor, and never a block.
+
+    windows   of the groups; 0 for full attention
+    group_of  the group of each layer
+    scales    of each layer's keys and values, where a checkpoint has them; None: all are 1
     """
 
     def __init__(
@@ -40,8 +45,11 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         scales: Sequence[tuple[float, float]] | None = None,
+        groups: tuple[int, ...] = (),
     ) -> None:
-        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        self.windows = groups or (0,)
+        self.group_of, self._place = _grouped(spec, self.windows)
+        shape = (max(self._place) + 1, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
@@ -49,8 +57,24 @@ class KvCache:
         self._scales = scales or [(1.0, 1.0)] * spec.num_layers
 
     def layer(self, index: int) -> LayerKv:
-        keys, values = self._tensor[index]
+        keys, values = self._tensor[self._place[index]]
         return LayerKv(keys, values, *self._scales[index])
+
+
+def _grouped(spec: ModelSpec, windows: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The group of each layer and its place there: layers of a kind go round its groups, as in vLLM."""
+    if len(windows) == 1:
+        return [0] * spec.num_layers, list(range(spec.num_layers))
+    seen = {False: 0, True: 0}
+    groups, places = [], []
+    for layer in range(spec.num_layers):
+        slides = layer in spec.sliding_at
+        of_kind = [group for group, window in enumerate(windows) if bool(window) == slides]
+        place, which = divmod(seen[slides], len(of_kind))
+        groups.append(of_kind[which])
+        places.append(place)
+        seen[slides] += 1
+    return groups, places
 
 
 def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -67,7 +91,10 @@ def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Te
     kv.values[blocks, :, offsets] = values.to(kv.values.dtype)
 
 
-def read(kv: LayerKv, blocks: torch.Tensor, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `tokens` keys and values held in `blocks`, each `[kv_heads, tokens, head_dim]`."""
-    keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :tokens].to(dtype) for t in kv[:2])
+def read(
+    kv: LayerKv, blocks: torch.Tensor, skipped: int, tokens: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tokens` keys and values held in `blocks`, after the first `skipped`, each `[kv_heads, tokens, head_dim]`."""
+    held = slice(skipped, skipped + tokens)
+    keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, held].to(dtype) for t in kv[:2])
     return (keys, values) if kv.k_scale == kv.v_scale == 1.0 else (keys * kv.k_scale, values * kv.v_scale)

@@ -142,11 +142,12 @@ class Model:
         ops, join = self.ops, self._collective
         with times("embedding"):
             hidden = embedding(tokens, self._embedding)
-            rotation = ops.rotation(self.rope, batch)
-            plan = self.attention.plan(batch)
+            views = [batch.of_group(group) for group in range(len(kv.windows))]
+            rotations = [ops.rotation(self.rope, view) for view in views]
+            plans = [self.attention.plan(view, window) for view, window in zip(views, kv.windows, strict=True)]
         mlp = None
         for index, layer in enumerate(self._layers):
-            cache = kv.layer(index)
+            cache, group = kv.layer(index), kv.group_of[index]
             with times("norm"):
                 first = mlp is None
                 add_norm = ops.add_norm_fp8 if layer.qkv.fp8 else ops.add_norm
@@ -154,9 +155,9 @@ class Model:
             with times("qkv"):
                 qkv = layer.qkv(normed)
             with times("rope_store"):
-                queries = ops.rope_store(qkv, rotation, layer.head_norms, cache, batch)
+                queries = ops.rope_store(qkv, rotations[group], layer.head_norms, cache, views[group])
             with times("attention"):
-                attended = self.attention.attend(queries, plan, cache)
+                attended = self.attention.attend(queries, plans[group], cache)
             with times("out"):
                 attended = layer.out(attended.flatten(1))
             attended = join.sum(attended, times)

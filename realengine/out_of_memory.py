@@ -11,8 +11,8 @@ from serving.errors import UserError
 class OutOfMemory:
     """Turns torch's out-of-memory errors into one line that names the knob to turn."""
 
-    def __init__(self, deployment: Deployment, kv_bytes_per_token: int, what: str, num_blocks: int) -> None:
-        self._deployment, self._kv, self._what, self._blocks = deployment, kv_bytes_per_token, what, num_blocks
+    def __init__(self, deployment: Deployment, kv_bytes: int, what: str, num_blocks: int) -> None:
+        self._deployment, self._kv_bytes, self._what, self._blocks = deployment, kv_bytes, what, num_blocks
 
     def __enter__(self) -> None:
         pass
@@ -22,8 +22,7 @@ class OutOfMemory:
             return
         config = self._deployment.scheduler
         if self._what == "kv":
-            need = self._blocks * config.block_size * self._kv / 1e9
-            remedy = f"needs {need:,.1f} GB of KV cache; lower it"
+            remedy = f"needs {self._kv_bytes / 1e9:,.1f} GB of KV cache; lower it"
             raise UserError("scheduler.num_blocks", self._blocks, remedy) from None
         if self._what == "weights":
             remedy = "does not fit into memory; set quantization to fp8 or int4, or raise tensor_parallel_size"

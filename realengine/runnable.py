@@ -12,7 +12,7 @@ _STORED = ("none", "fp8", "fp8_block", "int4", "int8")
 
 def check_runnable(spec: ModelSpec) -> None:
     """Raise UserError, naming the first thing that `spec` asks for and the engine does not do."""
-    name, window = spec.name, spec.sliding_window
+    name = spec.name
     simulated = "works only in the simulator; the real engine runs"
     if spec.family not in _FAMILIES:
         raise UserError(f"{name}.architectures", spec.family, f"{simulated} {', '.join(_FAMILIES)}")
@@ -26,9 +26,10 @@ def check_runnable(spec: ModelSpec) -> None:
     if spec.shared_intermediate_size:
         remedy = f"{simulated} mixtures without a shared expert"
         raise UserError(f"{name}.shared_expert_intermediate_size", spec.shared_intermediate_size, remedy)
-    if window:
-        remedy = f"{simulated} full attention only; lower max_position_embeddings to {window}, or use null"
-        raise UserError(f"{name}.sliding_window", window, remedy)
+    if spec.sliding_window == 1:
+        raise UserError(f"{name}.sliding_window", 1, f"{simulated} windows of at least 2 tokens")
+    if spec.sliding_layers and not spec.sliding_at:
+        raise UserError(f"{name}.sliding_layers", spec.sliding_layers, "must come with sliding_at, which names them")
     if spec.num_experts and spec.checkpoint_quantization != "none":
         remedy = f"{simulated} mixtures with weights in 16 bits"
         raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)

@@ -32,6 +32,7 @@ from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
+from serving.deployments.kv_groups import layers_of_a_group
 from serving.deployments.weight_types import GROUP_SIZE, weight_width
 from serving.errors import UserError
 
@@ -212,10 +213,11 @@ class ModelRunner:
         config = self._config
         drafts = config.speculative.num_speculative_tokens if config.speculative else 0
         decodes, tokens = padded(config.max_num_seqs), config.max_num_batched_tokens
+        groups = max(len(config.kv_groups), 1)
         rows = decodes + config.max_num_seqs
-        most = Layout(decodes, rows, decodes + tokens, decodes + config.max_num_seqs * (1 + drafts), tokens)
-        blocks = rows * -(-config.max_model_len // config.block_size)
-        layouts = (most, largest_layout(config.max_num_batched_tokens))
+        most = Layout(decodes, rows, decodes + tokens, decodes + config.max_num_seqs * (1 + drafts), tokens, groups)
+        blocks = groups * rows * -(-config.max_model_len // config.block_size)
+        layouts = (most, largest_layout(config.max_num_batched_tokens, groups))
         return max(layout.places()["blocks"].start for layout in layouts) + blocks, most.samples
 
     # Memory
@@ -225,7 +227,8 @@ class ModelRunner:
         self.release_graphs()
         with self._memory_for("kv", num_blocks), self.device.current():
             where, scales = self.device.torch_device, self.model.kv_scales if self._kv_dtype == FP8 else None
-            self.kv = KvCache(self.spec, num_blocks, self._config.block_size, self._kv_dtype, where, scales)
+            size, groups = self._config.block_size, self._config.kv_groups
+            self.kv = KvCache(self.spec, num_blocks, size, self._kv_dtype, where, scales, groups)
 
     def budget(self, utilization: float) -> KvBudget:
         """How many KV blocks fit, by running the largest step there can be and capturing graphs on a trial."""
@@ -235,11 +238,17 @@ class ModelRunner:
         graphs = 0
         if self._captures:
             graphs = self._graphs.memory(self.buckets()[::-1], self._mixed_steps(), self.dummy_step)
-        block = self._config.block_size * self.spec.kv_bytes_per_token(self._kv_dtype.itemsize)
-        return KvBudget(before.total, before.total - before.free, activations, graphs, utilization, block)
+        used = before.total - before.free
+        return KvBudget(before.total, used, activations, graphs, utilization, self._block_bytes)
+
+    @property
+    def _block_bytes(self) -> int:
+        spec, config = self.spec, self._config
+        layers = layers_of_a_group(spec) if config.kv_groups else spec.num_layers
+        return config.block_size * spec.kv_bytes_per_token(self._kv_dtype.itemsize) * layers // spec.num_layers
 
     def _memory_for(self, what: str, num_blocks: int = 0) -> OutOfMemory:
-        return OutOfMemory(self.deployment, self.spec.kv_bytes_per_token(self._kv_dtype.itemsize), what, num_blocks)
+        return OutOfMemory(self.deployment, self._block_bytes * num_blocks, what, num_blocks)
 
     # Steps
 
@@ -353,7 +362,9 @@ class ModelRunner:
         how = ((1.0, 50, 0.9, 0.5) if draw else None,)
         most = max(sizes)
         blocks = np.zeros(-(-most // self._config.block_size), dtype=np.int32)
-        rows = [RowInput([0] * size, 0, blocks, self._config.max_num_seqs, how) for size in sizes]
+        others = (blocks,) * (len(self._config.kv_groups) - 1)
+        seat = self._config.max_num_seqs
+        rows = [RowInput([0] * size, 0, blocks, seat, how, other_blocks=others) for size in sizes]
         step = pack(rows, self._config.block_size, self._config.max_num_seqs, self.attention.tiles).step
         began = perf_counter_ns()
         self.launch(step).wait()

@@ -6,6 +6,8 @@ it, and a row of block ids that grows with the request instead of being made ane
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from realengine.sequence import TokenSequence
@@ -16,11 +18,13 @@ from serving.step_plan import Row, StepPlan
 
 
 class Seating:
-    """Seats 0 to `max_num_seqs - 1`; the one after them belongs to no one."""
+    """Seats 0 to `max_num_seqs - 1`; the one after them belongs to no one. `tables` gives a request's block tables."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, tables: Callable[[Request], Sequence[Sequence[int]]]) -> None:
         self._block_size = config.block_size
-        self._tables = np.zeros((config.max_num_seqs, -(-config.max_model_len // config.block_size)), dtype=np.int32)
+        self._of = tables
+        shape = (max(len(config.kv_groups), 1), config.max_num_seqs, -(-config.max_model_len // config.block_size))
+        self._tables = np.zeros(shape, dtype=np.int32)
         self._filled = [0] * config.max_num_seqs
         self._free = list(range(config.max_num_seqs))[::-1]
         self._seats: dict[int, int] = {}
@@ -41,13 +45,14 @@ class Seating:
             self._free.append(seat)
 
     def blocks(self, request: Request, tokens: int) -> Ints:
-        """Ids of its blocks, those of its first `tokens` tokens among them."""
+        """Ids of its blocks by group of layers, those of its first `tokens` tokens among them."""
         seat = self._seats[request.id]
         need, filled = -(-tokens // self._block_size), self._filled[seat]
-        if filled < need:
-            self._tables[seat, filled:need] = request.blocks[filled:need]
+        if filled < need:  # what has left a window since it was filled in is not looked at
+            for table, blocks in zip(self._tables, self._of(request), strict=True):
+                table[seat, filled:need] = blocks[filled:need]
             self._filled[seat] = need
-        return self._tables[seat]
+        return self._tables[:, seat]
 
     def row(self, row: Row, sequence: TokenSequence, masks: tuple[Ints, ...] = ()) -> RowInput:
         """What the device needs to know of one row of a plan; `masks` are of the tokens that it samples."""
@@ -57,4 +62,5 @@ class Seating:
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = samples and sequence.logprobs
         tokens = sequence.inputs(start, count, seat)
-        return RowInput(tokens, start, self.blocks(request, start + count), seat, draws, wanted, masks)
+        blocks, *others = self.blocks(request, start + count)
+        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, tuple(others))

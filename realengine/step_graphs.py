@@ -93,7 +93,8 @@ def mixed_layout(layout: Layout) -> Layout:
         tiles *= 2
     while tiles < layout.tiles:
         tiles *= 4
-    return Layout(samples, max(samples + tiles, layout.rows), tokens, samples, tiles if layout.tiles else 0)
+    rows = max(samples + tiles, layout.rows)
+    return Layout(samples, rows, tokens, samples, tiles if layout.tiles else 0, layout.groups)
 
 
 def pad(step: StepInput, layout: Layout) -> StepInput:
@@ -108,11 +109,11 @@ def pad(step: StepInput, layout: Layout) -> StepInput:
     return step._replace(layout=layout, packed=packed)
 
 
-def largest_layout(max_num_batched_tokens: int) -> Layout:
+def largest_layout(max_num_batched_tokens: int, groups: int = 1) -> Layout:
     """At least as large in everything as what any mixed step of so many tokens is padded to."""
     tokens = TOKEN_BUCKETS[min(bisect_left(TOKEN_BUCKETS, max_num_batched_tokens), len(TOKEN_BUCKETS) - 1)]
     tiles = 4 * tokens + 4 * _FEWEST_TILES
-    return Layout(tokens, tokens + tiles, tokens, tokens, tiles)
+    return Layout(tokens, tokens + tiles, tokens, tokens, tiles, groups)
 
 
 def mixed_steps(max_num_batched_tokens: int, max_num_seqs: int, prompts: Callable[[int], list[int]]) -> list[list[int]]:

@@ -29,6 +29,7 @@ class Layout(NamedTuple):
     decode_rows  rows among which are those of one token, each at the token of its own number; padded to a bucket
     samples      tokens whose logits are wanted: of every decode row, padding too, and those prefill rows sample after
     tiles        of a prefill kernel's work list
+    groups       of layers, each with block tables of its own
     """
 
     decode_rows: int
@@ -36,6 +37,7 @@ class Layout(NamedTuple):
     tokens: int
     samples: int
     tiles: int = 0
+    groups: int = 1
 
     @property
     def decodes_only(self) -> bool:
@@ -47,6 +49,8 @@ class Layout(NamedTuple):
         sizes |= dict.fromkeys(("context", "query_start", "query_len", "table_start"), self.rows)
         sizes |= dict.fromkeys(("sampled", "seats", "temperature", "top_p", "uniform", "top_k"), self.samples)
         sizes |= dict.fromkeys(("tile_row", "tile_first"), self.tiles)
+        for group in range(1, self.groups):
+            sizes |= {_of_group("slots", group): self.tokens, _of_group("table_start", group): self.rows}
         places, offset = {}, 0
         for name, size in sizes.items():
             places[name] = slice(offset, offset + size)
@@ -55,8 +59,14 @@ class Layout(NamedTuple):
         return places
 
 
+def _of_group(name: str, group: int) -> str:
+    return f"{name} {group}" if group else name
+
+
 class Batch(NamedTuple):
     """The fields of a step on the device, all int32 unless said.
+
+    `slots` and `table_start` are those of one group of layers, at first of the first; `of_group` gives the others.
 
     tokens       [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
     positions    [T]
@@ -70,7 +80,7 @@ class Batch(NamedTuple):
     temperature, top_p, uniform   [S] float32
     top_k        [S]
     tile_row, tile_first   work list of a prefill kernel: row and first query token of each tile; row -1 is no tile
-    blocks       block ids of all rows
+    blocks       block ids of all rows, group by group
     host         what the buffer holds, on the host, for those who must know lengths to launch; None in a graph
     """
 
@@ -92,6 +102,8 @@ class Batch(NamedTuple):
     tile_row: torch.Tensor
     tile_first: torch.Tensor
     blocks: torch.Tensor
+    group: int = 0
+    tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # slots and table_start of each group
 
     def first(self, samples: int) -> Batch:
         """The same step, with the first `samples` of its samples."""
@@ -104,11 +116,22 @@ class Batch(NamedTuple):
         fields = {name: buffer[place] for name, place in layout.places().items()}
         for name in ("temperature", "top_p", "uniform"):
             fields[name] = fields[name].view(torch.float32)
-        return cls(layout=layout, host=host, **fields)
+        others = [
+            (fields.pop(_of_group("slots", group)), fields.pop(_of_group("table_start", group)))
+            for group in range(1, layout.groups)
+        ]
+        tables = ((fields["slots"], fields["table_start"]), *others)
+        return cls(layout=layout, host=host, tables=tables, **fields)
+
+    def of_group(self, group: int) -> Batch:
+        """The same step for the layers of another group."""
+        slots, table_start = self.tables[group]
+        return self._replace(slots=slots, table_start=table_start, group=group)
 
     def on_host(self, name: str) -> list[int]:
         """A field as a list. Without `host` this waits for the device."""
         if self.host is not None:
+            name = _of_group(name, self.group) if name in ("slots", "table_start") else name
             numbers: list[int] = self.host[self.layout.places()[name]].tolist()
             return numbers
         return list(getattr(self, name).tolist())
@@ -136,10 +159,10 @@ class StepInput(NamedTuple):
 
 
 class RowInput(NamedTuple):
-    """One row of a step. `tokens` as in `Batch`; `blocks` cover its context. After as many of its last tokens as there
-    are `draws` a token is sampled: with temperature, top-k, top-p and a uniform number, or None for greedy. `logprob`
-    says whether their log-probabilities are wanted. `masks`, as rows of `TokenMasks.bits`, are of the first of those
-    tokens, if they may not be any."""
+    """One row of a step. `tokens` as in `Batch`; `blocks` cover its context for the first group of layers,
+    `other_blocks` for the others. After as many of its last tokens as there are `draws` a token is sampled: with
+    temperature, top-k, top-p and a uniform number, or None for greedy. `logprob` says whether their log-probabilities
+    are wanted. `masks`, as rows of `TokenMasks.bits`, are of the first of those tokens, if they may not be any."""
 
     tokens: Sequence[int]
     start: int
@@ -148,6 +171,7 @@ class RowInput(NamedTuple):
     draws: tuple[tuple[float, int, float, float] | None, ...] = (None,)
     logprob: bool = False
     masks: tuple[Ints, ...] = ()
+    other_blocks: tuple[Ints, ...] = ()
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -165,7 +189,9 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     decode = [i for i, row in enumerate(rows) if len(row.tokens) == 1]
     prefill = [i for i, row in enumerate(rows) if len(row.tokens) > 1]
     dummies = padded(len(decode)) - len(decode)
-    dummy = RowInput((0,), 0, np.zeros(1, dtype=np.int32), null_seat, ())
+    null = np.zeros(1, dtype=np.int32)
+    groups = 1 + len(rows[0].other_blocks)
+    dummy = RowInput((0,), 0, null, null_seat, (), other_blocks=(null,) * (groups - 1))
     ordered = [rows[i] for i in decode] + [dummy] * dummies + [rows[i] for i in prefill]
     first_prefill = len(decode) + dummies
 
@@ -178,12 +204,14 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     sampled = [query_start[r] + lens[r] - len(draws) + place for r, draws in samples for place in range(len(draws))]
     work = [(r, int(lens[r]), int(context[r])) for r in range(first_prefill, len(ordered))]
     tile_row, tile_first = tiles(work)
-    layout = Layout(first_prefill, len(ordered), int(lens.sum()), len(sampling), len(tile_row))
-    blocks = np.concatenate([row.blocks[:need] for row, need in zip(ordered, needs, strict=True)])
+    layout = Layout(first_prefill, len(ordered), int(lens.sum()), len(sampling), len(tile_row), groups)
+    of_rows = [(row.blocks, *row.other_blocks) for row in ordered]
+    blocks = np.concatenate([tables[g][:n] for g in range(groups) for tables, n in zip(of_rows, needs, strict=True)])
     table_start = np.cumsum(needs, dtype=np.int32) - needs
     row_of = np.repeat(np.arange(len(ordered)), lens)
     positions = np.arange(layout.tokens) - query_start[row_of] + (context - lens)[row_of]
-    slots = blocks[table_start[row_of] + positions // block_size] * block_size + positions % block_size
+    starts = [table_start + group * needs.sum(dtype=np.int32) for group in range(groups)]
+    slots = [blocks[s[row_of] + positions // block_size] * block_size + positions % block_size for s in starts]
     hows = [draw or (0.0, 0, 1.0, 0.0) for _, draws in samples for draw in draws]
     temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
 
@@ -192,11 +220,9 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     fields = {
         "tokens": [token for row in ordered for token in row.tokens],
         "positions": positions,
-        "slots": slots,
         "context": context,
         "query_start": query_start,
         "query_len": lens,
-        "table_start": table_start,
         "sampled": sampled,
         "seats": [ordered[r].seat if ordered[r].draws else null_seat for r in sampling],
         "temperature": np.array(temperature, dtype=np.float32).view(np.int32),
@@ -206,6 +232,8 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         "tile_row": tile_row,
         "tile_first": tile_first,
         "blocks": blocks,
+        **{_of_group("slots", group): values for group, values in enumerate(slots)},
+        **{_of_group("table_start", group): values for group, values in enumerate(starts)},
     }
     for name, values in fields.items():
         packed[places[name]] = values

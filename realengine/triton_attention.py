@@ -69,7 +69,7 @@ class TritonAttention:
     def prepare(self, batch: Batch, captured: bool) -> None:
         pass
 
-    def plan(self, batch: Batch) -> _Plan:
+    def plan(self, batch: Batch, window: int = 0) -> _Plan:
         rows, work = batch.layout.decode_rows, (batch.tile_row, batch.tile_first)
         sizes = (*self._heads, *self._filling)
         return _Plan(
@@ -91,7 +91,7 @@ class TritonAttention:
             paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale, *kv[2:])
         for tokens, block_ids in fresh:
             count = tokens.stop - tokens.start
-            keys, values = read(kv, block_ids, count, queries.dtype)
+            keys, values = read(kv, block_ids, 0, count, queries.dtype)
             heads_first = queries[None, tokens].transpose(1, 2)
             attended = scaled_dot_product_attention(
                 heads_first, keys[None], values[None], is_causal=True, enable_gqa=True
@@ -122,8 +122,8 @@ class HybridAttention(TritonAttention):
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         return super().tiles([row for row in rows if not _is_fresh(row[1], row[2])])
 
-    def plan(self, batch: Batch) -> _Plan:
-        plan = super().plan(batch)
+    def plan(self, batch: Batch, window: int = 0) -> _Plan:
+        plan = super().plan(batch, window)
         if batch.layout.tokens < _FRESH_TOKENS:
             return plan
         fields = (batch.on_host(name) for name in ("query_start", "query_len", "context", "table_start"))

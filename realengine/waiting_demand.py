@@ -3,23 +3,24 @@ queue."""
 
 from __future__ import annotations
 
-from serving.kv.blocks import blocks_for
+from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
 from serving.request import Request
 from serving.step_plan import StepPlan
 
 
 class WaitingDemand:
-    """`blocks` is what all that is known of the waiting requests would take, in blocks of `block_size` tokens."""
+    """`blocks` is what all that is known of the waiting requests would take."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
         self._of: dict[int, int] = {}
         self.blocks = 0
 
     def wait(self, request: Request) -> None:
         """It waits from now on, or does already and another token of it is known."""
         self.leave(request.id)
-        need = self._of[request.id] = blocks_for(request.known, self._block_size)
+        need = self._of[request.id] = most_held(self._config, request.known)
         self.blocks += need
 
     def leave(self, id: int) -> None:

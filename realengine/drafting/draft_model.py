@@ -65,7 +65,7 @@ class ModelDrafter:
             self._known[request.id] = max(last, known - 1 + count) if samples else last
             if first < last:
                 draws = (sequence.sampling.draw(sequence.output_len, self._number),) if count > 0 else ()
-                blocks = seating.blocks(request, last)
+                (blocks,) = seating.blocks(request, last)
                 inputs[request.id] = RowInput(sequence.tokens[first:last], first, blocks, self._nobody, draws)
             sequence.odds = []
         found: dict[int, list[int]] = {}
@@ -83,7 +83,8 @@ class ModelDrafter:
         """The last of `drafts`, after which another is wanted."""
         place = len(sequence.tokens) + len(drafts) - 1
         draw = sequence.sampling.draw(sequence.output_len + len(drafts), self._number)
-        return RowInput(drafts[-1:], place, seating.blocks(row.request, place + 1), self._nobody, (draw,))
+        (blocks,) = seating.blocks(row.request, place + 1)
+        return RowInput(drafts[-1:], place, blocks, self._nobody, (draw,))
 
     def _pass(self, inputs: Mapping[int, RowInput], sequences: Mapping[int, TokenSequence]) -> dict[int, int]:
         """The next token of each of `inputs` for which one is wanted."""

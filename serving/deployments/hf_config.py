@@ -6,7 +6,7 @@ spec; state spaces and linear attention are not, and are refused by name: nearly
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -244,29 +244,30 @@ def _dense_layers(config: _HfConfig) -> int:
     )
 
 
-def _window(config: _HfConfig, name: str, family: str) -> dict[str, int]:
-    """The window and how many layers have it; none where it is no narrower than the positions are."""
+def _window(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
+    """The window and which layers have it; none where it is no narrower than the positions are."""
     window = config.sliding_window
     if family == "mistral" and "sliding_window" not in config.model_fields_set:
         window = 4096  # what transformers takes when config.json is silent
     sliding = _sliding_layers(config, name, family)
     if window is None or window >= config.max_position_embeddings or not sliding:
         return {}
-    return {"sliding_window": window, "sliding_layers": sliding}
+    return {"sliding_window": window, "sliding_layers": len(sliding), "sliding_at": tuple(sliding)}
 
 
-def _sliding_layers(config: _HfConfig, name: str, family: str) -> int:
-    layers = config.num_hidden_layers
+def _sliding_layers(config: _HfConfig, name: str, family: str) -> Sequence[int]:
+    layers = range(config.num_hidden_layers)
     if config.layer_types is not None:
         for kind in config.layer_types:
             if kind not in ("full_attention", "sliding_attention"):
                 remedy = "has no cost model; only full_attention and sliding_attention have one"
                 raise UserError(f"{name}.layer_types", kind, remedy)
-        return config.layer_types.count("sliding_attention")
+        return [layer for layer, kind in zip(layers, config.layer_types, strict=False) if kind == "sliding_attention"]
     if family in _FULL_EVERY:
-        return layers - layers // (config.sliding_window_pattern or _FULL_EVERY[family])
+        every = config.sliding_window_pattern or _FULL_EVERY[family]
+        return [layer for layer in layers if (layer + 1) % every]
     if family == "gpt_oss":
-        return (layers + 1) // 2
+        return layers[::2]
     if config.use_sliding_window:
-        return max(layers - (config.max_window_layers or 0), 0)
-    return layers if config.use_sliding_window is None and family in _SLIDES_WHEN_IT_CAN else 0
+        return layers[config.max_window_layers or 0 :]
+    return layers if config.use_sliding_window is None and family in _SLIDES_WHEN_IT_CAN else ()

@@ -28,11 +28,11 @@ def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
     """
     speculative = deployment.scheduler.speculative
     drafted = speculative is not None and speculative.model is not None
-    if not model.sliding_layers or deployment.kv_tiers or drafted or deployment.pipeline_parallel_size > 1:
+    if model.sliding_window < 2 or deployment.kv_tiers or drafted or deployment.pipeline_parallel_size > 1:
         return ()
     layers, full = layers_of_a_group(model), model.num_layers - model.sliding_layers
-    sliding = (model.sliding_window,) * -(-model.sliding_layers // layers)
-    return (*sliding, *(0,) * -(-full // layers))
+    sliding, whole = (model.sliding_window,) * -(-model.sliding_layers // layers), (0,) * -(-full // layers)
+    return whole + sliding if model.sliding_at and model.sliding_at[0] else sliding + whole
 
 
 def with_kv_groups(deployment: Deployment) -> Deployment:
@@ -41,6 +41,11 @@ def with_kv_groups(deployment: Deployment) -> Deployment:
         groups = kv_groups(find_model(deployment.model), deployment)
     except UserError:  # no shapes: a cost model of one's own may price it all the same
         return deployment
+    return stating_kv_groups(deployment, groups)
+
+
+def stating_kv_groups(deployment: Deployment, groups: tuple[int, ...]) -> Deployment:
+    """`deployment` with `groups`. Raises UserError if it states others."""
     stated = deployment.scheduler.kv_groups
     if stated and stated != groups:
         raise UserError("scheduler.kv_groups", list(stated), f"is {list(groups)} for {deployment.model}; leave it out")

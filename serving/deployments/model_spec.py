@@ -73,6 +73,7 @@ class ModelSpec(Settings):
     latent: LatentAttention | None = Field(None, description="multi-head latent attention; null: keys and values")
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
+    sliding_at: tuple[int, ...] = Field((), description="which those are, from 0; empty: it is not known")
     checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
         "none", description="how the published weights are stored, as `Deployment.quantization` names it"
     )
@@ -101,6 +102,8 @@ class ModelSpec(Settings):
             raise ValueError(f"dense_layers and sliding_layers must be layers from 0 to {self.num_layers - 1}")
         if bool(self.sliding_window) != bool(self.sliding_layers):
             raise ValueError("sliding_window and sliding_layers need each other; give both or neither")
+        if self.sliding_at and len(self.sliding_at) != self.sliding_layers:
+            raise ValueError(f"sliding_at must name {self.sliding_layers} layers, as sliding_layers says")
         return self
 
     @property

@@ -45,6 +45,7 @@ def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
             "num_layers": end - first,
             "dense_layers": min(max(model.dense_layers - first, 0), end - first),
             "sliding_layers": sliding,
+            "sliding_at": (),
             "sliding_window": model.sliding_window if sliding else 0,
         }
     )

@@ -8,14 +8,14 @@ block takes its place in the table; queries of steps in flight count as queries 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_groups import most_sliding_tokens
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool
-from serving.kv.blocks import NO_HIT, Hit, blocks_for
+from serving.kv.blocks import NO_HIT, Hit, KvBlocks, blocks_for
 from serving.kv.content import Content, block_keys
 from serving.kv.observed_cache import CacheObserver
 from serving.kv.prefix_cache import PrefixCache
@@ -290,3 +290,8 @@ class GroupedPool(BlockPool):
         assert {b for b in range(1, len(counted)) if not counted[b]} == set(self._queue)
         for cache in self._caches:
             cache.check()
+
+
+def block_tables(pool: KvBlocks) -> Callable[[Request], Sequence[Sequence[int]]]:
+    """What gives the block tables of a request that runs: one for each group of layers."""
+    return pool.tables if isinstance(pool, GroupedPool) else lambda request: (request.blocks,)

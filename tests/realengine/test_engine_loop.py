@@ -290,7 +290,7 @@ def test_batches_beyond_the_buckets_are_not_captured() -> None:
 def test_fp8_stores_the_largest_number_it_has_and_not_nan() -> None:
     kv = LayerKv(*torch.zeros(2, 2, 1, 4, 8).to(torch.float8_e4m3fn))
     write(kv, torch.tensor([5]), torch.full((1, 1, 8), 1e4), torch.full((1, 1, 8), -1e4))
-    keys, values = read(kv, torch.tensor([1]), 2, torch.float32)
+    keys, values = read(kv, torch.tensor([1]), 0, 2, torch.float32)
     assert keys[0, 1].tolist() == [448.0] * 8 and values[0, 1].tolist() == [-448.0] * 8
 
 

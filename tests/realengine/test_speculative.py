@@ -221,7 +221,7 @@ def test_what_followed_the_longest_run_first_is_proposed(text: list[int], k: int
     config = SpeculativeConfig(
         method="ngram", num_speculative_tokens=k, prompt_lookup_min=low, prompt_lookup_max=low + more
     )
-    drafter, seating = NgramDrafter(config), Seating(SchedulerConfig())
+    drafter, seating = NgramDrafter(config), Seating(SchedulerConfig(), lambda request: (request.blocks,))
     request = Request(WorkloadRequest(0, 0, (("", 1),), len(text)))
     sequence = TokenSequence(request, text[:1])
     for upto in range(1, len(text) + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -248,17 +249,7 @@ def test_what_cannot_be_priced_is_refused_in_one_line(changes: dict[str, Any], f
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type", "'dynamic'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor", "0.5"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor", "0.25"),
-        (
-            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
-            "sliding_window",
-            "max_position_embeddings to 4096",
-        ),
-        ({"architectures": ["MistralForCausalLM"]}, "sliding_window", "4096"),  # what transformers takes for silence
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096, "use_sliding_window": True},
-            "sliding_window",
-            "use null",
-        ),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 1}, "sliding_window", "at least 2"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config", "weights in 16 bits"),
         ({"hidden_act": "gelu"}, "hidden_act", "silu"),
         ({"mlp_bias": True}, "mlp_bias", "MLPs without biases"),
@@ -281,6 +272,22 @@ def test_what_only_the_simulator_does_the_engine_refuses_in_one_line(
 def test_the_engine_runs_plain_models_of_its_families(family: str) -> None:
     experts = MIXTURE if family in ("Mixtral", "Qwen3Moe") else {}
     check_runnable(spec(**{**experts, "architectures": [f"{family}ForCausalLM"], "sliding_window": None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "window", "layers"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, 4096, range(32)),  # what transformers takes for silence
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 512}, 512, range(32)),
+        ({"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 30}, 512, (30, 31)),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 512}, 512, range(0, 32, 2)),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 512, "sliding_window_pattern": 16}, 512,
+         [layer for layer in range(32) if layer not in (15, 31)]),
+    ],
+)  # fmt: skip
+def test_which_layers_have_the_window(changes: dict[str, Any], window: int, layers: Sequence[int]) -> None:
+    windowed = spec(**{"architectures": ["Qwen2ForCausalLM"], **changes})
+    assert (windowed.sliding_window, windowed.sliding_at) == (window, tuple(layers))
 
 
 @pytest.mark.parametrize(
