@@ -124,10 +124,11 @@ class LiveRecording:
         self._note("request", row)
         id = row["request_id"]
         request = self._requests.pop(id)
-        if row["reason"] and row["status"] not in ("rejected", "timed_out"):
+        if row["status"] == "finished":
+            stopped = {"stop_ns": row["end_ns"]} if row["reason"] else {"output_len": row["output_tokens"]}
+            request = replace(request, **stopped)
+        elif row["reason"] and row["status"] not in ("rejected", "timed_out"):
             request = replace(request, cancel_ns=row["end_ns"])
-        elif row["status"] == "finished":
-            request = replace(request, output_len=row["output_tokens"])
         self._ended[id] = request
         self._follow()
         self._try(lambda writer: writer.add_request(**row))

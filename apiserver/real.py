@@ -24,7 +24,7 @@ from realengine.sampling import SamplingParams
 from realengine.step import Step
 from serving.errors import UserError
 from serving.request import Request, Status
-from serving.workload import Segment, WorkloadRequest
+from serving.workload import STOPPED, Segment, WorkloadRequest
 
 _Call = Callable[[], None]
 
@@ -236,7 +236,7 @@ class _Clients:
         self._new.pop(id, None)
         now_ns = self._now()
         if why == "stop":
-            self._recorder.left(answer.request, "finished", now_ns, "a stop string ended it", now_ns)
+            self._recorder.left(answer.request, "finished", now_ns, STOPPED, now_ns)
         else:
             self._recorder.left(answer.request, "cancelled", None, why, now_ns)
         self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)

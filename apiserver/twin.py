@@ -19,7 +19,7 @@ from apiserver.served_fleet import class_of
 from apiserver.step_end import step_end
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.workload import Segment, WorkloadRequest
+from serving.workload import STOPPED, Segment, WorkloadRequest
 from sim.fleet import Life
 from sim.live_cluster import LiveCluster
 from sim.remote_prefills import RemotePrefills
@@ -118,7 +118,7 @@ class Twin:
         return None if accident is None else (accident.status, "the twin's failures have this request refused")
 
     def abort(self, id: int, why: str) -> None:
-        end = ("finished", "a stop string ended it") if why == "stop" else ("cancelled", why)
+        end = ("finished", STOPPED) if why == "stop" else ("cancelled", why)
         self._aborts.setdefault(id, end)
 
     def turn(self) -> float | None:

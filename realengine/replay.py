@@ -210,8 +210,8 @@ class OfferedRequests:
         """The requests that are due by now."""
         while (next_ns := self._clients.next_ns) is not None and next_ns <= now_ns:
             arrived = self._clients.pop()
-            if arrived.cancel_ns is not None:
-                heappush(self._hang_ups, (arrived.cancel_ns, arrived.id))
+            if (leaves_ns := arrived.leaves_ns) is not None:
+                heappush(self._hang_ups, (leaves_ns, arrived.id))
             yield arrived
 
     def ended(self, request: WorkloadRequest, now_ns: int) -> None:
@@ -252,7 +252,7 @@ class _ReplayedClients:
     def _hang_up(self, id: int) -> None:
         if (request := self._engine.abort(id)) is not None:
             now_ns = self.now()
-            self._recorder.left(request, "cancelled", None, "its client hung up", now_ns)
+            self._recorder.hung_up(request, now_ns)
             self._ended(request, now_ns)
 
     def ran(self, step: Step) -> None:
@@ -267,6 +267,8 @@ class _ReplayedClients:
     def await_(self, stopped: Callable[[], bool]) -> None:
         arrival_ns = self._offered.next_ns
         if arrival_ns is None:
+            if not self.busy:
+                return  # the last client has just hung up
             raise RuntimeError(f"{self._recorder.open_requests} requests left, nothing to run: a scheduling bug")
         if arrival_ns - self.now() > FLUSH_NS:
             self._recorder.flush_steps()

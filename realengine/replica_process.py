@@ -292,7 +292,7 @@ class _SentRequests:
                     self._tell()
             case HangUp(id):
                 if (request := self._engine.abort(id)) is not None:
-                    self.recorder.left(request, "cancelled", None, "its client hung up", self._now())
+                    self.recorder.hung_up(request, self._now())
                     self._tell()
             case End():
                 self.over = True

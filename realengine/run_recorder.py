@@ -13,6 +13,7 @@ from realengine.expert_load import expert_imbalance, experts_hit
 from realengine.step import Flight, Step
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
+from serving.workload import STOPPED
 
 
 class RowSink(Protocol):
@@ -178,6 +179,13 @@ class RunRecorder:
         )
         if self._progress is not None:
             self._progress(self._ended)
+
+    def hung_up(self, request: Request, now_ns: int) -> None:
+        """Its client wants no more of `request`: it went away, or a stop string has ended the answer."""
+        if request.arrived.stop_ns is not None and request.outputs:
+            self.left(request, "finished", now_ns, STOPPED, now_ns)
+        else:
+            self.left(request, "cancelled", None, "its client hung up", now_ns)
 
     def flush_steps(self) -> None:
         """Hand on the rows of steps that have ended."""

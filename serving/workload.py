@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 Segment = tuple[str, int]
 
 PRIVATE = ""
+STOPPED = "a stop string ended it"  # why a request finished at its `stop_ns`
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class WorkloadRequest:
     the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths. `session` names the conversation it
     is turn `turn` of, from 0; empty is none. A turn with a `think_ns` comes that long after the turn before it has
     ended, and its `arrival_ns` is the earliest that could be; without one it comes at its arrival, answered or not.
-    At `cancel_ns` from the start its client hangs up, if it still waits. The answer of one that is `structured` keeps
-    to a grammar, so that each of its tokens needs a mask.
+    At `cancel_ns` from the start its client hangs up, if it still waits; or a stop string ends the answer at `stop_ns`.
+    The answer of one that is `structured` keeps to a grammar, so that each of its tokens needs a mask.
     """
 
     id: int
@@ -40,10 +41,16 @@ class WorkloadRequest:
     think_ns: int | None = None
     cancel_ns: int | None = None
     structured: bool = False
+    stop_ns: int | None = None
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_len", sum(tokens for _, tokens in self.prompt))
+
+    @property
+    def leaves_ns(self) -> int | None:
+        """When its client wants no more of it: its `stop_ns`, or else its `cancel_ns`."""
+        return self.cancel_ns if self.stop_ns is None else self.stop_ns
 
 
 @dataclass(frozen=True)

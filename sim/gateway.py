@@ -16,7 +16,7 @@ from random import Random
 
 from serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request, Status
-from serving.workload import WorkloadRequest
+from serving.workload import STOPPED, WorkloadRequest
 from sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.kv_transfers import KvTransfers
@@ -81,9 +81,10 @@ class Gateway:
         if self._patience is not None:
             waits_ns = from_seconds(patience_s(self._patience, request.id))
             Alarm(self._clock, self._clock.now_ns + waits_ns, ARRIVAL, lambda _: self._impatient(visit))
-        if request.cancel_ns is not None:
-            at_ns = max(request.cancel_ns, self._clock.now_ns)
-            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self.give_up(request.id, "cancelled", "its client hung up"))
+        if (leaves_ns := request.leaves_ns) is not None:
+            end = ("cancelled", "its client hung up") if request.stop_ns is None else ("finished", STOPPED)
+            at_ns = max(leaves_ns, self._clock.now_ns)
+            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self.give_up(request.id, *end))
         self._attempt(visit)
 
     def open_requests(self) -> list[int]:

@@ -56,6 +56,14 @@ SCHEMA = pa.schema(
             metadata={"unit": "ns", "definition": "when its client hangs up, if it still waits; null: it never does"},
         ),
         _field("structured", pa.bool_(), "", "whether its answer keeps to a grammar"),
+        pa.field(
+            "stop_ns",
+            pa.int64(),
+            metadata={
+                "unit": "ns",
+                "definition": "when a stop string ends its answer, if nothing has; null: none does",
+            },
+        ),
     ]
 )
 _LATER = {
@@ -64,6 +72,7 @@ _LATER = {
     "think_ns": None,
     "cancel_ns": None,
     "structured": False,
+    "stop_ns": None,
 }  # columns that older traces lack, and what they mean by it
 
 

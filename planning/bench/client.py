@@ -26,7 +26,7 @@ from realengine.ctrl_c import ctrl_c_heard
 from realengine.segment_tokens import SegmentTokens
 from serving.clients import Clients
 from serving.deployments.config import Deployment
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 1_500_000  # the event loop sleeps by the millisecond: from here on it only looks around
@@ -182,8 +182,8 @@ class _Sender:
         answer, send_ns = Answered(), self._now()
         status, reason = "unfinished", ""
         patience_s = self._timeout_s
-        if request.cancel_ns is not None:
-            patience_s = min(patience_s, max(request.cancel_ns - send_ns, 0) / 1e9)
+        if (leaves_ns := request.leaves_ns) is not None:
+            patience_s = min(patience_s, max(leaves_ns - send_ns, 0) / 1e9)
         try:
             async with asyncio.timeout(patience_s):
                 status, reason = await self._ask(request, answer)
@@ -191,6 +191,8 @@ class _Sender:
             status, reason = "timed_out", f"no whole answer within {self._timeout_s:g} s"
             if patience_s < self._timeout_s:
                 status, reason = "cancelled", "its client hung up"
+                if request.stop_ns is not None and answer.times_ns:
+                    status, reason = "finished", STOPPED
         finally:
             self._note(request, answer, send_ns, status, reason)
             clients.ended(request, self._now())

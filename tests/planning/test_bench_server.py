@@ -26,7 +26,7 @@ from planning.bench.prompts import ChatPrompts, TokenPrompts
 from planning.bench.request import BenchTarget
 from realengine.segment_tokens import SegmentTokens
 from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tests.apiserver.served import TWIN, serving
 from tests.command import tokentwin
 from tests.planning.made_up_server import made_up
@@ -306,6 +306,16 @@ def test_a_client_that_hangs_up_does_so_at_its_time(tmp_path: Path) -> None:
 
     rows = benched_rows(answer, alone(1, cancel_ns=50 * MS), tmp_path / "out")
     assert (rows[0]["status"], rows[0]["reason"]) == ("cancelled", "its client hung up")
+
+
+def test_a_client_leaves_where_a_stop_string_ended_the_answer_and_has_it(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await send(request, word(" a"), word(" b"), done=False)
+        await asyncio.sleep(2)
+        return response
+
+    rows = benched_rows(answer, alone(1, stop_ns=300 * MS), tmp_path / "out")
+    assert (rows[0]["status"], rows[0]["reason"], rows[0]["output_tokens"]) == ("finished", STOPPED, 2)
 
 
 def test_wishes_that_a_server_refuses_are_dropped_and_told(tmp_path: Path) -> None:

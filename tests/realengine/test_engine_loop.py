@@ -25,7 +25,7 @@ from realengine.step import Step  # noqa: E402
 from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
-from serving.workload import Workload, WorkloadRequest  # noqa: E402
+from serving.workload import STOPPED, Workload, WorkloadRequest  # noqa: E402
 from traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -353,6 +353,16 @@ def test_clients_that_hang_up_give_their_blocks_back(tmp_path: Path) -> None:
     assert [rows[n]["status"] for n in range(4)] == ["finished", "cancelled", "cancelled", "finished"]
     assert rows[2]["end_ns"] >= 30_000_000 > rows[1]["end_ns"]
     assert engine.scheduler.pool.free == engine.scheduler.pool.total
+
+
+def test_a_stop_string_of_a_trace_ends_an_answer_that_has_begun(tmp_path: Path) -> None:
+    stop_ns = {0: 400_000_000, 1: 0}
+    requests = [WorkloadRequest(n, 0, (("", 20),), 3900, stop_ns=at_ns) for n, at_ns in stop_ns.items()]
+    engine = engine_for(scheduler={"max_num_seqs": 1, "max_model_len": 4000, "num_blocks": 1100})
+    record(Workload(requests, "stopped"), engine, tmp_path / "run")
+    rows = {row["request_id"]: row for row in Recording.load(tmp_path / "run").requests.to_pylist()}
+    assert (rows[0]["status"], rows[0]["reason"]) == ("finished", STOPPED) and 0 < rows[0]["output_tokens"] < 3900
+    assert rows[0]["finish_ns"] == rows[0]["end_ns"] >= stop_ns[0] and rows[1]["status"] == "cancelled"
 
 
 INTERRUPTED = """

@@ -257,6 +257,7 @@ def test_parquet_mistakes_are_one_line(tmp_path, name):
         "think_ns": [None, None],
         "cancel_ns": [None, None],
         "structured": [False, False],
+        "stop_ns": [None, None],
     } | changes
     columns["prompt"] = [[{"segment": s, "tokens": n} for s, n in row] for row in columns["prompt"]]
     about = json.dumps({"name": "n", "concurrency": None, "shares_prefixes": True})
