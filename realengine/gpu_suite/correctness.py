@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from realengine.gpu_suite.expert_batch import ExpertBatch, Mixture
 from realengine.gpu_suite.ragged_batch import (
     Draw,
     Numbers,
@@ -127,6 +128,9 @@ def _small_cases(backend: str, device: torch.device) -> Iterator[Case]:
     for size in (14336, 3072, 1536):
         yield silu_case(backend, 300, size, _BF16, device)
     yield silu_case(backend, 1, 14336, _F16, device)
+    for mixture in (Mixture(4096, 7168, 8, 2), Mixture(2048, 768, 128, 8)):  # Mixtral 8x7B on two ranks, Qwen3-30B-A3B
+        for tokens in (1, 300):
+            yield experts_case(backend, mixture, tokens, _BF16, device)
     for vocab in (128_256, 151_936):
         for rows in (1, 64):
             yield argmax_case(backend, rows, vocab, _BF16, device)
@@ -148,6 +152,7 @@ def _tiny_cases(backend: str, device: torch.device) -> Iterator[Case]:
         yield rope_case(backend, kept, dtype == _F32, dtype == _F16, [(5, 1), (20, 20), (40, 7)], device)
         yield norm_case(backend, 3, 96, dtype, True, device)
         yield silu_case(backend, 3, 48, dtype, device)
+        yield experts_case(backend, Mixture(72, 48, 6, 2), 40, dtype, device)
     yield norm_case(backend, 2, 64, _F32, False, device)
     yield argmax_case(backend, 3, 300, _F32, device)
     yield draw_case(backend, 9, 300, _F32, device)
@@ -280,6 +285,16 @@ def silu_case(backend: str, tokens: int, size: int, dtype: torch.dtype, device: 
         return lambda: (ops.silu_mul(gate_up),), error_of
 
     return Case("silu_mul", f"{tokens} x {size}", dtype, LIMIT[dtype], prepare)
+
+
+def experts_case(backend: str, mixture: Mixture, tokens: int, dtype: torch.dtype, device: torch.device) -> Case:
+    """Tokens through experts, some of which are another rank's."""
+
+    def prepare() -> Prepared:
+        batch, ops = ExpertBatch(mixture, tokens, dtype, Numbers(device, tokens)), _ops(backend, dtype, device)
+        return lambda: (batch.run(ops),), lambda out: relative_error(out[0], batch.expected())
+
+    return Case("grouped_gemm", f"{tokens} tokens, {mixture}", dtype, LIMIT[dtype], prepare)
 
 
 def argmax_case(backend: str, rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Case:

@@ -27,7 +27,7 @@ def suite() -> None:
     every = cases(torch.device("cpu"), dry_run=True)
     wanted = [case for case in every if case.dtype == torch.float32 and case.kernel != "draw"]
     rows = [row for case in wanted for row in check_case(case, "triton")]
-    assert {row["kernel"] for row in rows} >= {"paged_decode", "paged_prefill", "rope_store", "argmax"}
+    assert {row["kernel"] for row in rows} >= {"paged_decode", "paged_prefill", "rope_store", "grouped_gemm", "argmax"}
     assert [row for row in rows if not row["ok"]] == []
 
 
