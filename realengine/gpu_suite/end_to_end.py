@@ -90,6 +90,8 @@ def checked(device: str, dry_run: bool) -> list[Checked]:
         Checked("bfloat16", Deployment(dtype="bfloat16", **{**triton, "model": llama.name}), llama, 0.05),
         Checked("hybrid attention", Deployment(dtype="bfloat16", **hybrid), qwen, 0.05),
         Checked("FP8 KV", Deployment(dtype="bfloat16", kv_cache_dtype="fp8", **triton), qwen, 0.1),
+        Checked("int4 weights", Deployment(dtype="bfloat16", quantization="int4", **triton), qwen, 0.05),
+        Checked("int8 weights", Deployment(dtype="bfloat16", quantization="int8", **triton), qwen, 0.05),
         Checked("FP8 projections", Deployment(dtype="bfloat16", quantization="fp8", **triton), qwen, 0.15),
     ]
 

@@ -115,7 +115,7 @@ def test_on_a_gpu_every_path_is_checked() -> None:
     engines = checked("cuda", dry_run=False)
     assert {engine.deployment.attention for engine in engines} == {"triton", "hybrid"}
     assert {engine.deployment.kv_cache_dtype for engine in engines} >= {"fp8"}
-    assert {engine.deployment.quantization for engine in engines} == {"none", "fp8"}
+    assert {engine.deployment.quantization for engine in engines} == {"none", "fp8", "int4", "int8"}
     assert all(
         engine.deployment.scheduler.async_scheduling and not engine.deployment.enforce_eager for engine in engines
     )

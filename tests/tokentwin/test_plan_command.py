@@ -256,6 +256,20 @@ def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:
         vllm_command(Deployment(policy="sjf"))
 
 
+def test_four_bits_have_a_command_only_where_a_checkpoint_has_them() -> None:
+    with pytest.raises(UserError, match=r"int4.*name a checkpoint in GPTQ or AWQ"):
+        vllm_command(Deployment(model="Llama-3.1-70B", quantization="int4"))
+    assert "--quantization" not in vllm_command(Deployment(model="Qwen/Qwen3-32B-AWQ", quantization="int4"))
+
+
+def test_a_70b_fits_into_one_h100_in_four_bits_and_not_in_eight() -> None:
+    model = LLAMA.model_copy(update={"model": "Llama-3.1-70B"})
+    varied = [{"quantization": name} for name in ("none", "fp8", "int4")]
+    fitting, left_out = candidate_engines(model, {"H100": find_gpu("H100")}, [1], ["vllm"], {}, varied)
+    assert [engine.deployment.quantization for engine in fitting] == ["int4"]
+    assert len(left_out) == 2
+
+
 # Settings that vary
 
 
