@@ -171,7 +171,7 @@ def test_kv_beyond_the_range_of_fp8_is_kept_by_scales(plain: Path) -> None:
     blocks = torch.tensor([2, 1])
     for index, close in ((1, True), (0, False)):
         store(cache.layer(index), torch.tensor([8, 9, 10, 11, 4]), keys, values)
-        for wanted, kept in zip((keys, values), read(cache.layer(index), blocks, 5, torch.float32), strict=True):
+        for wanted, kept in zip((keys, values), read(cache.layer(index), blocks, 0, 5, torch.float32), strict=True):
             off = (kept.transpose(0, 1) - wanted).abs()
             assert bool((off <= wanted.abs() / 16 + 0.1).all()) == close
 
