@@ -101,6 +101,26 @@ def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, A
     }
 
 
+def mixed(engine: Engine, rows: int, tokens: int) -> dict[str, Any]:
+    """A step of `rows` decode rows and a prompt of `tokens`, as a graph and eagerly, in turns: ns until its tokens are
+    on the host, the launching included."""
+    sizes = [1] * rows + engine.runner.prompts(tokens)
+    times: dict[bool, list[int]] = {True: [], False: []}
+    for graph in (True, False) * _TURNS:
+        engine.runner.graph_mixed_steps(graph)
+        engine.run_dummy(sizes)  # so that the graph is there
+        times[graph] += [engine.run_dummy(sizes) for _ in range(2)]
+    engine.runner.graph_mixed_steps(engine.runner.device.torch_device.type == "cuda")
+    graph_ns, eager_ns = median(times[True]), median(times[False])
+    return {
+        "rows": rows,
+        "tokens": tokens,
+        "graph_ns": graph_ns,
+        "eager_ns": eager_ns,
+        "saved_share": 1 - graph_ns / eager_ns,
+    }
+
+
 def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str, Any]:
     """What timing steps on the device costs: ns of wall time for a steady decode step with it and without, in turns."""
     periods: dict[bool, list[float]] = {True: [], False: []}
@@ -160,12 +180,14 @@ def drain(engine: Engine) -> list[Step]:
 def benchmark(
     engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], kinds: Iterable[str], left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Rows `{"kind": "decode" | "prefill" | "throughput" | "timing", ...}`, the targets' shapes first of each kind."""
+    """Rows `{"kind": ..., ...}` of the `kinds` decode, prefill, mixed, throughput and timing, the targets' shapes first
+    of each."""
     copy, gemm = ceilings["copy_bytes_per_s"], ceilings["gemm_flops_per_s"]
     context, steps = sizes["context"], sizes["decode_steps"]
     measurements: dict[str, list[Callable[[], dict[str, Any]]]] = {
         "decode": [partial(decode, engine, rows, context, steps, copy) for rows in sizes["decode_rows"]],
         "prefill": [partial(prefill, engine, tokens, gemm) for tokens in sizes["prefill_tokens"]],
+        "mixed": [partial(mixed, engine, rows, tokens) for rows, tokens in sizes["mixed"]],
         "throughput": [lambda: throughput(engine, usual_workload(sizes["requests"], sizes["longest"]))],
         "timing": [partial(timing_cost, engine, sizes["timing_rows"], context, steps)],
     }

@@ -48,7 +48,7 @@ _I64, _F64, _TEXT = pa.int64(), pa.float64(), pa.string()
 GRID_COLUMNS = (
     Column("op", _TEXT, "", "the operation: gemm, attention_decode, attention_prefill, or a fused kernel's name"),
     Column("model", _TEXT, "", "the model whose shapes these are"),
-    Column("part", _TEXT, "", "which GEMM of a layer, or how tokens are drawn; empty where there is one kind"),
+    Column("part", _TEXT, "", "which GEMM of a layer, how tokens are drawn, or `whole`: KV not divided; else empty"),
     Column("backend", _TEXT, "", "whose implementation: torch, triton, or hybrid (whole prompts by torch's SDPA)"),
     Column("dtype", _TEXT, "", "of weights in a GEMM, of activations elsewhere"),
     Column("kv_dtype", _TEXT, "", "of the KV cache; null where there is none"),
@@ -203,6 +203,7 @@ def _decode_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
             yield attention_point(order, spec, [(context, 1)] * rows, _BF16, "triton")
             if coarse:
                 yield attention_point(2, spec, [(context, 1)] * rows, _FP8, "triton")
+    yield attention_point(0 if large else 1, spec, [*[(1024, 1)] * 63, (16384, 1)], _BF16, "triton")
     for rows in (16, 64, 256):
         for mean in (1024, 4096):
             order = 1 if rows == 64 else 2
@@ -228,6 +229,10 @@ def _prefill_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
             yield attention_point(order, spec, [(past + tokens, tokens)], _BF16, "triton")
     for past in (2048, 8192, 32768):
         yield attention_point(1, spec, [(past + 1, 1)], _BF16, "triton")
+    for tokens in (16, 64, 256):  # beside those above, whose KV is divided
+        yield attention_point(1, spec, [(8192 + tokens, tokens)], _BF16, "triton", whole=True)
+    for rows in (8, 64):  # drafts of four tokens to verify
+        yield attention_point(1, spec, [(4096, 5)] * rows, _BF16, "triton")
     yield attention_point(2, spec, [(8192, 8192)], _FP8, "triton")
 
 
@@ -239,7 +244,7 @@ def _tiny_points(device: torch.device) -> Iterator[Point]:
     for cached in (_BF16, _FP8):
         yield attention_point(0, spec, [(33, 1), (70, 1)], cached, "torch")
     yield attention_point(1, spec, [(20, 20)], _BF16, "torch")
-    yield attention_point(1, spec, [(40, 8)], _BF16, "torch")
+    yield attention_point(1, spec, [(40, 8)], _BF16, "torch", whole=True)
     for make in (norm_point, silu_point, rope_point):
         yield make(1, spec, 4, device)
     yield sample_point(1, spec, 2, None, device)
@@ -276,14 +281,17 @@ def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch
     return Point(order, about, gemm_cost(tokens, inputs, outputs, dtype.itemsize), measure)
 
 
-def attention_point(order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str) -> Point:
-    """Decode if every row has one query token; else prefill, over past KV where the context is longer."""
+def attention_point(
+    order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str, whole: bool = False
+) -> Point:
+    """Decode if every row has one query token; else prefill, over past KV where the context is longer. With `whole` a
+    prefill's KV is not divided among programs, as in the batch-invariant mode."""
     contexts = [context for context, _ in rows]
     tokens = sum(count for _, count in rows)
     shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, cached, _PAGE)
 
     def measure(bench: Bench) -> Timing:
-        attention = backend_for(backend, spec, _PAGE, bench.device, max(_LONGEST, *contexts)).attention
+        attention = backend_for(backend, spec, _PAGE, bench.device, max(_LONGEST, *contexts), whole).attention
         batch = batch_of(rows, _PAGE, attention, bench.device)
         plan = attention.plan(batch)
         numbers, blocks = Numbers(bench.device), pool_blocks(rows, _PAGE)
@@ -297,7 +305,8 @@ def attention_point(order: int, spec: ModelSpec, rows: Sequence[Row], cached: to
     cost = attention_cost(rows, shape.heads, shape.kv_heads, shape.dim, 2, cached.itemsize)
     op = "attention_decode" if tokens == len(rows) else "attention_prefill"
     width = shape.heads * shape.dim
-    about = _about(op, spec, backend, tokens, rows=len(rows), inputs=width, outputs=width)
+    part = "whole" if whole else ""
+    about = _about(op, spec, backend, tokens, rows=len(rows), part=part, inputs=width, outputs=width)
     mean = sum(contexts) // len(rows)
     return Point(order, about | {"context": mean, "longest": max(contexts), "kv_dtype": _NAME[cached]}, cost, measure)
 

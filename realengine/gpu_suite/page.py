@@ -179,7 +179,7 @@ def page(found: dict[str, Any]) -> str:
             ("engine", "error", "at most"), ((r["case"], r["error"], r["limit"]) for r in real.get("end_to_end", []))
         )
     for name in (_LARGE, _SMALL):
-        for kind in ("decode", "prefill", "throughput", "timing"):
+        for kind in ("decode", "prefill", "mixed", "throughput", "timing"):
             rows = [row for row in real.get(name, []) if row["kind"] == kind]
             if rows:
                 columns = [column for column in rows[0] if column not in ("kind", "model")]

@@ -71,7 +71,7 @@ def end_to_end(work: Work) -> None:
 
 def small(work: Work) -> None:
     """The small model, its throughput first."""
-    _benchmark(work, work.sizes.small, "engine_small", ("throughput", "decode", "prefill", "timing"))
+    _benchmark(work, work.sizes.small, "engine_small", ("throughput", "decode", "prefill", "mixed", "timing"))
 
 
 def decode(work: Work) -> None:
@@ -81,7 +81,7 @@ def decode(work: Work) -> None:
 
 def large(work: Work) -> None:
     """The rest of the large model's figures."""
-    _benchmark(work, work.sizes.large, "engine_large", ("prefill", "throughput", "timing"))
+    _benchmark(work, work.sizes.large, "engine_large", ("prefill", "throughput", "mixed", "timing"))
 
 
 def _benchmark(work: Work, deployment: Deployment, name: str, kinds: tuple[str, ...], warm: bool = True) -> None:

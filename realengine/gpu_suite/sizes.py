@@ -43,6 +43,7 @@ def gpu_sizes() -> Sizes:
             "context": 1024,
             "decode_steps": 48,
             "timing_rows": 64,
+            "mixed": ((64, 448), (8, 56), (128, 1920)),
             "prefill_tokens": (8192, 512, 1024, 2048, 4096, 16384),
             "requests": 256,
             "longest": 1024,
@@ -66,8 +67,9 @@ def dry_sizes() -> Sizes:
         benchmark={
             "decode_rows": (1, 8),
             "context": 32,
-            "decode_steps": 8,
+            "decode_steps": 7,
             "timing_rows": 8,
+            "mixed": ((4, 12),),
             "prefill_tokens": (64, 128),
             "requests": 6,
             "longest": 16,

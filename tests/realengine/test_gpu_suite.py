@@ -84,7 +84,7 @@ def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.Complete
     assert {row["ceiling"] for row in found["ceilings"]} >= {"copy_bytes_per_s", "gemm_flops_per_s"}
     assert "of a stand-in" not in done.stdout
     assert found["transformers"]["output_tokens_per_s"] > 0, found["transformers"]
-    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "throughput", "timing"}
+    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "mixed", "throughput", "timing"}
     assert found["engine_small"][0]["kind"] == "throughput"
     assert pq.read_table(out / "kernels.parquet").num_rows == len(found["kernels"]) > 10
     assert len(found["runs"]) == 10
