@@ -61,6 +61,6 @@ class Seating:
         first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = samples and sequence.logprobs
-        tokens = sequence.inputs(start, count, seat)
+        tokens = sequence.inputs(start, count, seat, drafts)
         blocks, *others = self.blocks(request, start + count)
         return RowInput(tokens, start, blocks, seat, draws, wanted, masks, tuple(others))

@@ -58,14 +58,14 @@ class TokenSequence:
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
 
-    def inputs(self, start: int, count: int, seat: int) -> Sequence[int]:
-        """`count` token ids from position `start`, drafts after what is known. One not seen yet is the one at `seat`,
-        unless forced."""
+    def inputs(self, start: int, count: int, seat: int, drafts: int) -> Sequence[int]:
+        """`count` token ids from position `start`, of which the last are `drafts`: token 0 where none is proposed. One
+        not seen yet is the one at `seat`, unless forced."""
         known = self.tokens[start : start + count]
         if len(known) == count:
             return known
-        if self.drafts:
-            return known + self.drafts[: count - len(known)]
+        if drafts:
+            return [*known, *self.drafts, *[0] * drafts][:count]
         ahead = start + count - 1 - self.prompt_len  # the overlapped loop is one token ahead at most
         return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
 

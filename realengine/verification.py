@@ -28,12 +28,14 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, flo
     """Take the tokens of a step that verified `drafts`: how many of those were accepted, and whether the request ends.
 
     `chosen` are the target's own tokens and their log-probabilities, if wanted, at the `1 + drafts` places. An accepted
-    token that ends the request is counted as the step's own token, of which there is always one.
+    token that ends the request is counted as the step's own token, of which there is always one. What lies beyond its
+    output is not taken, and places for which nothing was proposed are rejected.
     """
     proposed = sequence.drafts[:drafts]
     for place, (token, logprob) in enumerate(chosen):
         stopped = sequence.append(token, logprob)
-        if stopped or place == drafts or sequence.tokens[-1] != proposed[place]:
+        ends = stopped or len(sequence.tokens) == sequence.request.max_len
+        if ends or place == len(proposed) or sequence.tokens[-1] != proposed[place]:
             return place, stopped
     raise AssertionError("a step samples one token more than it verifies")
 

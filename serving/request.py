@@ -47,11 +47,13 @@ class Request:
     stale         of those, the ones scheduled before a preemption
     cached        tokens found in the prefix cache, or loaded, at the last admission
     proposed      draft tokens that its next step can verify
+    decoding      whether its last step sampled for it; kept with drafts alone
     """
 
     __slots__ = (
         "_computed", "_in_flight", "_known", "_placeholders", "accepted_tokens", "admitted", "arrived", "blocks",
-        "cached", "decodes", "draft_tokens", "drafts", "exit_clock", "first_hit", "hashed", "held", "id", "joined",
+        "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit", "hashed", "held", "id",
+        "joined",
         "keys", "loading", "max_len", "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed",
         "sampled_in", "stale", "status",
     )  # fmt: skip
@@ -71,6 +73,7 @@ class Request:
         self.stale = 0
         self.cached = 0
         self.proposed = 0
+        self.decoding = False
         self.decodes: DecodeClock | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # and when its last token will be scheduled
@@ -150,8 +153,10 @@ class Request:
     def returned(self, tokens: int, sampled: bool, drafts: int = 0, accepted: int = 0) -> None:
         """A step with `tokens` of this request has ended; stale steps only deliver their sampled tokens.
 
-        Of `drafts` that it verified, `accepted` are tokens now. The rest count as never computed; their blocks stay.
+        Of `drafts` that it verified, `accepted` are tokens now, unless they lie beyond its last. The rest count as
+        never computed; their blocks stay.
         """
+        accepted = min(accepted, self.max_len - self._known - 1)
         if sampled:
             self._known += 1 + accepted
         if self.stale:

@@ -80,7 +80,7 @@ class Replica:
         self._alarm: Alarm | None = None  # the next thing this replica does
         self._leap_ends: list[int] = []  # ends of the steps of the leap under way
         self._leap_turns: list[int] = []  # and when the one after each is planned, whatever has ended by then taken in
-        self._withdrawals = False  # whether steps in flight may hold rows of withdrawn requests
+        self._withdrawals = False  # whether steps in flight may hold rows of requests that have ended
 
     # What routers and autoscalers see
 
@@ -273,9 +273,11 @@ class Replica:
         plan, _ = self._launched.popleft()
         now = self._clock.now_ns
         if self._withdrawals:
-            self._known_tokens -= _withdrawn_samples(plan)
+            self._known_tokens -= _samples_for_nobody(plan)
             self._withdrawals = bool(self._launched)
         finished = self._policy.commit(plan)
+        if plan.accepted_tokens and finished and self._launched:
+            self._withdrawals = True
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)
         for request in finished:
@@ -369,6 +371,6 @@ class Replica:
         self._set(self._leap_turns[ended], STEP_ENDS + self.index, self._commit)
 
 
-def _withdrawn_samples(plan: StepPlan) -> int:
-    """Rows of the plan that sample for requests withdrawn since."""
-    return sum(row.samples and row.request.status is Status.ABORTED for row in plan.rows_outside_decodes())
+def _samples_for_nobody(plan: StepPlan) -> int:
+    """Rows of the plan that sample for requests that were withdrawn since, or ended by more accepted drafts."""
+    return sum(row.samples and row.request.ended for row in plan.rows_outside_decodes())

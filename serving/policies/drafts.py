@@ -17,11 +17,16 @@ from serving.step_plan import StepPlan
 class Drafts:
     """The drafts of one scheduler.
 
+    tokens      draft tokens of one request in a step, at most
     lookahead   tokens beyond those of its step that a request holds KV blocks for
+    prefills    rows of the step being planned whose requests had no token sampled in the step before
     acceptance  what becomes of them; until another is put in its place, coins
     """
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: SpeculativeConfig, max_model_len: int) -> None:
+        self._longest = max_model_len
+        self.prefills = 0
+        self.tokens = config.num_speculative_tokens
         self.lookahead = config.num_lookahead_tokens
         self._config = config
 
@@ -29,21 +34,30 @@ class Drafts:
     def acceptance(self) -> Acceptance:  # an engine, which puts its own here, need not state any
         return Coins(self._config)
 
-    def slots(self, request: Request, end: int) -> int:
-        """Tokens that `request` holds KV blocks for in a step that computes its tokens up to `end`."""
-        if request.computed > request.cached:  # at admission nothing has been drafted
-            return min(end + self.lookahead, request.max_len - 1)
-        return end
+    def slots(self, end: int) -> int:
+        """Tokens that a request holds KV blocks for in a step that computes its tokens up to `end`."""
+        return min(end + self.lookahead, self._longest)
+
+    def room(self, computed: int) -> int:
+        """Most tokens of a request in a step, `computed` having been computed before: of the longest there can be, the
+        last is never computed."""
+        return self._longest - 1 - computed
+
+    def padded(self, found: int) -> int:
+        """Tokens of a request that decodes in the step of its admission, for which nobody has proposed drafts: vLLM
+        verifies as many anyway, so that all rows are of one size. `found` were computed before."""
+        return 1 + self.tokens if found + self.tokens + 2 <= self._longest else 1
 
     def verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
-        """How many of its `drafts` are accepted by `plan`, which has ended."""
+        """How many of its `drafts` are accepted by `plan`, which has ended; also of those beyond its output."""
         accepted = self.acceptance.accepted(request, plan.seq, drafts)
         request.drafts += 1
         request.draft_tokens += drafts
         request.accepted_tokens += accepted
-        plan.accepted_tokens += accepted
         plan.verified.append((drafts, accepted))
-        for _ in range(accepted):
+        kept = min(accepted, request.max_len - request.known - 1)
+        plan.accepted_tokens += kept
+        for _ in range(kept):
             insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned
         return accepted
 

@@ -61,7 +61,7 @@ class VllmScheduler:
         self.decodes = DecodeSet(config.block_size)
         self.service: ServiceMeter | None = None
         self.kv_loading: KvLoading | None = None
-        self.drafts = Drafts(config.speculative) if config.speculative else None
+        self.drafts = Drafts(config.speculative, config.max_model_len) if config.speculative else None
         varies = type(self).step_budget is not VllmScheduler.step_budget
         self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
         steady = SteadyDecode if self._grouped is None else GroupedDecode
@@ -81,6 +81,7 @@ class VllmScheduler:
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
+        self._pads = self._serves = False  # whether a decode may be admitted with drafts, and beside others
         self._most_of_one = self._budget  # tokens of one request in the step being planned
         # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
@@ -143,7 +144,10 @@ class VllmScheduler:
 
     def most_held(self, request: Request) -> int:
         """The most KV blocks that `request` will ever hold at once."""
-        return most_held(self.config, request.max_len - 1)  # the last token is never computed
+        tokens = request.max_len - 1  # the last token is never computed
+        if self.drafts is not None:
+            tokens = self.drafts.slots(min(tokens + self.drafts.tokens, self.config.max_model_len - 1))
+        return most_held(self.config, tokens)
 
     def end(self, request: Request, status: Status) -> None:
         """`request` leaves for good, with `status`: finished or aborted."""
@@ -169,6 +173,8 @@ class VllmScheduler:
             self._steady.pipeline()
         plan = StepPlan(self._steady.planned, self.decodes, lag)
         self._most_of_one = self.most_of_one() if self._long_prefill else self._budget
+        if self.drafts is not None:
+            self.drafts.prefills = 0
         self.fill(plan, self.step_budget())
         self._preempted_in_vain = 0 if plan.sampled_rows else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
@@ -224,19 +230,23 @@ class VllmScheduler:
 
     def wanted(self, request: Request) -> int:
         """Tokens this running request could use in a step, drafts among them."""
-        if request.placeholders and (not self._overlaps or request.unscheduled < 1):
+        if request.placeholders and (not self._overlaps or self._last_is_under_way(request)):
             return 0  # its token is under way: the last one, or one that must be known first
         wanted = request.pending
         if request.proposed:
-            wanted += min(request.proposed, request.unscheduled - 1)
+            wanted = min(wanted + request.proposed, self.drafts.room(request.computed))  # type: ignore[union-attr]
         return wanted if wanted < self._most_of_one else self._most_of_one
+
+    def _last_is_under_way(self, request: Request) -> bool:
+        """Whether a step in flight samples the last token of `request`, should all of its drafts be rejected."""
+        return request.computed + 2 - request.placeholders >= request.max_len
 
     def lacking_blocks(self, request: Request, tokens: int) -> int:
         """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
         end = request.computed + tokens
         if self._particular:
             if self._lookahead:
-                end = self.drafts.slots(request, end)  # type: ignore[union-attr]
+                end = self.drafts.slots(end)  # type: ignore[union-attr]
             if self._grouped is not None:
                 return self._grouped.lacking(request, end)
         return -(-end // self._block_size) - request.held
@@ -246,14 +256,16 @@ class VllmScheduler:
         start = request.computed
         end = start + tokens
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
-        self.pool.extend(request, self.drafts.slots(request, end) if self._lookahead else end)  # type: ignore[union-attr]
+        self.pool.extend(request, self.drafts.slots(end) if self._lookahead else end)  # type: ignore[union-attr]
         samples = request.scheduled(tokens, drafts)
         known = request.known
         self.pool.register(request, end if end < known else known)
+        if self.drafts is not None:
+            self.drafts.prefills += not request.decoding
+            request.decoding = samples
+            request.proposed = self.drafts.acceptance.proposed(request, plan.seq) if samples else 0
         if samples:
             request.sampled_in.append((plan.seq, 1))
-            if self.drafts is not None:
-                request.proposed = self.drafts.acceptance.proposed(request, plan.seq)
             if self.service is not None:
                 self.service.sampled(request, 1)
         plan.add(Row(request, start, tokens, samples, drafts))
@@ -283,6 +295,8 @@ class VllmScheduler:
 
     def admit_waiting(self, plan: StepPlan, budget: int) -> None:
         """Admit waiting requests, in order, until one does not fit."""
+        self._pads = self.drafts is not None and not self.drafts.prefills
+        self._serves = bool(plan.listed)
         while budget > 0 and len(self.running) < self._most_running:
             request = self.head()
             if request is None:
@@ -294,7 +308,7 @@ class VllmScheduler:
             if request.status is Status.LOADING:
                 continue
             if not tokens:
-                self._refused = circumstances
+                self._refused = None if self._pads else circumstances
                 break
             budget -= self.give(plan, request, tokens)
 
@@ -329,6 +343,13 @@ class VllmScheduler:
                     loading.load(request, hit, loadable)
                 return 0
         tokens = request.known - found
+        if tokens == 1 and self._pads and (self._serves or found):
+            tokens = self.drafts.padded(found)  # type: ignore[union-attr]
+            if tokens > self._budget:  # no step has room for that: vLLM would wait for ever
+                tokens = 1
+            elif tokens > budget:
+                return 0
+            request.proposed = tokens - 1
         if tokens > self._most_of_one:
             tokens = self._most_of_one
         if tokens > budget:
@@ -336,7 +357,8 @@ class VllmScheduler:
                 return 0
             tokens = budget
         if hit is not None:
-            if not self._fits(request, request.known if self._reserves_all else found + tokens, hit, found + tokens):
+            slots = found + tokens if self.drafts is None else self.drafts.slots(found + tokens)
+            if not self._fits(request, max(request.known, slots) if self._reserves_all else slots, hit, slots):
                 return 0
             self.pool.admit(request, hit)
             request.found(found)
@@ -388,12 +410,14 @@ class VllmScheduler:
             if drafts:
                 accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
                 if self.service is not None:
-                    self.service.sampled(request, accepted)
+                    self.service.sampled(request, min(accepted, request.max_len - request.known - 1))
             request.returned(tokens, samples, drafts, accepted)
-            if fresh and plan.lag:  # with nothing in flight, all was known and registered at planning
+            if fresh and (plan.lag or drafts):  # with nothing in flight, all was known and registered at planning
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.max_len or request.id in stopped):
                 ended.append(request)
+                if self.drafts is not None:  # a step under way may have been planned as if drafts were rejected
+                    request.sampled_in = [(step, count) for step, count in request.sampled_in if step <= plan.seq]
         if stopped:
             members = decodes.members
             ended += [members[id] for id in stopped if id in members and members[id].joined < plan.clock]

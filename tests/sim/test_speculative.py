@@ -133,10 +133,10 @@ def decoded(config: SchedulerConfig, arrived: WorkloadRequest, policy: str = "vl
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_sure_draft_takes_the_output_in_runs_and_ends_with_what_is_left(policy):
+def test_a_sure_draft_takes_the_output_in_runs_and_what_lies_beyond_is_computed_too(policy):
     config = SchedulerConfig(speculative=speculative(3, 1.0))
     steps = decoded(config, WorkloadRequest(0, 0, (("", 10),), 12), policy)
-    assert steps == [[(10, 0)], [(4, 3)], [(4, 3)], [(3, 2)]]
+    assert steps == [[(10, 0)], [(4, 3)], [(4, 3)], [(4, 3)]]
 
 
 @pytest.mark.parametrize("output", range(1, 14))
@@ -148,7 +148,7 @@ def test_sure_drafts_take_as_many_steps_as_division_says(k, output):
 
 def test_a_hopeless_draft_gives_one_token_a_step():
     steps = decoded(SchedulerConfig(speculative=speculative(3, 0.0)), WorkloadRequest(0, 0, (("", 10),), 6))
-    assert steps == [[(10, 0)], [(4, 3)], [(4, 3)], [(3, 2)], [(2, 1)], [(1, 0)]]
+    assert steps == [[(10, 0)], *[[(4, 3)]] * 5]
 
 
 def test_budget_and_threshold_cut_drafts_first():
@@ -157,17 +157,39 @@ def test_budget_and_threshold_cut_drafts_first():
         [(2, 0)],
         [(2, 1)],
         [(2, 1)],
-        [(1, 0)],
+        [(2, 1)],
     ]
 
 
-@pytest.mark.parametrize(("method", "held"), [("ngram", 3), ("eagle", 4)])
-def test_a_draft_that_writes_kv_needs_blocks_ahead(method, held):
+def test_drafts_end_before_the_last_position():
+    """Of the longest request there can be, the last token is never computed, nor is a draft in its place."""
+    config = SchedulerConfig(speculative=speculative(5, 1.0), max_model_len=20)
+    assert decoded(config, WorkloadRequest(0, 0, (("", 10),), 10)) == [[(10, 0)], [(6, 5)], [(3, 2)]]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_who_decodes_when_admitted_is_padded_unless_prompts_are_under_way(running):
+    """All of a prompt but its last token is cached: vLLM verifies drafts all the same, so that rows are alike."""
+    config = SchedulerConfig(speculative=speculative(3, 0.0), block_size=4, max_num_batched_tokens=8)
+    scheduler = find_policy("vllm")(config)
+    scheduler.add(WorkloadRequest(0, 0, (("shared", 4), ("", 1)), 2))
+    while scheduler.requests:
+        scheduler.commit(scheduler.schedule())
+    if running:
+        scheduler.add(WorkloadRequest(1, 0, (("", 12),), 2))
+        scheduler.commit(scheduler.schedule())
+    scheduler.add(WorkloadRequest(2, 0, (("shared", 4), ("", 1)), 2))
+    (row,) = (row for row in scheduler.schedule().rows() if row.request.id == 2)
+    assert (row.tokens, row.drafts) == ((1, 0) if running else (4, 3))
+
+
+@pytest.mark.parametrize(("method", "first", "held"), [("ngram", 2, 3), ("eagle", 3, 4)])
+def test_a_draft_that_writes_kv_needs_blocks_ahead(method, first, held):
     config = SchedulerConfig(block_size=4, speculative=speculative(3, 0.0, method))
     scheduler = find_policy("vllm")(config, shares_prefixes=False)
     request = scheduler.add(WorkloadRequest(0, 0, (("", 8),), 30))
     scheduler.commit(scheduler.schedule())
-    assert request.held == 2
+    assert request.held == first
     scheduler.commit(scheduler.schedule())  # computes 4 tokens more, then forgets 3
     assert (request.computed, request.known, request.held) == (9, 10, held)
 
@@ -194,7 +216,7 @@ def test_a_hopeless_draft_costs_what_it_computes_and_nothing_else():
         assert drafted.steps[name] == plain.steps[name], name
     assert RunMetrics(drafted.requests).scalars()["acceptance_length"] == 1
     assert RunMetrics(plain.requests).scalars()["acceptance_length"] is None
-    drafts = sum(min(4, o - 1 - i) for o in (r.output_len for r in requests) for i in range(1, o))
+    drafts = sum(4 * (request.output_len - 1) for request in requests)
     assert sum(filter(None, drafted.steps["draft_tokens"].to_pylist())) == drafts
 
 
@@ -205,8 +227,8 @@ def test_tokens_of_one_step_come_together_and_itl_counts_them_apart():
     metrics = RunMetrics(sink.requests, sink.steps)
     assert sorted(metrics.values("itl_ms")) == [0.0] * 8 + [10.0] * 3
     assert metrics.distribution("tpot_ms").mean == pytest.approx(30 / 11)
-    assert metrics.values("batch_tokens").tolist() == [10, 4, 4, 3]
-    assert metrics.scalars()["acceptance_length"] == pytest.approx(1 + 8 / 3)
+    assert metrics.values("batch_tokens").tolist() == [10, 4, 4, 4]
+    assert metrics.scalars()["acceptance_length"] == 4
     assert (metrics.scalars()["draft_acceptance_rate"], metrics.scalars()["rejected_draft_tokens"]) == (1, 0)
 
 
@@ -219,9 +241,7 @@ def test_the_mean_of_tokens_in_a_step_is_the_closed_form(alpha):
     rates = np.cumprod([alpha] * 4)
     mean = 1 + rates.sum()
     variance = (rates * (2 * np.arange(1, 5) - 1)).sum() - (mean - 1) ** 2
-    drafts = sum(sink.requests["drafts"].to_pylist())
-    ends = 40 * 4 / drafts  # drafts at the end of an output are shorter
-    assert abs(found - mean) <= 4 * np.sqrt(variance / drafts) + ends
+    assert abs(found - mean) <= 4 * np.sqrt(variance / sum(sink.requests["drafts"].to_pylist()))
 
 
 def test_luck_does_not_depend_on_the_batch_or_the_policy():
@@ -342,10 +362,11 @@ def test_every_request_gets_its_output_once_under_preemption(given_run, seed):
         if flying:
             plan = flying.popleft()
             known = sum(request.known for request in requests)
+            nobodys = sum(row.samples and row.request.ended for row in plan.rows())
             scheduler.commit(plan)
             _check_state(scheduler, config)
             fresh = sum(request.known for request in requests) - known
-            assert fresh == plan.sampled_rows + plan.accepted_tokens
+            assert fresh == plan.sampled_rows + plan.accepted_tokens - nobodys
             emitted[plan.seq] = fresh
         elif not scheduler.requests and not to_come:
             break
@@ -371,7 +392,8 @@ def _check_plan(plan: StepPlan, config: SchedulerConfig) -> None:
 def _check_state(scheduler, config: SchedulerConfig) -> None:
     for request in scheduler.requests.values():
         request.check()
-        assert request.known + request.placeholders <= request.max_len
+        beyond = config.speculative.num_speculative_tokens * (2 if config.async_scheduling else 1)
+        assert request.known + request.placeholders <= request.max_len + beyond
     for request in scheduler.running.values():
         assert request.held * config.block_size >= request.computed
     if isinstance(scheduler.pool, BlockPool):
