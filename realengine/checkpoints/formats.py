@@ -27,3 +27,7 @@ def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], sp
     read = fp8.read if spec.checkpoint_quantization.startswith("fp8") else _READERS[stored["quant_method"]]
     read(tensors, stored, spec)
     kv_scales.read(tensors, spec.num_layers)
+    for name in state:
+        module, _, part = name.rpartition(".")
+        if part in ("weight_packed", "weight_scale") and not module.startswith("model.layers."):
+            raise tensors.fault(f"{module} is quantised, which only layers may be; use a checkpoint with it in 16 bits")

@@ -22,6 +22,8 @@ def read(tensors: CheckpointTensors, layers: int) -> None:
             scale = tensors.state[f"{attention}.{found[0]}"].float()
             if scale.numel() != 1:
                 raise tensors.fault(f"{attention}.{found[0]} has {scale.numel()} scales; only one a layer is supported")
+            if not 0 < scale.item() < float("inf"):
+                raise tensors.fault(f"{attention}.{found[0]} is {scale.item():g}, but must be positive")
             tensors.drop(attention, *(part for part in found if part != "kv_scale"))
             tensors.state[f"{attention}.{name}"] = scale.reshape(1)
         tensors.drop(attention, *_UNUSED)

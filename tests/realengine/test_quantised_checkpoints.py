@@ -227,6 +227,27 @@ def test_what_would_be_read_wrongly_is_refused(name: str, change: Any, fault: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"lm_head.weight_scale": torch.ones(96, 1)}, "lm_head is quantised, which only layers may be"),
+        ({"model.layers.1.self_attn.k_scale": torch.ones(2)}, "self_attn.k_scale has 2 scales; only one a layer"),
+        ({"model.layers.1.self_attn.v_scale": torch.tensor(-1.0)}, "self_attn.v_scale is -1, but must be positive"),
+        ({"model.layers.1.mlp.up_proj.weight_scale": torch.ones(7)}, "has shape .*, which fits no way to scale"),
+    ],
+)
+def test_scales_that_would_be_passed_over_are_refused(changed: Any, fault: str, plain: Path, tmp_path: Path) -> None:
+    write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "nothing", {})
+    path = tmp_path / "quantised" / "model.safetensors"
+    state = {**load_file(path), **changed}
+    if "lm_head.weight_scale" in changed:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=fault) as caught:
+        load_model_files(str(path.parent), Path())
+    assert "\n" not in str(caught.value)
+
+
 def test_layers_that_are_multiplied_at_once_must_be_stored_alike(plain: Path, tmp_path: Path) -> None:
     write(plain, tmp_path / "quantised", tmp_path / "dense", "awq", kept="k_proj")
     with pytest.raises(
