@@ -22,7 +22,8 @@ from realengine.collective import DistributedGroup
 from realengine.device import LOOK_EVERY_S, Pending
 from realengine.devices import require_devices
 from realengine.kv_budget import KvBudget
-from realengine.runner import Launched, ModelRunner
+from realengine.launched import Launched
+from realengine.runner import ModelRunner
 from realengine.step_input import StepInput
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from realengine.runner import Launched
+from realengine.launched import Launched
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
 
