@@ -9,6 +9,7 @@ from calibration.validation.report import ValidationReport, resolve
 from dashboard.html_reports.document import badge, code, details, figure, heading, paragraph, table, warning
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
+from dashboard.trust_page.client_results import newest_clients
 from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.external_charts import errors_by_source
@@ -49,7 +50,7 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
         table(
             [
                 {"rung": rung.title, "result": rung.headline.replace("**", ""), "detail": rung.detail}
-                for rung in rungs(report, external)
+                for rung in rungs(report, external, newest_clients(source.runs))
             ]
         ),
         *_distributions(source),

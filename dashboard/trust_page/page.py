@@ -5,7 +5,9 @@ Opens on bundled results where there are none of one's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import streamlit as st
 
@@ -17,6 +19,7 @@ from dashboard.library import RECORDING, find
 from dashboard.loading import open_run
 from dashboard.shown import literal, when
 from dashboard.trust_page import charts as trust_charts
+from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
@@ -36,6 +39,8 @@ from dashboard.url import choose, in_url, named, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from serving.metrics import metric
+
+Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
 _REQUESTS = "Real and simulated latency of all requests"
@@ -59,14 +64,14 @@ def show(runs: Path) -> None:
         name = choose("Validation report", list(reports), "report", lasting=False)
     if not own:
         _bundled(runs)
-    external = _external(runs)
+    external, clients = _newest(newest_external, runs), _newest(newest_clients, runs)
     try:
         report = load_report(reports[name])
     except UserError as error:
         mistake(error, runs)
         return
     _verdict(report)
-    _ladder(report, external)
+    _ladder(report, external, clients)
     with st.container():
         _distributions(reports[name], report)
     _errors(report)
@@ -80,6 +85,8 @@ def show(runs: Path) -> None:
         show_domain(runs, recordings, name, first, report.calibration)
     if external is not None:
         show_external(external)
+    if clients is not None:
+        _clients(clients)
     _provenance(report)
     downloads(Validation(reports[name], runs if own else None), name)
 
@@ -97,10 +104,10 @@ def _bundled(runs: Path) -> None:
         )
 
 
-def _external(runs: Path) -> External | None:
-    """The newest results of rung 4 under `runs`, or the bundled ones; None, and why in a line, if they are damaged."""
+def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | None:
+    """The newest results of a rung under `runs`, if there are any; None, and why in a line, if they are damaged."""
     try:
-        return newest_external(runs)
+        return read(runs)
     except UserError as error:
         mistake(error, runs)
         return None
@@ -122,10 +129,10 @@ def _verdict(report: ValidationReport) -> None:
         st.warning(literal(told), icon=":material/warning:")
 
 
-def _ladder(report: ValidationReport, external: External | None) -> None:
-    """Rungs 1 to 5, three and two in a row, so that they stay readable at 800 pixels."""
+def _ladder(report: ValidationReport, external: External | None, clients: Clients | None) -> None:
+    """Rungs 1 to 6, three in a row, so that they stay readable at 800 pixels."""
     st.caption(LADDER)
-    found = rungs(report, external)
+    found = rungs(report, external, clients)
     for row in (found[:3], found[3:]):
         for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
             with place.container(border=True, height="stretch"):
@@ -182,6 +189,16 @@ def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:
     figure(plot, "residuals", _STEPS, rated, _HELP_STEPS)
     if told := bias(report):
         st.caption(told)
+
+
+def _clients(clients: Clients) -> None:
+    """What clients of a server saw, beside what was simulated of it."""
+    st.subheader("What clients of a server saw", anchor=False)
+    formats = dict.fromkeys(("clients", "engine alone", "with the front door", "in the same weather"), "%.2f")
+    formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f") | {"floor (%)": "%.1f"}
+    table(client_rows(clients), formats)
+    made = when(clients.created) or "undated"
+    st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))
 
 
 def _provenance(report: ValidationReport) -> None:

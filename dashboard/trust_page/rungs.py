@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
+from dashboard.trust_page.client_results import Clients
 from dashboard.trust_page.external_results import LATENCIES, External, Source, covered, median_error_pct
 from serving.metrics import label_of
 
 LADDER = (
     "Each card is a check of the simulator, called a rung. 1: does it decide as the engine does? 2: are its step times "
-    "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %?"
+    "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %? "
+    "6: does it predict what clients of a server see?"
 )
 _NOT_CLIMBED = "This report does not hold this check."
 
@@ -29,9 +31,10 @@ class Rung(NamedTuple):
     symbol: str = ""
 
 
-def rungs(report: ValidationReport | None, external: External | None) -> list[Rung]:
-    """Rungs 1 to 5."""
-    return [_decisions(report), _steps(report), _runs(report), _others(external), _bands(report, external)]
+def rungs(report: ValidationReport | None, external: External | None, clients: Clients | None = None) -> list[Rung]:
+    """Rungs 1 to 6."""
+    of_report = _decisions(report), _steps(report), _runs(report)
+    return [*of_report, _others(external), _bands(report, external), _front_door(clients)]
 
 
 def _decisions(report: ValidationReport | None) -> Rung:
@@ -137,6 +140,25 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     why = f"The bands should hold 90 %. They hold {parts}. Figures of one run depend on each other.{_noisy(rows)}"
     told = Rung(title, f"**{held} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, told) if banded or same else told
+
+
+def _front_door(clients: Clients | None) -> Rung:
+    title = "Rung 6 · Front door"
+    if clients is None:
+        return Rung(title, detail="There are no results of tokentwin validate front-door.")
+    told = _errors({label_of(row.metric): row.error_pct for row in clients.means})
+    errors = ((label_of(row.metric), row.in_weather_error_pct) for row in clients.means)
+    if same := {label: error for label, error in errors if error is not None}:
+        told = f"{told} blind, {_errors(same)} in the same weather"
+    floors = {label_of(row.metric): row.floor_pct for row in clients.means if row.floor_pct is not None}
+    why = f"Errors of the means that clients of a server saw in {len(clients.clients)} runs of one workload."
+    if floors:
+        why = f"{why} Repeats differ by {_together(floors)}."
+    return Rung(title, f"**{told}**", why, symbol="door_front")
+
+
+def _errors(errors: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {error:+.1f} %" for label, error in errors.items())
 
 
 def _noisy(rows: Sequence[RunRow]) -> str:

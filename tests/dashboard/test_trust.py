@@ -19,6 +19,7 @@ from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
 from dashboard.trust_page.charts import errors
+from dashboard.trust_page.client_results import newest_clients
 from dashboard.trust_page.domain import domain
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import EXTERNAL, load_external, median_error_pct
@@ -176,7 +177,7 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     shown = text(app)
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
     assert load_report(DEMO / "validation").verdict in shown
-    assert "does not hold this check" not in shown and shown.count("Rung") == 5
+    assert "does not hold this check" not in shown and shown.count("Rung") == 6
     assert len(charts(app)) == 6
 
 
@@ -362,3 +363,37 @@ def test_corrupt_external_results_are_one_line(tmp_path, content):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / EXTERNAL).write_text(content)
     assert EXTERNAL in one_line(trust(tmp_path))
+
+
+# Rung 6
+
+
+def client_results(folder: Path, content: Any) -> Path:
+    (folder / "rung").mkdir(parents=True)
+    (folder / "rung" / "clients.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def test_what_clients_saw_is_a_rung_and_a_table(tmp_path):
+    row = {"metric": "ttft_ms", "statistic": "mean", "real": 20.0, "engine_alone": 10.0, "simulated": 19.0}
+    row |= {"error_pct": -5.0, "floor_pct": 8.0, "in_weather": 20.4, "in_weather_error_pct": 2.0}
+    other = {**row, "metric": "itl_ms", "error_pct": 3.0, "in_weather_error_pct": -1.0}
+    rows = [row, other, {**row, "statistic": "p99"}]
+    app = trust(client_results(tmp_path, {"created": "", "clients": ["a", "b"], "rows": rows}))
+    assert not app.exception and not app.error
+    told = text(app)
+    assert "**TTFT -5.0 %, ITL +3.0 % blind, TTFT +2.0 %, ITL -1.0 % in the same weather**" in told
+    assert "in 2 runs of one workload. Repeats differ by TTFT 8.0 %, ITL 8.0 %" in told
+    table = next(each.value for each in app.dataframe if "with the front door" in each.value.columns)
+    assert table["clients"].tolist() == [20.0] * 3 and table["its error (%)"].tolist() == [2.0, -1.0, 2.0]
+
+
+@pytest.mark.parametrize("content", ["", "[]", {"rows": []}, {"rows": [{}]}])
+def test_corrupt_results_of_clients_are_one_line(tmp_path, content):
+    with pytest.raises(UserError, match=r"rung/clients.json") as told:
+        newest_clients(client_results(tmp_path, content))
+    assert "\n" not in str(told.value)
+
+
+def test_the_page_goes_on_without_corrupt_results_of_clients(tmp_path):
+    assert "clients.json" in one_line(trust(client_results(tmp_path, "")))

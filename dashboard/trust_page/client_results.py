@@ -1,0 +1,82 @@
+"""Rung 6 as `tokentwin validate front-door -o DIR` writes it: `clients.json`, read here and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dashboard.library import find
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.metrics import axis_of
+
+CLIENTS = "clients.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Figure(_Part):
+    """One statistic: as clients saw it, and as simulated; errors in percent of what clients saw."""
+
+    metric: str
+    statistic: str
+    real: float
+    engine_alone: float
+    simulated: float
+    error_pct: float
+    floor_pct: float | None = None
+    in_weather: float | None = None
+    in_weather_error_pct: float | None = None
+
+
+class Clients(_Part):
+    """What clients saw of one workload, and what was simulated of it."""
+
+    created: str = ""
+    clients: list[str] = []
+    front_door: str = ""
+    rows: list[Figure] = Field(min_length=1)
+
+    @property
+    def means(self) -> list[Figure]:
+        """The mean of each latency."""
+        return [row for row in self.rows if row.statistic == "mean"]
+
+
+def newest_clients(runs: Path) -> Clients | None:
+    """The newest results under `runs`, None without any. Raises UserError, one line, when they are damaged."""
+    for directory in find(runs, CLIENTS).values():
+        name = f"{directory.name}/{CLIENTS}"
+        try:
+            data = json.loads((directory / CLIENTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            remedy = f"cannot be read ({error}); run tokentwin validate front-door again"
+            raise UserError("clients", name, remedy) from None
+        return parse(Clients, data, where=name)
+    return None
+
+
+def client_rows(clients: Clients) -> list[dict[str, Any]]:
+    """Every statistic of rung 6."""
+    return [
+        {
+            "metric": axis_of(row.metric),
+            "statistic": row.statistic,
+            "clients": row.real,
+            "engine alone": row.engine_alone,
+            "with the front door": row.simulated,
+            "error (%)": row.error_pct,
+            "floor (%)": row.floor_pct,
+        }
+        | (
+            {"in the same weather": row.in_weather, "its error (%)": row.in_weather_error_pct}
+            if row.in_weather is not None
+            else {}
+        )
+        for row in clients.rows
+    ]
