@@ -24,7 +24,7 @@ from apiserver.messages import About, From
 from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
 from serving.errors import UserError
@@ -94,12 +94,15 @@ def make_twin(
         twin.prefills = _prefills(twin, settings.kv_links or LinksConfig(), deployments)
     if settings.kv_events is not None:
         follow_kv(twin, settings, settings.kv_events, deployments, poller)
-    drafting = [each.scheduler.speculative for each in deployments]
-    metrics = LiveMetrics(
-        about.model, about.max_model_len, max(each.num_speculative_tokens if each else 0 for each in drafting)
-    )
+    metrics = _metrics(about, deployments)
     twin.ledger = ledger = _ledger(twin, metrics, settings, place, run)
     return twin, ledger, metrics
+
+
+def _metrics(about: About, deployments: Sequence[Deployment]) -> LiveMetrics:
+    drafting = [each.scheduler.speculative for each in deployments]
+    longest = max(each.num_speculative_tokens if each else 0 for each in drafting)
+    return LiveMetrics(about.model, about.max_model_len, longest)
 
 
 def _prefills(twin: Twin, links: LinksConfig, deployments: Sequence[Deployment]) -> RemotePrefills:
@@ -163,7 +166,7 @@ def make_real(
 ) -> tuple[RealEngine, Ledger, LiveMetrics]:
     """The real engine, loaded. Raises UserError if it cannot be."""
     real = _real(settings, deployment, exchange, kv_events, wake, say, monotonic_ns())
-    metrics = LiveMetrics(real.about.model, real.about.max_model_len)
+    metrics = _metrics(real.about, [deployment])
     run = {**real.about.run, **_identity(settings)}
     real.ledger = ledger = _ledger(real, metrics, settings, place, run)
     return real, ledger, metrics
@@ -186,7 +189,7 @@ def make_one_of_several(
             exchange.send(peer, message)
 
     real.ledger = ledger = ForwardingLedger(send)
-    return real, ledger, LiveMetrics(real.about.model, real.about.max_model_len)
+    return real, ledger, _metrics(real.about, [deployment])
 
 
 def make_fleet(
@@ -205,7 +208,8 @@ def make_fleet(
     fleet = RealFleet(context, addresses, exchange, find_router(settings.router or "round-robin"), origin_ns)
     fleet.register(poller)
     fleet.await_all(poller)
-    metrics = LiveMetrics(fleet.about.model, fleet.about.max_model_len)
+    deployment = parse(Deployment, json.loads(fleet.about.run["deployment"]), where="deployment")
+    metrics = _metrics(fleet.about, [deployment])
     run = {**fleet.about.run, **_identity(settings), "replicas": len(addresses)}
     fleet.ledger = ledger = _ledger(fleet, metrics, settings, place, run)
     return fleet, ledger, metrics

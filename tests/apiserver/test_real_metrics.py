@@ -21,11 +21,12 @@ from tests.apiserver.test_live_metrics import Rows, Scraped, Wire
 
 pytestmark = pytest.mark.engine
 TIGHT = {"num_blocks": 24, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_metrics_agree_with_the_rows(overlapped):
-    scheduler = SchedulerConfig(**TIGHT, async_scheduling=overlapped)
+@pytest.mark.parametrize("scheduler", [{}, {"async_scheduling": True}, {"speculative": DRAFTS}])
+def test_metrics_agree_with_the_rows(scheduler):
+    scheduler = SchedulerConfig(**TIGHT, **scheduler)
     deployment = Deployment(model="random:llama", dtype="float32", scheduler=scheduler)
     woken, wire, rows = Event(), Wire(), Rows()
     real = RealEngine(
@@ -35,7 +36,7 @@ def test_metrics_agree_with_the_rows(overlapped):
         woken.set,
         monotonic_ns(),
     )
-    metrics = LiveMetrics("random:llama", 256)
+    metrics = LiveMetrics("random:llama", 256, 3 if scheduler.speculative else 0)
     real.ledger = ledger = Ledger(real, metrics, rows)
     for id in range(10):
         asked = Add(id, [*range(40), *range(100 * id + 100, 100 * id + 110)], 30 + id, monotonic_ns())
@@ -61,11 +62,14 @@ def test_metrics_agree_with_the_rows(overlapped):
     assert scraped["generation_tokens_total"] == tokens
     assert scraped["time_to_first_token_seconds_count"] == sum(row["output_tokens"] > 0 for row in rows.requests)
     assert scraped["inter_token_latency_seconds_count"] == sum(
-        max(row["output_tokens"] - 1, 0) for row in rows.requests
+        max(row["output_tokens"] - 1 - (row.get("accepted_tokens") or 0), 0) for row in rows.requests
     )
     assert scraped["prefix_cache_hits_total"] == sum(row["prefix_hit_tokens"] for row in rows.requests)
     assert scraped["num_preemptions_total"] == sum(row["preemptions"] for row in rows.requests)
     assert scraped["e2e_request_latency_seconds_sum"] == pytest.approx(
         sum(row["finish_ns"] - row["received_ns"] for row in done) / 1e9
     )
+    if scheduler.speculative:
+        for name in ("draft_tokens", "accepted_tokens"):
+            assert scraped[f"spec_decode_num_{name}_total"] == sum(row.get(name) or 0 for row in rows.requests) > 0
     assert scraped["num_requests_running"] == scraped["kv_cache_usage_perc"] == 0
