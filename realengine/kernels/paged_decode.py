@@ -14,6 +14,7 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
+from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.kv_splits import SPLITS_SIGNATURE, STEP, Splits, is_last_part, merged_parts, plan_splits
 
@@ -48,6 +49,7 @@ def _decode_part(
     BLOCK_N: tl.constexpr,
     TOGETHER: tl.constexpr,
     COMPUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program item x KV_HEADS + KV head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -56,6 +58,8 @@ def _decode_part(
     BLOCK_D: tl.constexpr = triton.next_power_of_2(DIM)
     item = items + tl.program_id(0) // KV_HEADS * 4
     kv_head = tl.program_id(0) % KV_HEADS
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     row = tl.load(item)
     if row >= 0:
         part = tl.load(item + 1)
@@ -137,7 +141,7 @@ def paged_decode(
     _decode_part[(len(splits.items) * kv_heads,)](
         queries, keys, values, context, blocks, table_start, *splits, out,
         scale * k_scale * LOG2_E, v_scale, queries.stride(0),
-        **_compiled_in(heads, kv_heads, dim, page, queries.dtype, keys.dtype),
+        **_compiled_in(heads, kv_heads, dim, page, queries.dtype, keys.dtype), **dependent_launch(queries.device),
     )  # fmt: skip
 
 
@@ -191,6 +195,7 @@ def specialisations() -> list["Specialisation"]:
     found = []
     for shape in SHAPES:
         constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype, shape.cached)
+        constexprs["PDL"] = True
         stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
         found.append(
             Specialisation(
@@ -213,7 +218,7 @@ def specialisations() -> list["Specialisation"]:
                 num_stages=constexprs.pop("num_stages"),
                 constexprs=constexprs,
                 register_ceiling=65536 // (_RESIDENT_PROGRAMS * 4 * 32),
-                expects=("cp.async", "mma.sync", "atom"),
+                expects=("cp.async", "mma.sync", "atom", "griddepcontrol"),
             )
         )
     return found

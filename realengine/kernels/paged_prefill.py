@@ -17,6 +17,7 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
+from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.kv_splits import SPLITS_SIGNATURE, STEP, Splits, is_last_part, merged_parts, plan_splits
 
@@ -53,6 +54,7 @@ def _prefill_part(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     COMPUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program item x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -60,6 +62,8 @@ def _prefill_part(
     BLOCK_D: tl.constexpr = triton.next_power_of_2(DIM)
     item = items + tl.program_id(0) // KV_HEADS * 4
     kv_head = tl.program_id(0) % KV_HEADS
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     tile = tl.load(item)
     if tile >= 0:
         part = tl.load(item + 1)
@@ -150,7 +154,7 @@ def paged_prefill(
     _prefill_part[(len(splits.items) * kv_heads,)](
         queries, keys, values, context, query_start, query_len, blocks, table_start, tile_row, tile_first, *splits, out,
         scale * k_scale * LOG2_E, v_scale, queries.stride(0),
-        **_compiled_in(heads, kv_heads, dim, page, queries.dtype),
+        **_compiled_in(heads, kv_heads, dim, page, queries.dtype), **dependent_launch(queries.device),
     )  # fmt: skip
 
 
@@ -218,7 +222,7 @@ def specialisations() -> list["Specialisation"]:
 
     found = []
     for shape in SHAPES:
-        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype)
+        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype) | {"PDL": True}
         stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
         found.append(
             Specialisation(
@@ -245,7 +249,7 @@ def specialisations() -> list["Specialisation"]:
                 num_stages=constexprs.pop("num_stages"),
                 constexprs=constexprs,
                 register_ceiling=255,  # with 8 warps one program stays on a multiprocessor, whatever it has up to there
-                expects=("cp.async", "wgmma", "atom"),
+                expects=("cp.async", "wgmma", "atom", "griddepcontrol"),
             )
         )
     return found

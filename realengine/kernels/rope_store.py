@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME, Shape
+from realengine.kernels.dependent_launch import dependent_launch
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -62,10 +63,14 @@ def _rope_store(
     NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     TILE_HEADS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (token, tile of heads)."""
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     HALF: tl.constexpr = DIM // 2
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
     dims = tl.arange(0, triton.next_power_of_2(DIM))
@@ -137,7 +142,7 @@ def rope_store(
     _rope_store[(tokens, triton.cdiv(heads + 2 * kv_heads, _TILE_HEADS))](
         qkv, positions, slots, cos, sin,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, eps,
-        keys, values, 1 / k_scale, 1 / v_scale, queries, **constexprs,
+        keys, values, 1 / k_scale, 1 / v_scale, queries, **constexprs, **dependent_launch(qkv.device),
     )  # fmt: skip
     return queries
 
@@ -166,7 +171,7 @@ def _specialisation(shape: Shape) -> "Specialisation":
     from realengine.kernels.aot import Specialisation
 
     norm, interleaved = shape.model.startswith("Qwen3"), shape.model.startswith("SmolLM2")
-    constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, norm, interleaved)
+    constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, norm, interleaved) | {"PDL": True}
     stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
     return Specialisation(
         name=f"rope_store {shape.name}",
@@ -190,5 +195,5 @@ def _specialisation(shape: Shape) -> "Specialisation":
         num_stages=constexprs.pop("num_stages"),
         constexprs=constexprs,
         register_ceiling=128,
-        expects=("ld.global.v4.b32", "st.global"),
+        expects=("ld.global.v4.b32", "st.global", "griddepcontrol"),
     )

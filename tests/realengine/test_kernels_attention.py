@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from realengine.kernels.paged_prefill import make_tiles, tile_tokens
+from realengine.kernels import dependent_launch  # noqa: E402
+from realengine.kernels.paged_prefill import make_tiles, tile_tokens  # noqa: E402
 
 
 def test_tiles_hold_each_query_token_once_and_start_with_the_longest() -> None:
@@ -26,3 +27,14 @@ def test_no_rows_make_no_tiles() -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(32, 8, 32), (9, 3, 42), (28, 4, 18), (8, 8, 128)])
 def test_a_tile_holds_whole_groups(heads: int, kv_heads: int, tokens: int) -> None:
     assert tile_tokens(heads, kv_heads) == tokens
+
+
+@pytest.mark.skipif(dependent_launch.INTERPRETING, reason="the interpreter has no dependent launches")
+@pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), True), ((10, 3), True)])
+def test_launches_overlap_from_sm_90_on(
+    capability: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dependent_launch, "_capability", lambda index: capability)
+    found = dependent_launch.dependent_launch(torch.device("cuda", 0))
+    assert found == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})
+    assert dependent_launch.dependent_launch(torch.device("meta"))["PDL"]  # as what is compiled ahead
