@@ -116,6 +116,11 @@ class SpeculativeConfig(Settings):
         return 0 if self.method == "ngram" else self.num_speculative_tokens
 
     @property
+    def draft_slots(self) -> int:
+        """What a row takes of the token budget beside its tokens: a draft model's input is one longer."""
+        return 1 if self.method == "draft_model" else 0
+
+    @property
     def conditional_rates(self) -> tuple[float, ...]:
         """For each place in a draft, the probability of acceptance, given that those before it were accepted.
 

@@ -51,7 +51,8 @@ def conform(path: str | Path, policy: str = "vllm") -> Conformance:
     try:
         config = recording["config"]
         if drafts := config.get("speculative"):  # what drafting takes is of no concern here
-            config = {**config, "speculative": {"method": "ngram", "draft_us": 0, **drafts}}
+            drafting: dict[str, Any] = {"model": "any"} if drafts.get("method") == "draft_model" else {"draft_us": 0}
+            config = {**config, "speculative": {"method": "ngram", **drafting, **drafts}}
         scheduler = parse(SchedulerConfig, config, where="config")
         cost = TokenCost(**recording["cost"])
         workload = _workload(recording["requests"])

@@ -27,7 +27,7 @@ class PrefillFirstScheduler(VllmScheduler):
     def _go_on_with_prompts(self, plan: StepPlan, budget: int) -> int:
         """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests."""
         for request in sorted(self.unsteady.values(), key=by_admission):
-            tokens = min(self.wanted(request), budget)
+            tokens = min(self.wanted(request), max(budget - self.draft_slots, 0))
             decoding = request.pending == 1 and request.computed >= request.prompt_len
             if tokens and not decoding and self.lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self.give(plan, request, tokens)

@@ -24,6 +24,7 @@ class Rules(Protocol):
     """What the fast path asks of the scheduler whose rules it follows; `VllmScheduler` says what each means."""
 
     decodes_first: bool
+    draft_slots: int
     pool: KvBlocks
     decodes: DecodeSet
     running: dict[int, Request]
@@ -83,12 +84,13 @@ class SteadyDecode:
         if not set_first and (not self._pool.counts_only or sum(tokens for _, tokens in wanting) > left):
             return None
         rows = []
+        slots = rules.draft_slots
         for request, tokens in wanting:
-            if left <= 0:
+            if left <= slots:
                 break
-            if tokens > left:
-                tokens = left
-            left -= tokens
+            if tokens > left - slots:
+                tokens = left - slots
+            left -= tokens + slots
             more = rules.lacking_blocks(request, tokens)
             if more > 0:  # what was loaded holds its blocks already
                 need += more

@@ -41,6 +41,7 @@ class VllmScheduler:
 
     decodes_first  whether decoding requests get their tokens before unfinished prompts; else all by admission
     unsteady       running requests outside the decode set
+    draft_slots    what a row takes of the token budget beside its tokens
     service        who is told what requests are given, if anybody
     drafts         what a speculative configuration drafts; None without one
 
@@ -81,6 +82,7 @@ class VllmScheduler:
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
+        self.draft_slots = config.speculative.draft_slots if config.speculative else 0
         self._pads = self._serves = False  # whether a decode may be admitted with drafts, and beside others
         self._most_of_one = self._budget  # tokens of one request in the step being planned
         # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
@@ -206,11 +208,11 @@ class VllmScheduler:
 
     def _serve_one_by_one(self, plan: StepPlan, budget: int) -> int:
         for request in self.turns(self.running.values()):
-            if budget <= 0:
+            if budget <= self.draft_slots:
                 break
             if request.id not in self.running:  # preempted for the sake of one before it
                 continue
-            tokens = min(self.wanted(request), budget)
+            tokens = min(self.wanted(request), budget - self.draft_slots)
             if not tokens:
                 continue
             if self._grouped is not None:
@@ -252,7 +254,7 @@ class VllmScheduler:
         return -(-end // self._block_size) - request.held
 
     def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
-        """Give `request`, which runs and lacks no block, its `tokens` in this step."""
+        """Give `request`, which runs and lacks no block, its `tokens` in this step; what that takes of the budget."""
         start = request.computed
         end = start + tokens
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
@@ -269,7 +271,7 @@ class VllmScheduler:
             if self.service is not None:
                 self.service.sampled(request, 1)
         plan.add(Row(request, start, tokens, samples, drafts))
-        return tokens
+        return tokens + self.draft_slots
 
     def _preempt(self, plan: StepPlan, request: Request) -> int:
         """Back to waiting with nothing computed; the tokens it had been given in this step return."""
@@ -289,7 +291,7 @@ class VllmScheduler:
         self.pool.release(request, may_return=True)
         self.waiting.put_back(request)
         plan.preempted.append(request)
-        return row.tokens if row else 0
+        return row.tokens + self.draft_slots if row else 0
 
     # Its parts: waiting requests
 
@@ -297,14 +299,14 @@ class VllmScheduler:
         """Admit waiting requests, in order, until one does not fit."""
         self._pads = self.drafts is not None and not self.drafts.prefills
         self._serves = bool(plan.listed)
-        while budget > 0 and len(self.running) < self._most_running:
+        while budget > self.draft_slots and len(self.running) < self._most_running:
             request = self.head()
             if request is None:
                 break
             circumstances = (request.id, self.pool.version, budget, self._most_of_one, not self.running)
             if circumstances == self._refused:
                 break
-            tokens = self._admit(plan, request, budget)
+            tokens = self._admit(plan, request, budget - self.draft_slots)
             if request.status is Status.LOADING:
                 continue
             if not tokens:
@@ -345,7 +347,7 @@ class VllmScheduler:
         tokens = request.known - found
         if tokens == 1 and self._pads and (self._serves or found):
             tokens = self.drafts.padded(found)  # type: ignore[union-attr]
-            if tokens > self._budget:  # no step has room for that: vLLM would wait for ever
+            if tokens > self._budget - self.draft_slots:  # no step has room for that: vLLM would wait for ever
                 tokens = 1
             elif tokens > budget:
                 return 0
