@@ -117,7 +117,7 @@ class RealEngine:
             if self._kv_events is not None:
                 self._kv_events.follow(engine)
                 self.publish_kv()
-            recorder = RunRecorder(self, self._origin_ns)
+            recorder = RunRecorder(self, self._origin_ns, tier=engine.tier_name)
             self._clients = _Clients(self, engine, recorder)
             engine.watch_speed()
             with suppress(UserError):

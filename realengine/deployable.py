@@ -17,10 +17,12 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     Raises UserError, naming the first setting that the engine cannot do for that model.
     """
     scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "kv_tiers"):
+    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)
+    if deployment.kv_tiers is not None:
+        _check_tiers(deployment)
     if deployment.fleet is not None:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
@@ -49,3 +51,17 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
         remedy = f"cannot be combined with the sliding window of {files.spec.name}; use method ngram"
         raise UserError("scheduler.speculative.method", "draft_model", remedy)
     return stating_kv_groups(deployment, groups)
+
+
+def _check_tiers(deployment: Deployment) -> None:
+    assert deployment.kv_tiers is not None
+    names = [tier.name for tier in deployment.kv_tiers.tiers]
+    if len(names) > 1:
+        remedy = "real engines have one tier, the host's memory; leave the others out"
+        raise UserError("kv_tiers.tiers", ", ".join(names), remedy)
+    if deployment.scheduler.async_scheduling:
+        remedy = "cannot be combined with kv_tiers on the real engine, which finds a block once its tokens are known"
+        raise UserError("scheduler.async_scheduling", True, f"{remedy}; set it to false")
+    if deployment.tensor_parallel_size > 1:
+        remedy = "cannot be combined with kv_tiers on the real engine; set it to 1"
+        raise UserError("tensor_parallel_size", deployment.tensor_parallel_size, remedy)

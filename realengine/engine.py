@@ -18,6 +18,7 @@ from realengine.deployable import check_deployment
 from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
 from realengine.grammar import Grammar, Grammars
+from realengine.host_tier import HostMemory, HostTier
 from realengine.ranks import Ranks
 from realengine.runner import ModelRunner
 from realengine.sampling import SamplingParams
@@ -64,11 +65,14 @@ class Engine:
         self.runner = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
         self.memory_report = ""
         self._drafter: Drafter | None = None
+        self._host_memory: HostMemory | None = None
+        self.tier: HostTier | None = None
         try:
             self._drafter = find_drafter(deployment, files.spec, draft)
             self.deployment = self._fit_memory(deployment)
             self._config = self.deployment.scheduler
             self.runner.allocate(self._config.num_blocks)
+            self._make_tier()
             if self._drafter is not None:
                 self._drafter.allocate(self._config.num_blocks)
         except BaseException:
@@ -91,6 +95,21 @@ class Engine:
         self.memory_report = budget.explain()
         scheduler = deployment.scheduler.model_copy(update={"num_blocks": budget.num_blocks})
         return deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+
+    def _make_tier(self) -> None:
+        """The host memory of `kv_tiers`, and in the deployment what a token takes there."""
+        config = self.deployment.kv_tiers
+        if config is None:
+            return
+        kv = self.runner.kv
+        config = config.model_copy(update={"kv_bytes_per_token": kv.block_bytes // kv.block_size})
+        self._host_memory = HostMemory(config, kv, self.runner.device.torch_device)
+        self.deployment = self.deployment.model_copy(update={"kv_tiers": config})
+
+    @property
+    def tier_name(self) -> str | None:
+        """Of its KV tier, if it has one."""
+        return None if self.deployment.kv_tiers is None else self.deployment.kv_tiers.tiers[0].name
 
     @property
     def attention(self) -> str:
@@ -117,6 +136,8 @@ class Engine:
             with suppress(Exception):
                 self._in_flight.popleft().launched.wait()
         self._unusable = ""
+        if self.tier is not None:
+            self.tier.close()
         self.sequences.clear()
         self._demand = WaitingDemand(self._config)
         self._preempted_ns: dict[int, int] = {}
@@ -126,6 +147,9 @@ class Engine:
         self.scheduler = find_policy(name)(settings, content=content)
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
+        if self._host_memory is not None and self.deployment.kv_tiers is not None:
+            self.tier = HostTier(self._host_memory, self.deployment.kv_tiers, content, self._policy)
+            self._policy.connect(self.tier)
         self._verified = VerifiedTokens()
         if self._drafter is not None:
             self._drafter.reset()
@@ -155,6 +179,8 @@ class Engine:
         self._in_flight.clear()
         if self._drafter is not None:
             self._drafter.close()
+        if self._host_memory is not None:
+            self._host_memory.copier.close()
         self.runner.close()
 
     def add(
@@ -197,6 +223,8 @@ class Engine:
     def abort(self, id: int) -> Request | None:
         """Drop a request between steps."""
         request = self._policy.abort(id)
+        if self.tier is not None:
+            self.tier.must_settle = True
         self._forget(id)
         return request
 
@@ -214,6 +242,12 @@ class Engine:
         """Whether another step may be launched before one is finished. One with masks is not overlapped: the next
         masks follow from its tokens."""
         return len(self._in_flight) < self._depth and not any(flight.plan.masked_rows for flight in self._in_flight)
+
+    @property
+    def loads(self) -> bool:
+        """Whether KV is on its way from or to host memory, so that there may be something to run without anybody's
+        doing."""
+        return self.tier is not None and self.tier.busy
 
     def launch(self) -> Flight | None:
         """Plan a step and hand it to the device; None when there is nothing to run.
@@ -248,11 +282,15 @@ class Engine:
         while plan.preempted and not plan.tokens and not self._in_flight:
             plan = self._plan()
         if not plan.tokens:
+            if self.tier is not None:
+                self.tier.attempted(plan_ns)
             if not self._in_flight:
                 self._policy.must_get_on(plan)
             self._host_free_ns = None
             return None
         rows = plan.rows()
+        if self.tier is not None:
+            self.tier.before_step(plan)
         scheduled_ns = perf_counter_ns()
         masks = self._masks(rows) if plan.masked_rows else [()] * len(rows)
         mask_ns = perf_counter_ns() - scheduled_ns if plan.masked_rows else 0
@@ -267,7 +305,8 @@ class Engine:
         host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
         self._host_free_ns = now
         times = (plan_ns, scheduled_ns, prepared_ns, launch_ns, host_ns, mask_ns)
-        flight = Flight(plan, rows, packed.sample_rows, launched, load, *times, self._preempted_ns)
+        tier = None if self.tier is None else self.tier.events()
+        flight = Flight(plan, rows, packed.sample_rows, launched, load, *times, self._preempted_ns, tier)
         self._preempted_ns = {}
         self._in_flight.append(flight)
         return flight
@@ -282,7 +321,11 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         plan_start_ns = perf_counter_ns()
+        if self.tier is not None:
+            self.tier.poll()
         plan = self._policy.schedule()
+        if self.tier is not None and plan.preempted:
+            self.tier.must_settle = True
         self._seating.follow(plan)
         self._demand.follow(plan)
         if self._drafter is not None:
@@ -320,6 +363,8 @@ class Engine:
                 accepted[request.id] = count
             if stops:
                 stopped.append(request.id)
+        if self.tier is not None:
+            self.tier.copy_out()
         proposed, draft_ns, draft_thread_ns = self._draft(flight, stopped)
         finished = self._policy.commit(plan, stopped)
         for request in dict.fromkeys(sampled):
@@ -351,6 +396,7 @@ class Engine:
             None if thread_ns is None else thread_ns + draft_thread_ns,
             launched.speed,
             launched.expert_tokens,
+            flight.tier,
         )
 
     def _draft(self, flight: Flight, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None, int]:

@@ -7,6 +7,7 @@ of one head lie side by side within a block, because that is what attention read
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,21 @@ class KvCache:
         self.dtype = dtype
         self._tensor = torch.zeros(shape, dtype=dtype, device=device)
         self._scales = scales or [(1.0, 1.0)] * spec.num_layers
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """`[layers, 2, kv_heads, block_size, head_dim]`."""
+        layers, two, _, *rest = self._tensor.shape
+        return (layers, two, *rest)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, keys and values of all layers."""
+        return prod(self.block_shape) * self.dtype.itemsize
+
+    def block(self, index: int) -> torch.Tensor:
+        """Keys and values of one block in all layers, in `block_shape`; writing to it writes to the cache."""
+        return self._tensor[:, :, index]
 
     def layer(self, index: int) -> LayerKv:
         keys, values = self._tensor[self._place[index]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import sleep
 from typing import Protocol
 
 from realengine.engine import Engine
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
+
+_COPY_S = 1e-4  # then look whether KV has come that somebody waits for
 
 
 class Clientele(Protocol):
@@ -37,6 +40,8 @@ def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Ca
         if (step := engine.finish()) is not None:
             recorder.ran(step)
             clients.ran(step)
+        elif engine.loads:
+            sleep(_COPY_S)
         else:
             clients.await_(stopped)
     while stopped() and (step := engine.finish()) is not None:

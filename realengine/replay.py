@@ -92,7 +92,7 @@ def record(
         forces = engine.deployment.scheduler.speculative is None
         texts = ReplayTexts(offered, engine.spec.vocab_size, forces)
         with engine.watch.on(), no_cycle_search(), ctrl_c_heard() as stopped:
-            recorder = RunRecorder(writer, perf_counter_ns(), progress)
+            recorder = RunRecorder(writer, perf_counter_ns(), progress, engine.tier_name)
             clients = _ReplayedClients(engine, offered, texts, recorder)
             drive(engine, clients, recorder, stopped)
             status = "interrupted" if stopped() and clients.busy else "complete"

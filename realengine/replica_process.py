@@ -261,7 +261,7 @@ class _SentRequests:
 
     def __init__(self, engine: Engine, inbox: _Inbox, pipe: Connection, started_ns: int) -> None:
         self.over = False
-        self.recorder = RunRecorder(self, started_ns)
+        self.recorder = RunRecorder(self, started_ns, tier=engine.tier_name)
         self._engine = engine
         self._speakers = Speakers(engine)
         self._inbox = inbox

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realengine.expert_load import expert_imbalance, experts_hit
+from realengine.host_tier import TierEvents
 from realengine.step import Flight, Step
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
@@ -36,20 +37,29 @@ class _Life:
     resumes_from_ns: int | None = None  # preempted then, and admitted again in a step not yet noted
     preempted_ns: int = 0
     token_times_ns: list[int] = field(default_factory=list)
+    tier_hits: int = 0
+    swapped_in: int = 0
 
 
 class RunRecorder:
     """Follows requests from their arrival to their end, and steps; `started_ns` is when the run began.
 
     A request's row goes to `sink` when it ends. Rows of steps wait for `flush_steps`, so that no step waits for a disk.
-    `progress` is called with the number of requests that have ended.
+    `progress` is called with the number of requests that have ended; `tier` is the name of the engine's KV tier.
     """
 
-    def __init__(self, sink: RowSink, started_ns: int, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        sink: RowSink,
+        started_ns: int,
+        progress: Callable[[int], None] | None = None,
+        tier: str | None = None,
+    ) -> None:
         self.sink = sink
         self.started_ns = started_ns
         self.finished = 0
         self._progress = progress
+        self._tier = tier
         self._ended = 0
         self._lives: dict[int, _Life] = {}
         self._steps: list[dict[str, Any]] = []
@@ -92,6 +102,10 @@ class RunRecorder:
                 life.resumes_from_ns = None
         for request in step.sampled:
             self._lives[request.id].token_times_ns.append(end_ns)
+        for id, tokens, swapped in () if step.tier is None else step.tier.loads:
+            if (life := self._lives.get(id)) is not None:
+                life.swapped_in += tokens * swapped
+                life.tier_hits += tokens * (not swapped)
         self._device_ns += end_ns - start_ns
         self._launching_ns += step.launching_ns
         self._steps.append(self._step_row(step))
@@ -134,6 +148,7 @@ class RunRecorder:
             "mask_ns": step.mask_ns or None,
             "thread_ns": step.thread_ns,
             "speed": step.speed,
+            **_tier_columns(step.tier, origin),
             **({} if step.expert_tokens is None else _load(step.expert_tokens)),
             "draft_ns": step.draft_ns,
             **_row_drafts(step),
@@ -175,6 +190,7 @@ class RunRecorder:
             recomputed_tokens=max(request.recomputed, 0),
             token_times_ns=times,
             end_ns=end_ns,
+            **self._tiered(life),
             **_request_drafts(request),
         )
         if self._progress is not None:
@@ -186,6 +202,12 @@ class RunRecorder:
             self.left(request, "finished", now_ns, STOPPED, now_ns)
         else:
             self.left(request, "cancelled", None, "its client hung up", now_ns)
+
+    def _tiered(self, life: _Life) -> dict[str, Any]:
+        if self._tier is None:
+            return {}
+        hits = [(self._tier, life.tier_hits)] if life.tier_hits else []
+        return {"tier_hit_tokens": hits, "swapped_in_tokens": life.swapped_in}
 
     def flush_steps(self) -> None:
         """Hand on the rows of steps that have ended."""
@@ -219,3 +241,24 @@ def _row_drafts(step: Step) -> dict[str, Any]:
 def _request_drafts(request: Request) -> dict[str, Any]:
     names = ("drafts", "draft_tokens", "accepted_tokens")
     return {name: getattr(request, name) for name in names} if request.drafts else {}
+
+
+def _tier_columns(tier: TierEvents | None, origin_ns: int) -> dict[str, Any]:
+    if tier is None:
+        return {}
+    transfers = [
+        {
+            "reads": one.reads,
+            "size_bytes": one.size_bytes,
+            "submitted_ns": one.submitted_ns - origin_ns,
+            "began_ns": one.began_ns - origin_ns,
+            "ended_ns": one.ended_ns - origin_ns,
+        }
+        for one in tier.transfers
+    ]
+    attempts = [
+        {"plan_ns": one.plan_ns - origin_ns, "loaded_ids": one.loaded, "released_ids": one.released}
+        for one in tier.attempts
+    ]
+    came = {"loaded_ids": tier.loaded, "released_ids": tier.released, "kv_attempts": attempts}
+    return {**came, "kv_transfers": transfers}

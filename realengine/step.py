@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from realengine.host_tier import TierEvents
 from realengine.launched import Launched
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
@@ -28,6 +29,7 @@ class Flight:
     """A step on its way, planned at `plan_ns` on `perf_counter_ns`.
 
     preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
+    tier          what happened between the engine's blocks and host memory since then; None without that
     """
 
     plan: StepPlan
@@ -42,6 +44,7 @@ class Flight:
     host_ns: int | None
     mask_ns: int
     preempted_ns: dict[int, int]
+    tier: TierEvents | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Step:
     graph      whether it was replayed as a graph
     thread_ns  CPU time of the thread that computed it; None where the CPU does not
     speed      how fast the device was before and after it, on average; None where it is not looked at
+    tier       what had happened between the engine's blocks and host memory when it was launched; None without that
     expert_tokens  `[layers, experts]` tokens that each expert got; None in a dense model
     """
 
@@ -87,6 +91,7 @@ class Step:
     thread_ns: int | None
     speed: float | None
     expert_tokens: NDArray[np.int32] | None
+    tier: TierEvents | None
 
     @property
     def launching_ns(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet
 from sim.gateway import Gateway
+from sim.kv_tiers import TieredKv, connect_tiers
 from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
@@ -120,6 +121,11 @@ class Cluster:
     def replicas(self) -> list[Replica]:
         """All there have been so far, by their index."""
         return self._fleet.replicas
+
+    def connect_tiers(self, make: Callable[[VirtualClock, RunLog, Replica], TieredKv]) -> None:
+        """Put the KV tiers that `make` makes behind every replica there is, which have none."""
+        for replica in self.replicas:
+            connect_tiers(self._log, replica, make(self._clock, self._log, replica))
 
     @property
     def lives(self) -> list[dict[str, Any]]:

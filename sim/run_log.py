@@ -134,6 +134,10 @@ _MEASURED_ONLY = (
     "row_accepted",
     "row_proposed",
     "heard_ns",
+    "loaded_ids",
+    "released_ids",
+    "kv_attempts",
+    "kv_transfers",
 )
 _SERVED_ONLY = (
     "received_ns",

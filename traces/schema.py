@@ -42,6 +42,11 @@ _LIFE = pa.struct(
         ("ended_by", _TEXT),
     ]
 )
+# A copy into the device's memory (`reads`) or out of it: asked for, begun and ended.
+_KV_TRANSFER = pa.struct(
+    [("reads", pa.bool_()), ("size_bytes", _I64), ("submitted_ns", _I64), ("began_ns", _I64), ("ended_ns", _I64)]
+)
+_KV_ATTEMPT = pa.struct([("plan_ns", _I64), ("loaded_ids", pa.list_(_I64)), ("released_ids", pa.list_(_I64))])
 
 RUNS = (
     Column("run_id", _TEXT, "", "name of the run, unique within a comparison"),
@@ -185,6 +190,25 @@ STEPS = (
         "draft tokens then proposed for each row's request to verify next; null for one that got no token, or ended",
     ),
     Column("heard_ns", _I64, "ns", "when the router of several real engines heard that it had ended; else null"),
+    Column("loaded_ids", pa.list_(_I64), "", "requests whose KV came from a tier since the step before; else null"),
+    Column(
+        "released_ids",
+        pa.list_(_I64),
+        "",
+        "ended requests whose blocks had all been written to a tier since the step before; else null",
+    ),
+    Column(
+        "kv_attempts",
+        pa.list_(_KV_ATTEMPT),
+        "",
+        "plans before it that ran nothing, while KV was on its way, and what had come since the plan before; else null",
+    ),
+    Column(
+        "kv_transfers",
+        pa.list_(_KV_TRANSFER),
+        "",
+        "copies between the real engine's blocks and host memory that ended since the step before; else null",
+    ),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

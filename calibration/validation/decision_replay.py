@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
+from calibration.validation.recorded_tiers import RecordedTiers
 from calibration.validation.route_replay import replay_routes
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
@@ -29,6 +31,7 @@ from sim.run_log import TableSink
 from traces.recording import Recording
 
 _DECISIONS = ("row_ids", "row_tokens", "preempted_ids")
+_TIERED = ("loaded_ids", "released_ids", "kv_attempts")
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,18 @@ class GivenTimes:
     plans_ns   when each step was planned
     in_flight  steps under way at that time: 0, or 1 in the overlapped loop
     end_ns     when the last step ended
+    tried_ns   when a plan was first made for each step: before it, where nothing could run then
 
     A plan is made as soon as an earlier step ends, so those ends follow from the plans: with none in flight, the step
     before has ended; with one, the step before that. Two ends that one plan waited for are a nanosecond apart.
     """
 
-    def __init__(self, plans_ns: list[int], in_flight: list[int], end_ns: int) -> None:
+    def __init__(
+        self, plans_ns: list[int], in_flight: list[int], end_ns: int, tried_ns: list[int] | None = None
+    ) -> None:
         count = len(plans_ns)
         ends: list[int | None] = [None] * count
-        for number, (planned, lag) in enumerate(zip(plans_ns, in_flight, strict=True)):
+        for number, (planned, lag) in enumerate(zip(tried_ns or plans_ns, in_flight, strict=True)):
             last = number - 1 - lag
             if last >= 0 and ends[last] is None:
                 ends[last] = planned
@@ -100,7 +106,8 @@ def replay_decisions(recording: Recording) -> DecisionReplay:
     """Replay one recorded real run. Raises UserError if it lacks the steps' rows."""
     deployment = recorded_deployment(recording)
     drafted = DRAFT_COLUMNS if deployment.scheduler.speculative is not None else ()
-    columns = ["replica", "plan_ns", "end_ns", "in_flight", *_DECISIONS, *drafted]
+    tiered = _TIERED if deployment.kv_tiers is not None else ()
+    columns = ["replica", "plan_ns", "end_ns", "in_flight", *_DECISIONS, *drafted, *tiered]
     steps = recording.table("steps", columns).to_pylist()
     if not steps or any(row["row_ids"] is None for row in steps):
         raise UserError("recording", recording.run["run_id"], "holds no step rows; record it with bench")
@@ -140,15 +147,23 @@ def _replay_engine(
 ) -> DecisionReplay:
     """Of one engine: the only one, or the one that `replica` numbers."""
     plans = [row["plan_ns"] for row in real_steps]
-    times = GivenTimes(plans, [row["in_flight"] or 0 for row in real_steps], real_steps[-1]["end_ns"])
+    attempts = [[one["plan_ns"] for one in row.get("kv_attempts") or ()] for row in real_steps]
+    tried = [min([planned, *tries]) for planned, tries in zip(plans, attempts, strict=True)]
+    times = GivenTimes(plans, [row["in_flight"] or 0 for row in real_steps], real_steps[-1]["end_ns"], tried)
     sink = TableSink()
     columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
+    if deployment.kv_tiers is not None:
+        columns += ["tier_hit_tokens", "swapped_in_tokens"]
     had = recording.table("requests", [*columns, "replica", "queued_ns", "arrival_ns", "end_ns"])
     if replica is not None:
         had = had.filter(pc.equal(had["replica"], replica))
-    offered, seen_ns = _as_seen(recording.workload(), had, np.array(plans))
-    cluster = Cluster(deployment, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
-    if deployment.scheduler.speculative is not None and recording.run["clock"] == "wall":
+    offered, seen_ns = _as_seen(recording.workload(), had, np.array(sorted([*plans, *chain.from_iterable(attempts)])))
+    on_wall = recording.run["clock"] == "wall"
+    untiered = deployment.model_copy(update={"kv_tiers": None}) if on_wall else deployment
+    cluster = Cluster(untiered, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
+    if deployment.kv_tiers is not None and on_wall:
+        cluster.connect_tiers(lambda clock, log, own: RecordedTiers(clock, log, own, deployment, real_steps))
+    if deployment.scheduler.speculative is not None and on_wall:
         judge_drafts(cluster.replicas[0].scheduler, RecordedAcceptance(real_steps))
     cluster.run(offered, seen_ns)
     ours = sink.steps.select(_DECISIONS).to_pylist()

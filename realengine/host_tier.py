@@ -1,0 +1,239 @@
+"""KV blocks in host memory, for real: copies out when a step has filled them, copies in for requests that find them.
+
+What lies there, and what is found, is decided by the rules that the simulator has, `serving.kv.tiered_blocks`. A copy
+never meets a step that writes to the same block: a block is copied out after the step that filled it, blocks of an
+ended request are kept until they are out, and before a step that may reuse others' all copies out are waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+
+from realengine.copier import Copier, Copy, StreamCopier, ThreadCopier
+from realengine.kv_cache import KvCache
+from serving.contract import Contract
+from serving.deployments.kv_tiers import KvTiersConfig
+from serving.errors import UserError
+from serving.kv.content import Content
+from serving.kv.tiered_blocks import TieredBlocks, tier_blocks
+from serving.request import Request
+from serving.step_plan import StepPlan
+
+
+class Transfer(NamedTuple):
+    """A copy that has ended, into the device's memory (`reads`) or out of it; times on `perf_counter_ns`."""
+
+    reads: bool
+    size_bytes: int
+    submitted_ns: int
+    began_ns: int
+    ended_ns: int
+
+
+class Attempt(NamedTuple):
+    """A plan at `plan_ns` that ran nothing, and what the scheduler had been told since the plan before; see below."""
+
+    plan_ns: int
+    loaded: list[int]
+    released: list[int]
+
+
+class TierEvents(NamedTuple):
+    """What happened since the step before was launched.
+
+    loaded     requests whose KV had come, which the scheduler was told first, in order
+    released   requests whose blocks had been written after their end, which it was told then
+    attempts   the plans that ran nothing, of those that had anything new to go by, or began to load
+    loads      tokens that requests began to load: which, how many, and whether after a preemption
+    transfers  copies that were seen to have ended
+    """
+
+    loaded: list[int]
+    released: list[int]
+    loads: list[tuple[int, int, bool]]
+    transfers: list[Transfer]
+    attempts: list[Attempt]
+
+
+class _UnderWay(NamedTuple):
+    copy: Copy
+    reads: bool
+    size_bytes: int
+    submitted_ns: int
+    request: Request | None  # that loads
+
+
+class HostMemory:
+    """`capacity` blocks beside those of `kv`, in one tensor of the host's."""
+
+    def __init__(self, config: KvTiersConfig, kv: KvCache, device: torch.device) -> None:
+        (self.capacity,) = tier_blocks(config, kv.block_bytes)
+        self.block_bytes = kv.block_bytes
+        self.kv = kv
+        self.copier: Copier = StreamCopier(device) if device.type == "cuda" else ThreadCopier()
+        try:
+            self._blocks = torch.empty((self.capacity, *kv.block_shape), dtype=kv.dtype, pin_memory=self.copier.pinned)
+        except RuntimeError:
+            self.copier.close()
+            needed = f"needs {self.capacity * self.block_bytes / 1e9:,.1f} GB of host memory; lower it"
+            raise UserError("kv_tiers.tiers.0.capacity_gib", config.tiers[0].capacity_gib, needed) from None
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        """Blocks and slots: from the slots into the blocks, or the other way."""
+        return self.copier.submit(partial(self._copy, list(pairs), reads))
+
+    def _copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> None:
+        for block, slot in pairs:
+            inside, outside = self.kv.block(block), self._blocks[slot]
+            target, source = (inside, outside) if reads else (outside, inside)
+            target.copy_(source, non_blocking=True)
+
+
+class HostTier(TieredBlocks):
+    """The one tier of an engine, which `memory` holds. `policy` is the scheduler that it serves.
+
+    must_settle  whether blocks were freed that may be on their way out
+    """
+
+    def __init__(self, memory: HostMemory, config: KvTiersConfig, content: Content, policy: Contract) -> None:
+        super().__init__(config, memory.block_bytes, memory.kv.block_size, content)
+        self.must_settle = False
+        self._memory = memory
+        self._policy = policy
+        self._slots: dict[bytes, int] = {}  # where each block lies
+        self._free = list(range(memory.capacity))[::-1]
+        self._filled: list[tuple[bytes, int]] = []  # to be copied out: keys, and blocks on the device
+        self._copy_of: dict[bytes, int] = {}  # the number of the copy that writes each block, or wrote it
+        self._submitted = self._ended = 0  # copies so far, which end in the order in which they are submitted
+        self._under_way: deque[_UnderWay] = deque()
+        self._kept: list[tuple[int, Request]] = []  # and the number of the copy that each waits for
+        self._events = TierEvents([], [], [], [], [])
+        self._loads_noted = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are under way."""
+        return bool(self._under_way)
+
+    # What the scheduler asks
+
+    def load(self, request: Request, start: int, tokens: int) -> None:
+        keys = self.loaded_keys(request, start, tokens)
+        blocks = request.blocks[start // self.block_size :]
+        self._submit([(block, self._slots[key]) for block, key in zip(blocks, keys, strict=False)], request)
+        self._events.loads.append((request.id, tokens, request.preemptions > 0))
+        self._use(keys)
+
+    def admitted(self, request: Request) -> None:
+        """What it found counts as used when it ends."""
+
+    def keeps(self, request: Request) -> bool:
+        """What is still to be written stays until it is."""
+        written = self._store(request, 0, request.computed // self.block_size, 0)
+        self.copy_out()
+        if written <= self._ended:
+            return False
+        self._kept.append((written, request))
+        return True
+
+    # What the engine tells
+
+    def poll(self) -> None:
+        """Tell the scheduler which copies have ended. To be called before each plan."""
+        came = []
+        while self._under_way and self._under_way[0].copy.done():
+            copy, reads, size_bytes, submitted_ns, request = self._under_way.popleft()
+            copy.wait()  # raises what went wrong
+            self._ended += 1
+            self._events.transfers.append(Transfer(reads, size_bytes, submitted_ns, copy.began_ns, copy.ended_ns))
+            if request is not None:
+                came.append(request)
+        for request in came:
+            self._policy.loaded(request)
+            self._events.loaded.append(request.id)
+        written, self._kept = self._kept, []
+        for number, request in written:
+            if number > self._ended:
+                self._kept.append((number, request))
+                continue
+            self._policy.release(request)
+            self._events.released.append(request.id)
+
+    def attempted(self, plan_ns: int) -> None:
+        """A plan had nothing to run."""
+        loaded, released, loads, _, attempts = self._events
+        if not attempts or loaded or released or len(loads) > self._loads_noted:
+            attempts.append(Attempt(plan_ns, list(loaded), list(released)))
+            loaded.clear()
+            released.clear()
+            self._loads_noted = len(loads)
+
+    def before_step(self, plan: StepPlan) -> None:
+        """`plan` is about to run: what it fills is to be copied out, and what it may write to is out."""
+        if self.must_settle:
+            self.settle()
+            self.must_settle = False
+        self.planned(plan, 0)
+
+    def settle(self) -> None:
+        """Wait for all copies, so that a step may write to any block."""
+        for one in self._under_way:
+            one.copy.wait()
+
+    def copy_out(self) -> None:
+        """The step under way has ended: copy out what it has filled."""
+        pairs = []
+        for key, block in self._filled:
+            if key not in self._slots and self.has(key):
+                slot = self._slots[key] = self._free.pop()
+                pairs.append((block, slot))
+        if self._filled:  # even if none of it is wanted any more: somebody may wait for this copy
+            self._filled.clear()
+            self._submit(pairs)
+
+    def events(self) -> TierEvents:
+        """What has happened since this was last asked."""
+        events, self._events = self._events, TierEvents([], [], [], [], [])
+        self._loads_noted = 0
+        return events
+
+    def close(self) -> None:
+        """Wait for the copies under way, whatever becomes of them."""
+        with suppress(Exception):
+            self.settle()
+
+    # Transfers
+
+    def _submit(self, pairs: Sequence[tuple[int, int]], request: Request | None = None) -> None:
+        self._submitted += 1
+        reads, size_bytes, now_ns = request is not None, len(pairs) * self._memory.block_bytes, perf_counter_ns()
+        self._under_way.append(_UnderWay(self._memory.copy(pairs, reads), reads, size_bytes, now_ns, request))
+
+    def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:
+        for place, key in missing:
+            self._filled.append((key, request.blocks[place]))
+            self._copy_of[key] = self._submitted + 1
+
+    def _written(self, keys: Sequence[bytes]) -> int:
+        return max((self._copy_of[key] for key in keys), default=0)
+
+    def _moved(self, pushed: dict[bytes, int]) -> None:
+        for key in pushed:  # there is no tier below
+            del self._copy_of[key]
+            if key in self._slots:
+                self._free.append(self._slots.pop(key))
+
+    def check(self) -> None:
+        """Raise AssertionError unless every block has a place of its own."""
+        self.cache.check()
+        places = sorted([*self._slots.values(), *self._free])
+        assert places == list(range(self._memory.capacity))
+        assert len(self.cache) == len(self._copy_of)
+        assert all(self.has(key) for key in (*self._slots, *self._copy_of))

@@ -1,0 +1,100 @@
+"""What becomes of KV blocks in slower memory, on either clock: which are found, written, moved down and lost.
+
+Full blocks are written to the first tier when the step that filled them has ended, as vLLM's offloading connector
+does, and move down as newer ones come. What a transfer is, and how long it takes, is the subclass's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serving.deployments.kv_tiers import KvTiersConfig
+from serving.errors import UserError
+from serving.kv.content import Content, block_keys
+from serving.kv.tiered_cache import TieredCache
+from serving.request import Request
+from serving.step_plan import StepPlan
+
+_GIB = 1024**3
+
+
+class TieredBlocks:
+    """Blocks of `block_bytes` in the tiers of `config`. Raises UserError where a tier holds none."""
+
+    def __init__(self, config: KvTiersConfig, block_bytes: int, block_size: int, content: Content) -> None:
+        self.block_size = block_size
+        self.cache = TieredCache(tier_blocks(config, block_bytes))
+        self._swaps = config.preemption == "swap"
+        self._content = content
+
+    def has(self, key: bytes) -> bool:
+        """Whether a block lies in a tier, or is on its way there."""
+        return self.cache.tier(key) is not None
+
+    def matched(self, request: Request, found: int) -> int:
+        """As `serving.kv.external.ExternalKv` says."""
+        if request.preemptions and not self._swaps:
+            return 0
+        most = (request.known - 1) // self.block_size
+        keys = block_keys(request, most, self._content)
+        first = last = found // self.block_size
+        while last < most and self.has(keys[last]):
+            last += 1
+        return (last - first) * self.block_size
+
+    def loaded_keys(self, request: Request, start: int, tokens: int) -> list[bytes]:
+        """The blocks that hold `tokens` tokens from `start` on."""
+        return request.keys[start // self.block_size : (start + tokens) // self.block_size]
+
+    def planned(self, plan: StepPlan, end_ns: int) -> None:
+        """`plan` runs until `end_ns`; what it fills is written then."""
+        for request in plan.preempted:
+            self._use([key for key in request.keys if self.has(key)])
+        for request, start, tokens, *_ in plan.listed:
+            self._store(request, start // self.block_size, (start + tokens) // self.block_size, end_ns)
+        for request in plan.decodes.crossing().values():
+            full = request.computed // self.block_size
+            self._store(request, full - 1, full, end_ns)
+
+    def _store(self, request: Request, first: int, last: int, ready_ns: int) -> int:
+        """Blocks from `first` up to but not including `last` are used; those in no tier are written to the first.
+
+        When all of them have been written, as `_written` has it.
+        """
+        keys = block_keys(request, last, self._content)[first:last]
+        missing = [at for at, key in enumerate(keys) if not self.has(key)]
+        if missing:
+            self._write(request, [(first + at, keys[at]) for at in missing], ready_ns)
+        written = self._written(keys)
+        self._use(keys)
+        return written
+
+    def _use(self, keys: Sequence[bytes]) -> None:
+        """Blocks of a prefix are used, the last of them first: it is a prefix's end that is to be lost first."""
+        pushed: dict[bytes, int] = {}
+        for used in reversed(keys):
+            pushed.pop(used, None)
+            pushed.update(self.cache.use(used))
+        self._moved(pushed)
+
+    def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:
+        """Begin to write blocks of a request, by their places and keys, to the first tier once they are ready."""
+        raise NotImplementedError
+
+    def _written(self, keys: Sequence[bytes]) -> int:
+        """When the last of these blocks, which all lie in tiers, has been or will have been written."""
+        raise NotImplementedError
+
+    def _moved(self, pushed: dict[bytes, int]) -> None:
+        """Blocks have to move down, each to a tier; past the last they are lost."""
+        raise NotImplementedError
+
+
+def tier_blocks(config: KvTiersConfig, block_bytes: int) -> list[int]:
+    """Blocks that each tier holds. Raises UserError where that is none."""
+    blocks = [int(tier.capacity_gib * _GIB) // block_bytes for tier in config.tiers]
+    for number, tier in enumerate(config.tiers):
+        if not blocks[number]:
+            remedy = f"is smaller than one KV block of {block_bytes} bytes; raise it, or leave the tier out"
+            raise UserError(f"kv_tiers.tiers.{number}.capacity_gib", tier.capacity_gib, remedy)
+    return blocks

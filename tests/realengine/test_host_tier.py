@@ -1,0 +1,141 @@
+"""KV in host memory: the same answers as without, the same decisions as the simulator's, and every copy recorded."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from realengine.engine import Engine  # noqa: E402
+from realengine.replay import record  # noqa: E402
+from realengine.weights import load_model_files  # noqa: E402
+from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
+from serving.deployments.kv_tiers import KvTier, KvTiersConfig  # noqa: E402
+from serving.errors import UserError  # noqa: E402
+from serving.workload import Workload, WorkloadRequest  # noqa: E402
+from tests.budget import examples  # noqa: E402
+from traces.recording import Recording  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+BLOCK = 4
+BLOCK_GIB = 8 * 1024 / 1024**3  # more than a block of the model takes
+
+DISK = KvTier(name="disk", capacity_gib=1, read_gb_s=1, write_gb_s=1)
+
+
+def tiers(blocks: float = 200, **more: Any) -> KvTiersConfig:
+    tier = KvTier(name="cpu", capacity_gib=blocks * BLOCK_GIB, read_gb_s=10, write_gb_s=10)
+    return KvTiersConfig(tiers=(tier,), **more)
+
+
+def deployed(num_blocks: int = 40, kv_tiers: KvTiersConfig | None = None, **scheduler: Any) -> Deployment:
+    usual = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 128, "block_size": BLOCK}
+    config = SchedulerConfig(**{**usual, "num_blocks": num_blocks, "scheduler_reserve_full_isl": False, **scheduler})
+    return Deployment(model="random:llama", dtype="float32", scheduler=config, kv_tiers=kv_tiers)
+
+
+def engine(deployment: Deployment) -> Engine:
+    return Engine(deployment, load_model_files("random:llama", Path()))
+
+
+def talk(seed: int, users: int = 6, turns: int = 3) -> Workload:
+    """Conversations that begin alike, in more KV than there are blocks for."""
+    draw, requests = random.Random(seed), []
+    for turn in range(turns):
+        for user in range(users):
+            number = turn * users + user
+            questions = [(f"u{user}t{t}", 9 + (user + t) % 5) for t in range(turn + 1)]
+            answers = [(f"out:{number - users * back}", 8) for back in range(turn, 0, -1)]
+            prompt = (("system", 8), *(part for pair in zip(questions, answers, strict=False) for part in pair))
+            think = draw.randrange(1, 8) * 1_000_000 if turn else None
+            at_ns = (6 * turn + draw.randrange(5)) * 1_000_000
+            prompt = (*prompt, questions[-1])
+            requests.append(WorkloadRequest(number, at_ns, prompt, 8, session=str(user), turn=turn, think_ns=think))
+    requests.sort(key=lambda request: (request.arrival_ns, request.id))
+    return Workload(requests, "talk")
+
+
+def outputs(engine: Engine, seed: int) -> dict[int, list[int]]:
+    """What is generated for prompts with common beginnings, of which some come again when their KV is long gone."""
+    draw = random.Random(seed)
+    said = {}
+    prompts = [[draw.randrange(500) for _ in range(draw.randrange(4, 40))] for _ in range(6)]
+    waiting = [prompts[draw.randrange(6)][: draw.randrange(3, 40)] for _ in range(16)]
+    for number, prompt in enumerate(waiting):
+        engine.add(WorkloadRequest(number, number, (("", len(prompt)),), 12), prompt)
+        said[number] = engine.sequences[number]
+        for _ in range(draw.randrange(4)):
+            engine.step()
+        if draw.random() < 0.2:
+            engine.abort(draw.randrange(number + 1))
+        assert engine.tier is None or engine.tier.check() is None
+    while engine.scheduler.requests:
+        engine.step()
+    return {number: list(sequence.outputs) for number, sequence in said.items()}
+
+
+@examples(0.06)
+@given(
+    seed=st.integers(0, 1000),
+    blocks=st.sampled_from([34, 40, 60]),
+    room=st.sampled_from([1.5, 12, 200]),
+    preemption=st.sampled_from(["swap", "recompute"]),
+)
+def test_outputs_are_those_without_a_tier(seed: int, blocks: int, room: float, preemption: str) -> None:
+    said = []
+    for kv_tiers in (None, tiers(room, preemption=preemption)):
+        made = engine(deployed(blocks, kv_tiers))
+        said.append(outputs(made, seed))
+        made.close()
+    finished = [number for number, output in said[0].items() if len(output) == len(said[1][number]) == 12]
+    assert len(finished) > 6
+    for number in finished:
+        assert said[0][number] == said[1][number]
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("room", [20, 200])  # fewer blocks than the engine has, and all that there are
+def test_every_decision_is_made_again(preemption: str, room: float, tmp_path: Path) -> None:
+    made = engine(deployed(36, tiers(room, preemption=preemption)))
+    workload = talk(1)
+    workload = replace(
+        workload, requests=[replace(r, output_len=30 if r.id % 5 == 0 else 8) for r in workload.requests]
+    )
+    record(workload, made, tmp_path / "run")
+    made.close()
+    recording = Recording.load(tmp_path / "run")
+    replay = replay_decisions(recording)
+    assert replay.exact, replay.first_difference
+    assert replay.identical_requests == replay.requests == 18
+    requests = recording.requests.to_pylist()
+    hits = sum(dict(r["tier_hit_tokens"]).get("cpu", 0) for r in requests)
+    swapped = sum(r["swapped_in_tokens"] for r in requests)
+    assert (hits > 0) >= (room == 200) and (swapped > 0) <= (preemption == "swap")
+    transfers = [one for row in recording.steps["kv_transfers"].to_pylist() for one in row]
+    assert {one["reads"] for one in transfers} == ({True, False} if hits + swapped else {False})
+    assert all(one["submitted_ns"] <= one["began_ns"] <= one["ended_ns"] for one in transfers)
+    read = sum(one["size_bytes"] for one in transfers if one["reads"])
+    assert read == (hits + swapped) * made.deployment.kv_tiers.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kv_tiers": KvTiersConfig(tiers=(*tiers().tiers, DISK))}, "one tier"),
+        ({"scheduler": SchedulerConfig(async_scheduling=True)}, "async_scheduling"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"kv_tiers": tiers(0.01)}, "smaller than one KV block"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        engine(deployed(kv_tiers=tiers()).model_copy(update=change))
