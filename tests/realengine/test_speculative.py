@@ -121,7 +121,7 @@ class Foreteller:
     reset = leave
 
 
-@examples(0.25)
+@examples(0.15)
 @given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.7, 1.0]),
@@ -203,6 +203,14 @@ def test_kv_of_a_draft_model_is_counted() -> None:
 def test_a_draft_model_of_another_vocabulary_is_one_line() -> None:
     with pytest.raises(UserError, match=r"scheduler\.speculative\.model.*has 49152 tokens"):
         engine_for({"model": "random:smollm2", "num_speculative_tokens": 3})
+
+
+def test_a_draft_model_with_a_window_is_one_line() -> None:
+    target = load_model_files("random:llama", Path())
+    windowed = replace(target, spec=target.spec.model_copy(update={"sliding_window": 16}))
+    scheduler = SchedulerConfig(max_model_len=64, speculative={"model": "x", "num_speculative_tokens": 2})
+    with pytest.raises(UserError, match=r"scheduler\.speculative\.model.*sliding window of 16"):
+        Engine(Deployment(model="random:llama", dtype="float32", scheduler=scheduler), target, windowed)
 
 
 def test_two_ranks_verify_drafts(plain: list[list[int]]) -> None:
