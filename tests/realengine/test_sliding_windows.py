@@ -74,18 +74,21 @@ def engine_for(folder: Path, **scheduler: Any) -> Engine:
         {"async_scheduling": True, "tight": 1.05, "scheduler_reserve_full_isl": False, "block_size": 4},
         {"prefix_cache_retention_interval": None, "async_scheduling": True},
         {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"graphs": True, "async_scheduling": True},
     ],
-    ids=["plain", "tight", "overlapped", "dense cache", "drafts"],
+    ids=["plain", "tight", "overlapped", "dense cache", "drafts", "mixed graphs"],
 )
 def test_greedy_output_is_that_of_transformers_whatever_is_freed(
     model: tuple[str, Path, list[Any]], setting: dict[str, Any]
 ) -> None:
     name, folder, wanted = model
     groups = MODELS[name][2]
-    if tight := (setting := dict(setting)).pop("tight", 0):
+    graphs = (setting := dict(setting)).pop("graphs", False)
+    if tight := setting.pop("tight", 0):
         config = SchedulerConfig(kv_groups=groups, max_model_len=100, max_num_batched_tokens=24, **setting)
         setting["num_blocks"] = int(tight * most_held(config, 60)) + 1
     engine = engine_for(folder, **setting)
+    engine.runner.graph_mixed_steps(graphs)
     assert engine.deployment.scheduler.kv_groups == groups
     answers, preempted = {}, 0
     for first, prompts in ((0, FIRST), (len(FIRST), AGAIN)):
