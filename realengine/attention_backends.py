@@ -68,7 +68,9 @@ def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> A
         except ImportError:
             remedy = "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'"
             raise UserError("attention", name, remedy) from None
-    if spec.sliding_window and name != "torch":
-        raise UserError("attention", name, f"does not take the sliding window of {spec.name}; use torch")
+    if spec.sliding_window and name not in ATTENTION:
+        raise UserError(
+            "attention", name, f"is not asked for sliding windows, which {spec.name} has; use torch or triton"
+        )
     backend: Attention = make("attention", name, find("attention", name, ATTENTION, _CALLS), spec, deployment, device)
     return backend if name in ATTENTION else OwnAttention(name, backend)

@@ -43,6 +43,7 @@ class _Plan(NamedTuple):
     prefill: Splits | None
     fresh: list[_Fresh]
     out: list[torch.Tensor]
+    window: int
 
 
 class TritonAttention:
@@ -74,21 +75,23 @@ class TritonAttention:
         sizes = (*self._heads, *self._filling)
         return _Plan(
             batch,
-            decode_splits(batch.context, batch.query_len, rows, *sizes) if rows else None,
-            prefill_splits(batch.context, batch.query_len, *work, *sizes) if batch.layout.tiles else None,
+            decode_splits(batch.context, batch.query_len, rows, *sizes, window) if rows else None,
+            prefill_splits(batch.context, batch.query_len, *work, *sizes, window) if batch.layout.tiles else None,
             [],
             [],
+            window,
         )
 
     def attend(self, queries: torch.Tensor, plan: _Plan, kv: LayerKv) -> torch.Tensor:
-        batch, decode, prefill, fresh, _ = plan
+        batch, decode, prefill, fresh, _, window = plan
         blocks, starts = batch.blocks, batch.table_start
         out = self._out(queries, plan)
         if decode:
-            paged_decode(queries, kv.keys, kv.values, batch.context, blocks, starts, decode, out, self._scale, *kv[2:])
+            where = (batch.context, blocks, starts)
+            paged_decode(queries, kv.keys, kv.values, *where, decode, out, self._scale, *kv[2:], window)
         if prefill:
             work = (batch.context, batch.query_start, batch.query_len, blocks, starts, batch.tile_row, batch.tile_first)
-            paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale, *kv[2:])
+            paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale, *kv[2:], window)
         for tokens, block_ids in fresh:
             count = tokens.stop - tokens.start
             keys, values = read(kv, block_ids, 0, count, queries.dtype)
@@ -118,9 +121,10 @@ class HybridAttention(TritonAttention):
         if deployment.batch_invariant:
             raise UserError("batch_invariant", True, "needs attention triton or torch, not hybrid")
         super().__init__(spec, deployment, device)
+        self._window = spec.sliding_window
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
-        return super().tiles([row for row in rows if not _is_fresh(row[1], row[2])])
+        return super().tiles([row for row in rows if not self._is_fresh(row[1], row[2])])
 
     def plan(self, batch: Batch, window: int = 0) -> _Plan:
         plan = super().plan(batch, window)
@@ -131,10 +135,10 @@ class HybridAttention(TritonAttention):
             fresh=[
                 _Fresh(slice(first, first + count), batch.blocks[start : start - (-context // self._block_size)])
                 for first, count, context, start in zip(*fields, strict=True)
-                if _is_fresh(count, context)
+                if self._is_fresh(count, context)
             ]
         )
 
-
-def _is_fresh(tokens: int, context: int) -> bool:
-    return tokens == context and tokens >= _FRESH_TOKENS
+    def _is_fresh(self, tokens: int, context: int) -> bool:
+        """Whether it is a whole prompt, long, and seen whole by its last token."""
+        return tokens == context and _FRESH_TOKENS <= tokens <= (self._window or tokens)

@@ -25,10 +25,12 @@ class Shape(NamedTuple):
     dtype: torch.dtype
     cached: torch.dtype
     page: int
+    window: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.model} {TRITON_NAME[self.dtype]}, KV {TRITON_NAME[self.cached]}, page {self.page}"
+        window = f", window {self.window}" if self.window else ""
+        return f"{self.model} {TRITON_NAME[self.dtype]}, KV {TRITON_NAME[self.cached]}, page {self.page}{window}"
 
 
 _MODELS = (
@@ -45,3 +47,4 @@ SHAPES = (
     *(Shape(*_MODELS[0], _FP16, cached, 16) for cached in (_FP16, _FP8)),
     *(Shape(*_MODELS[0], _BF16, cached, 128) for cached in (_BF16, _FP8)),
 )
+WINDOWED = Shape("Mistral-7B-v0.1", 32, 8, 128, _BF16, _BF16, 16, 4096)

@@ -51,6 +51,7 @@ def attend_tile(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     COMPUTE: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
 ):
     """Attend to tokens `first` to `first + BLOCK_N` of a row, and return the new (weighted, total, highest).
 
@@ -61,6 +62,7 @@ def attend_tile(
     table     pointer to the row's block ids
     visible   [M] tokens that each query may see, from the row's first; read only if MASKED
     context   KV tokens of the row; read only if MASKED, when slots from there on are not read
+    WINDOW    if MASKED, how many of its visible tokens a query sees, the last; 0 is all
     """
     positions = first + tl.arange(0, BLOCK_N)
     held = positions < context
@@ -72,6 +74,8 @@ def attend_tile(
     scores = tl.dot(query, key.T, input_precision="tf32x3") * scale_log2
     if MASKED:
         scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
+        if WINDOW:
+            scores = tl.where(positions[None, :] >= visible[:, None] - WINDOW, scores, float("-inf"))
     new_highest = tl.maximum(highest, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_highest[:, None])
     decay = tl.exp2(highest - new_highest)

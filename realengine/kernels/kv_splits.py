@@ -1,6 +1,7 @@
 """How attention divides KV among programs: decided on the device once a step, and joined by who comes last.
 
-A *unit* is a decode row or a prefill tile, and reads KV from its row's beginning, in steps of 64 tokens. All are cut at
+A *unit* is a decode row or a prefill tile, and reads KV from its row's beginning, or from the step in which its window
+begins, in steps of 64 tokens. All are cut at
 one length, the shortest at which the parts still fit into the programs that the GPU has: equal rows that fill it stay
 whole, a long one among them is shared. Contexts are read on the device, so that a launch, and a CUDA graph of it, is
 the same whatever they are.
@@ -43,7 +44,18 @@ class Splits(NamedTuple):
 
 
 @triton.jit
-def _steps_of(unit, units, context, query_len, tile_row, tile_first, PREFILL: tl.constexpr, TOKENS: tl.constexpr):
+def passed_steps(visible, WINDOW: tl.constexpr):
+    """Tokens of the whole steps that a query does not see; it sees the last WINDOW of `visible` tokens, or all if 0."""
+    if WINDOW:
+        return tl.maximum(visible - WINDOW, 0) // STEP * STEP
+    return visible * 0
+
+
+@triton.jit
+def _steps_of(
+    unit, units, context, query_len, tile_row, tile_first, PREFILL: tl.constexpr, TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
     """Steps of KV that each unit reads; 0 for what is no unit."""
     held = unit < units
     if PREFILL:
@@ -51,10 +63,12 @@ def _steps_of(unit, units, context, query_len, tile_row, tile_first, PREFILL: tl
         held = row >= 0
         tokens = tl.load(context + row, mask=held, other=0)
         past = tokens - tl.load(query_len + row, mask=held, other=0)
-        tokens = tl.minimum(tokens, past + tl.load(tile_first + unit, mask=held, other=0) + TOKENS)
+        first = past + tl.load(tile_first + unit, mask=held, other=0)
+        tokens = tl.minimum(tokens, first + TOKENS) - passed_steps(first + 1, WINDOW)
         tokens = tl.where(held, tokens, 0)
     else:
         tokens = tl.load(context + unit, mask=held, other=0)
+        tokens -= passed_steps(tokens, WINDOW)
         tokens = tl.where(tl.load(query_len + unit, mask=held, other=0) == 1, tokens, 0)
     return tl.cdiv(tokens, STEP)
 
@@ -75,13 +89,14 @@ def _plan_splits(
     PREFILL: tl.constexpr,
     TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """One program: writes all of `items`, and zeros to `arrived`."""
     at = tl.arange(0, CHUNK)
     present = 0
     longest = 1
     for first in range(0, units, CHUNK):
-        steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS)
+        steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
         present += tl.sum((steps > 0).to(tl.int32))
         longest = tl.maximum(longest, tl.max(steps))
     each = longest
@@ -92,14 +107,14 @@ def _plan_splits(
             middle = (shortest + each) // 2
             parts = 0
             for first in range(0, units, CHUNK):
-                steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS)
+                steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
                 parts += tl.sum(tl.cdiv(steps, middle))
             each = tl.where(parts <= fitting, middle, each)
             shortest = tl.where(parts <= fitting, shortest, middle + 1)
     next_item = 0
     next_slot = 0
     for first in range(0, units, CHUNK):
-        steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS)
+        steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
         parts = tl.cdiv(steps, each) if MOST == 0 else tl.minimum(steps, MOST)
         parts = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, tl.maximum(parts, 1)), 1))  # of equal length, none empty
         slots = tl.where(parts > 1, parts, 0)
@@ -186,6 +201,7 @@ def plan_splits(
     programs: int,
     most: int,
     tokens: int,
+    window: int = 0,
 ) -> Splits:
     """Divide the KV of `units` units.
 
@@ -196,6 +212,7 @@ def plan_splits(
     programs   for each KV head, that the GPU holds at once
     most       parts that every unit is cut into, as far as it has steps; 0 to let `programs` decide
     tokens     query tokens of a prefill tile
+    window     tokens that a query sees; 0 is all
 
     With `most` 0 no part is longer than it must be for max(programs, units + programs / 2) of them, and at most
     `programs` are parts of a unit that was cut.
@@ -210,18 +227,19 @@ def plan_splits(
     tile_row, tile_first = tiles or (context, context)
     _plan_splits[(1,)](
         context, query_len, tile_row, tile_first, items, arrived, units, capacity, slots * kv_heads,
-        programs, **_compiled_in(most, tiles is not None, tokens),
+        programs, **_compiled_in(most, tiles is not None, tokens, window),
     )  # fmt: skip
     return Splits(items, arrived, partial, log_sums)
 
 
-def _compiled_in(most: int, prefill: bool, tokens: int) -> dict[str, Any]:
+def _compiled_in(most: int, prefill: bool, tokens: int, window: int) -> dict[str, Any]:
     """All of a launch that is compiled into its kernel."""
     return {
         "MOST": most,
         "PREFILL": prefill,
         "TOKENS": tokens,
         "CHUNK": _CHUNK,
+        "WINDOW": window,
         "num_warps": 4,
         "num_stages": 1,
     }
@@ -233,7 +251,7 @@ def specialisations() -> list["Specialisation"]:
 
     found = []
     for name, most, tokens in (("decode", 0, 1), ("decode, batch-invariant", 16, 1), ("prefill", 0, 32)):
-        constexprs = _compiled_in(most, name == "prefill", tokens)
+        constexprs = _compiled_in(most, name == "prefill", tokens, 0)
         found.append(
             Specialisation(
                 name=f"plan_splits {name}",

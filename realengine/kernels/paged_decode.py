@@ -12,11 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
+from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME, WINDOWED
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
 from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.interpreting import compute_dtype
-from realengine.kernels.kv_splits import SPLITS_SIGNATURE, STEP, Splits, is_last_part, merged_parts, plan_splits
+from realengine.kernels.kv_splits import (
+    SPLITS_SIGNATURE,
+    STEP,
+    Splits,
+    is_last_part,
+    merged_parts,
+    passed_steps,
+    plan_splits,
+)
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -50,6 +58,7 @@ def _decode_part(
     TOGETHER: tl.constexpr,
     COMPUTE: tl.constexpr,
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Program item x KV_HEADS + KV head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -66,8 +75,9 @@ def _decode_part(
         parts = tl.load(item + 2)
         tokens = tl.load(context + row)
         table = blocks + tl.load(table_start + row)
-        length = tl.cdiv(tl.cdiv(tokens, STEP), parts) * STEP
-        begin = part * length
+        oldest = passed_steps(tokens, WINDOW)
+        length = tl.cdiv(tl.cdiv(tokens - oldest, STEP), parts) * STEP
+        begin = oldest + part * length
         end = tl.minimum(tokens, begin + length)
         whole = begin + (end - begin) // BLOCK_N * BLOCK_N
 
@@ -80,6 +90,14 @@ def _decode_part(
         total = tl.zeros([BLOCK_M], tl.float32)
         highest = tl.full([BLOCK_M], LOWEST, tl.float32)
         visible = tokens + members * 0
+        if WINDOW:
+            inside = tl.minimum(tl.maximum(tl.cdiv(tokens - WINDOW, BLOCK_N) * BLOCK_N, begin), whole)
+            for first in tl.range(begin, inside, BLOCK_N, num_stages=1):
+                weighted, total, highest = attend_tile(
+                    query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                    scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
+                )  # fmt: skip
+            begin = inside
         for first in tl.range(begin, whole, BLOCK_N):
             weighted, total, highest = attend_tile(
                 query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
@@ -88,7 +106,7 @@ def _decode_part(
         if whole < end:
             weighted, total, highest = attend_tile(
                 query, weighted, total, highest, keys, values, table, whole, visible, tokens, kv_head, dims,
-                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE,
+                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
             )  # fmt: skip
         result = weighted * (value_scale / total)[:, None]
         kept = present[:, None] & (dims[None, :] < DIM)
@@ -122,6 +140,7 @@ def paged_decode(
     scale: float,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    window: int = 0,
 ) -> None:
     """Write attention of the rows that `splits` names to `out`; token i is that of row i.
 
@@ -133,6 +152,7 @@ def paged_decode(
     out          [T, H, D] contiguous
     scale        of the scores, D ** -0.5 as a rule
     k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
+    window       tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
 
     Only buffers' contents decide what a row reads, so that the launch can be captured in a CUDA graph.
     """
@@ -141,7 +161,8 @@ def paged_decode(
     _decode_part[(len(splits.items) * kv_heads,)](
         queries, keys, values, context, blocks, table_start, *splits, out,
         scale * k_scale * LOG2_E, v_scale, queries.stride(0),
-        **_compiled_in(heads, kv_heads, dim, page, queries.dtype, keys.dtype), **dependent_launch(queries.device),
+        **_compiled_in(heads, kv_heads, dim, page, queries.dtype, keys.dtype, window),
+        **dependent_launch(queries.device),
     )  # fmt: skip
 
 
@@ -154,19 +175,21 @@ def decode_splits(
     dim: int,
     multiprocessors: int,
     fixed: bool,
+    window: int = 0,
 ) -> Splits:
     """Divide the KV of those of the first `rows` rows that have one query token.
 
     multiprocessors  of the GPU, which are to be filled
     fixed            cut every row into FIXED_SPLITS instead, as far as it is long enough
+    window           tokens that a query sees; 0 is all
     """
     programs = max(1, _RESIDENT_PROGRAMS * multiprocessors // kv_heads)
     most = FIXED_SPLITS if fixed else 0
-    return plan_splits(context, query_len, None, rows, kv_heads, heads // kv_heads, dim, programs, most, 1)
+    return plan_splits(context, query_len, None, rows, kv_heads, heads // kv_heads, dim, programs, most, 1, window)
 
 
 def _compiled_in(
-    heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype, cached: torch.dtype
+    heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype, cached: torch.dtype, window: int
 ) -> dict[str, Any]:
     """All of a launch that is compiled into its kernel.
 
@@ -183,6 +206,7 @@ def _compiled_in(
         "BLOCK_N": 32 if narrow else 64,
         "TOGETHER": max(_MERGED // group, 1),
         "COMPUTE": compute_dtype(dtype),
+        "WINDOW": window,
         "num_warps": 4,
         "num_stages": 5 if dim > 64 and cached.itemsize > 1 else 7,
     }
@@ -193,8 +217,8 @@ def specialisations() -> list["Specialisation"]:
     from realengine.kernels.aot import Specialisation
 
     found = []
-    for shape in SHAPES:
-        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype, shape.cached)
+    for shape in (*SHAPES, WINDOWED):
+        constexprs = _compiled_in(*shape[1:4], shape.page, shape.dtype, shape.cached, shape.window)
         constexprs["PDL"] = True
         stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
         found.append(

@@ -15,11 +15,19 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME
+from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME, WINDOWED
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
 from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.interpreting import compute_dtype
-from realengine.kernels.kv_splits import SPLITS_SIGNATURE, STEP, Splits, is_last_part, merged_parts, plan_splits
+from realengine.kernels.kv_splits import (
+    SPLITS_SIGNATURE,
+    STEP,
+    Splits,
+    is_last_part,
+    merged_parts,
+    passed_steps,
+    plan_splits,
+)
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -55,6 +63,7 @@ def _prefill_part(
     BLOCK_N: tl.constexpr,
     COMPUTE: tl.constexpr,
     PDL: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Program item x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -86,13 +95,23 @@ def _prefill_part(
         visible = past + index + 1
         seen_by_all = past + start + 1
         end = tl.minimum(tokens, past + start + TOKENS)
-        share = tl.cdiv(tl.cdiv(end, STEP), parts) * STEP
-        begin = part * share
+        last = end  # of the tile's queries sees up to here
+        oldest = passed_steps(seen_by_all, WINDOW)
+        share = tl.cdiv(tl.cdiv(end - oldest, STEP), parts) * STEP
+        begin = oldest + part * share
         end = tl.minimum(end, begin + share)
         whole = tl.minimum(tl.maximum(seen_by_all // BLOCK_N * BLOCK_N, begin), end // BLOCK_N * BLOCK_N)
         weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+        if WINDOW:
+            inside = tl.minimum(tl.maximum(tl.cdiv(last - WINDOW, BLOCK_N) * BLOCK_N, begin), whole)
+            for first in tl.range(begin, inside, BLOCK_N):
+                weighted, total, highest = attend_tile(
+                    query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                    scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
+                )  # fmt: skip
+            begin = inside
         for first in tl.range(begin, whole, BLOCK_N):
             weighted, total, highest = attend_tile(
                 query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
@@ -101,7 +120,7 @@ def _prefill_part(
         for first in tl.range(whole, end, BLOCK_N):
             weighted, total, highest = attend_tile(
                 query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
-                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE,
+                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
             )  # fmt: skip
         seen = tl.where(total > 0, total, 1.0)  # a part may lie beyond what the first tokens see
         result = weighted * (value_scale / seen)[:, None]
@@ -135,6 +154,7 @@ def paged_prefill(
     scale: float,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    window: int = 0,
 ) -> None:
     """Write causal attention of the tiles' query tokens to `out`, whose other tokens are left alone.
 
@@ -148,13 +168,14 @@ def paged_prefill(
     out          [T, H, D] contiguous
     scale        of the scores, D ** -0.5 as a rule
     k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
+    window       tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
     """
     heads, dim = queries.shape[1:]
     _, kv_heads, page, _ = keys.shape
     _prefill_part[(len(splits.items) * kv_heads,)](
         queries, keys, values, context, query_start, query_len, blocks, table_start, tile_row, tile_first, *splits, out,
         scale * k_scale * LOG2_E, v_scale, queries.stride(0),
-        **_compiled_in(heads, kv_heads, dim, page, queries.dtype), **dependent_launch(queries.device),
+        **_compiled_in(heads, kv_heads, dim, page, queries.dtype, window), **dependent_launch(queries.device),
     )  # fmt: skip
 
 
@@ -168,12 +189,13 @@ def prefill_splits(
     dim: int,
     multiprocessors: int,
     fixed: bool,
+    window: int = 0,
 ) -> Splits:
     """Divide the KV of tiles as far as it takes to fill the GPU's `multiprocessors`; with `fixed` leave it whole."""
     programs = max(1, multiprocessors // kv_heads)
     return plan_splits(
         context, query_len, (tile_row, tile_first), len(tile_row), kv_heads, _TILE_ROWS, dim, programs,
-        1 if fixed else 0, tile_tokens(heads, kv_heads),
+        1 if fixed else 0, tile_tokens(heads, kv_heads), window,
     )  # fmt: skip
 
 
@@ -201,7 +223,7 @@ def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[
     return table[:, 1].copy(), table[:, 2].copy()
 
 
-def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype) -> dict[str, Any]:
+def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype, window: int) -> dict[str, Any]:
     """All of a launch that is compiled into its kernel."""
     return {
         "HEADS": heads,
@@ -211,6 +233,7 @@ def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dt
         "BLOCK_M": _TILE_ROWS,
         "BLOCK_N": 32 if dtype == torch.float32 else 64,  # more would spill registers at dim 128
         "COMPUTE": compute_dtype(dtype),
+        "WINDOW": window,
         "num_warps": 8,
         "num_stages": 3,
     }
@@ -221,8 +244,9 @@ def specialisations() -> list["Specialisation"]:
     from realengine.kernels.aot import Specialisation
 
     found = []
-    for shape in SHAPES:
-        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype) | {"PDL": True}
+    for shape in (*SHAPES, WINDOWED):
+        constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, shape.dtype, shape.window)
+        constexprs["PDL"] = True
         stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
         found.append(
             Specialisation(

@@ -33,25 +33,27 @@ def suite() -> None:
 
 def engine() -> None:
     """The whole engine gives the same tokens as on torch, before any GPU."""
-    for model, attention, overlapped in (
-        ("qwen3", "triton", True),
-        ("qwen2", "triton", True),
-        ("llama", "hybrid", False),
-        ("qwen3-moe", "triton", False),
+    window = {"sliding_window": 9, "sliding_layers": 1, "sliding_at": (1,)}
+    for model, attention, overlapped, shape in (
+        ("qwen3", "triton", True, {}),
+        ("qwen2", "triton", True, {}),
+        ("llama", "hybrid", False, {}),
+        ("qwen3-moe", "triton", False, {}),
+        ("mistral", "triton", True, window),
     ):
-        assert outputs(model, attention, overlapped) == outputs(model, "torch", False), model
+        assert outputs(model, attention, overlapped, shape) == outputs(model, "torch", False, shape), model
 
 
 def quantised_engine() -> None:
     """Weights that stay packed on our kernels give the tokens of the reference."""
     for bits in ("int4", "int8"):
-        found, wanted = (outputs("qwen2", attention, False, quantization=bits) for attention in ("triton", "torch"))
+        found, wanted = (outputs("qwen2", attention, False, {}, quantization=bits) for attention in ("triton", "torch"))
         assert found == wanted, bits
 
 
-def outputs(model: str, attention: str, overlapped: bool, **settings: Any) -> list[list[int]]:
+def outputs(model: str, attention: str, overlapped: bool, shape: dict[str, Any], **settings: Any) -> list[list[int]]:
     files = load_model_files(f"random:{model}", Path())
-    files = ModelFiles(files.spec.model_copy(update={"num_layers": 2}), None, "tiny")
+    files = ModelFiles(files.spec.model_copy(update={"num_layers": 2, **shape}), None, "tiny")
     config = SchedulerConfig(
         max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4,
         async_scheduling=overlapped,

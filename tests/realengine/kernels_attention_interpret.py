@@ -72,7 +72,7 @@ def batch_of(shape: Shape, rows: list[tuple[int, int]], seed: int, padding: int 
     )
 
 
-def attended(shape: Shape, batch: Batch) -> Tensor:
+def attended(shape: Shape, batch: Batch, window: int = 0) -> Tensor:
     """softmax(q K^T / sqrt(D)) V over what each token may see, in float64, from the definition."""
     out = torch.empty(batch.queries.shape, dtype=torch.float64)
     group = shape.heads // shape.kv_heads
@@ -86,25 +86,29 @@ def attended(shape: Shape, batch: Batch) -> Tensor:
         first, length = int(batch.query_start[row]), int(batch.query_len[row])
         for index in range(length):
             seen = context - length + index + 1
-            scores = torch.einsum("hd,chd->hc", batch.queries[first + index].double(), keys[:seen]) * shape.dim**-0.5
-            out[first + index] = torch.einsum("hc,chd->hd", torch.softmax(scores, dim=1), values[:seen])
+            view = slice(max(seen - window, 0) if window else 0, seen)
+            scores = torch.einsum("hd,chd->hc", batch.queries[first + index].double(), keys[view]) * shape.dim**-0.5
+            out[first + index] = torch.einsum("hc,chd->hd", torch.softmax(scores, dim=1), values[view])
     return out
 
 
-def run_decode(shape: Shape, batch: Batch, rows: int, multiprocessors: int, out: Tensor, fixed: bool = False) -> Splits:
+def run_decode(
+    shape: Shape, batch: Batch, rows: int, multiprocessors: int, out: Tensor, fixed: bool = False, window: int = 0
+) -> Splits:
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
-    splits = poisoned_splits(decode_splits(batch.context, batch.query_len, rows, *sizes))
+    splits = poisoned_splits(decode_splits(batch.context, batch.query_len, rows, *sizes, window))
     for _ in range(2):  # as the layers of a step do
         paged_decode(
             batch.queries, batch.keys, batch.values, batch.context, batch.blocks, batch.table_start, splits, out,
-            shape.dim**-0.5, shape.k_scale, shape.v_scale,
+            shape.dim**-0.5, shape.k_scale, shape.v_scale, window,
         )  # fmt: skip
     return splits
 
 
 def run_prefill(
-    shape: Shape, batch: Batch, first_row: int, multiprocessors: int, out: Tensor, padding: int = 0, fixed: bool = False
-) -> Splits:
+    shape: Shape, batch: Batch, first_row: int, multiprocessors: int, out: Tensor, padding: int = 0,
+    fixed: bool = False, window: int = 0,
+) -> Splits:  # fmt: skip
     lengths, contexts = batch.query_len.tolist(), batch.context.tolist()
     rows = [(row, lengths[row], contexts[row]) for row in range(first_row, len(lengths)) if lengths[row] > 1]
     tile_row, tile_first = (
@@ -112,11 +116,11 @@ def run_prefill(
         for tiles in make_tiles(rows, tile_tokens(shape.heads, shape.kv_heads))
     )
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
-    splits = poisoned_splits(prefill_splits(batch.context, batch.query_len, tile_row, tile_first, *sizes))
+    splits = poisoned_splits(prefill_splits(batch.context, batch.query_len, tile_row, tile_first, *sizes, window))
     for _ in range(2):
         paged_prefill(
             batch.queries, batch.keys, batch.values, batch.context, batch.query_start, batch.query_len, batch.blocks,
-            batch.table_start, tile_row, tile_first, splits, out, shape.dim**-0.5, shape.k_scale, shape.v_scale,
+            batch.table_start, tile_row, tile_first, splits, out, shape.dim**-0.5, shape.k_scale, shape.v_scale, window,
         )  # fmt: skip
     return splits
 
@@ -200,6 +204,32 @@ def prefill(
     close(shape, out, attended(shape, batch), f"{shape}, {decodes}, {chunks}, {multiprocessors}, {fixed}")
 
 
+@settings(EXAMPLES, max_examples=5)
+@given(
+    st.sampled_from((SHAPES[1], SHAPES[3], SHAPES[4])),
+    st.lists(st.sampled_from((1, 64, 65, 130, 300)), min_size=1, max_size=3),
+    st.lists(st.sampled_from(((130, 130), (99, 50), (200, 5), (140, 35))), min_size=1, max_size=2),
+    st.sampled_from((2, 30, 64, 100, 500)),
+    MULTIPROCESSORS,
+    st.booleans(),
+)
+def windows(
+    shape: Shape, contexts: list[int], chunks: list[tuple[int, int]], window: int, multiprocessors: int, fixed: bool
+) -> None:
+    """Each query sees the last tokens of its past; steps of 64 that none of its row sees are not read."""
+    batch = batch_of(shape, [*((context, 1) for context in contexts), *chunks], window)
+    wanted = attended(shape, batch, window)
+    for row, (context, length) in enumerate(zip(batch.context.tolist(), batch.query_len.tolist(), strict=True)):
+        for at in range(max(context - length + 1 - window, 0) // 64 * 64):
+            block = int(batch.blocks[int(batch.table_start[row]) + at // shape.page])
+            for cache in (batch.keys, batch.values):
+                cache[block, :, at % shape.page] = float("nan")
+    out = poisoned(batch, shape.dtype)
+    run_prefill(shape, batch, len(contexts), multiprocessors, out, fixed=fixed, window=window)
+    run_decode(shape, batch, len(contexts), multiprocessors, out, fixed, window)
+    close(shape, out, wanted, f"{shape}, {contexts}, {chunks}, window {window}, {multiprocessors}, {fixed}")
+
+
 @settings(EXAMPLES, max_examples=40)
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16))
 def splits(contexts: list[int], programs: int, most: int) -> None:
@@ -265,4 +295,4 @@ def invariance() -> None:
         assert torch.equal(out, whole[chosen]), chosen
 
 
-CHECKS = (decode, prefill, splits, one_long_row, a_chunk_over_past, invariance)
+CHECKS = (decode, prefill, windows, splits, one_long_row, a_chunk_over_past, invariance)
