@@ -20,6 +20,7 @@ from statistics import mean
 import pyarrow.parquet as pq
 
 from calibration.acceptance import as_accepted
+from calibration.kv_link import as_linked
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import predict, residuals, step_residuals_table
 from calibration.steps.observed import ObservedPrices
@@ -71,7 +72,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     steps = MeasuredSteps([run.steps for run in runs])
     predicted = predict(calibration, steps)
     cost = ObservedPrices(StepCost(calibration))
-    deployment = as_accepted(recorded_deployment(runs[0]), runs)
+    deployment = as_linked(as_accepted(recorded_deployment(runs[0]), runs), runs)
     simulate_to(
         out / "simulated",
         runs[0].workload(),

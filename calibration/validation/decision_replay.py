@@ -25,7 +25,7 @@ from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from serving.policies.drafts import judge_drafts
 from serving.step_plan import StepPlan
-from serving.workload import Workload
+from serving.workload import STOPPED, Workload
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.recording import Recording
@@ -154,7 +154,7 @@ def _replay_engine(
     columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
     if deployment.kv_tiers is not None:
         columns += ["tier_hit_tokens", "swapped_in_tokens"]
-    had = recording.table("requests", [*columns, "replica", "queued_ns", "arrival_ns", "end_ns"])
+    had = recording.table("requests", [*columns, "replica", "queued_ns", "arrival_ns", "end_ns", "reason"])
     if replica is not None:
         had = had.filter(pc.equal(had["replica"], replica))
     offered, seen_ns = _as_seen(recording.workload(), had, np.array(sorted([*plans, *chain.from_iterable(attempts)])))
@@ -202,8 +202,9 @@ def _as_seen(workload: Workload, had: pa.Table, plans: Any) -> tuple[Workload, d
         if row is None or (row["status"] == "unfinished" and row["queued_ns"] > plans[-1]):
             continue
         cancel_ns = planned_ns(row["end_ns"]) if row["status"] == "cancelled" else None
+        stop_ns = planned_ns(row["end_ns"]) if row["reason"] == STOPPED else None
         alone = replace(request, session="", turn=0, think_ns=None)
-        seen.append(replace(alone, arrival_ns=row["arrival_ns"], cancel_ns=cancel_ns))
+        seen.append(replace(alone, arrival_ns=row["arrival_ns"], cancel_ns=cancel_ns, stop_ns=stop_ns))
     seen.sort(key=lambda request: int(rows[request.id]["queued_ns"]))
     offered_ns = {request.id: planned_ns(rows[request.id]["queued_ns"]) for request in seen}
     return Workload(seen, workload.name, shares_prefixes=workload.shares_prefixes), offered_ns

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from calibration.acceptance import as_accepted
 from calibration.front_door_fit import fit_front_door
+from calibration.kv_link import as_linked
 from calibration.steps.design import designed_workloads
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import MeasuredSteps
@@ -141,7 +142,7 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     canaries = ("canary_before_ns", "canary_after_ns")  # which a server does not time
     calibration = fit(
         steps,
-        deployment=as_accepted(recorded_deployment(runs[0]), runs).model_dump_json(),
+        deployment=as_linked(as_accepted(recorded_deployment(runs[0]), runs), runs).model_dump_json(),
         hardware=json.loads(runs[0].run["hardware"]),
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

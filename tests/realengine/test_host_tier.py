@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from calibration.kv_link import as_linked  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.replay import record  # noqa: E402
@@ -22,7 +23,7 @@ from serving.deployments.kv_tiers import KvTier, KvTiersConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.budget import examples  # noqa: E402
-from traces.recording import Recording  # noqa: E402
+from traces.recording import Recording, RecordingWriter  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -124,7 +125,26 @@ def test_every_decision_is_made_again(preemption: str, room: float, tmp_path: Pa
     assert {one["reads"] for one in transfers} == ({True, False} if hits + swapped else {False})
     assert all(one["submitted_ns"] <= one["began_ns"] <= one["ended_ns"] for one in transfers)
     read = sum(one["size_bytes"] for one in transfers if one["reads"])
+    learnt = as_linked(made.deployment, [recording]).kv_tiers
+    assert learnt != made.deployment.kv_tiers and learnt.preemption == preemption
     assert read == (hits + swapped) * made.deployment.kv_tiers.kv_bytes_per_token
+
+
+def test_a_link_is_learnt_from_its_copies(tmp_path: Path) -> None:
+    """Copies of which latency and bandwidths are known, in a recording like the engine's."""
+
+    def copy(reads: bool, size_bytes: int) -> dict[str, Any]:
+        took_ns = 20_000 + size_bytes / (5 if reads else 2)  # GB/s are bytes/ns
+        return {"reads": reads, "size_bytes": size_bytes, "submitted_ns": 0, "began_ns": 10, "ended_ns": 10 + took_ns}
+
+    run = {"run_id": "run", "clock": "wall", "replicas": 1}
+    with RecordingWriter(tmp_path / "run", run) as writer:
+        for size in (10_000, 80_000, 500_000):
+            writer.add_step(replica=0, step=size, kv_transfers=[copy(True, size), copy(False, size)])
+    learnt = as_linked(deployed(kv_tiers=tiers()), [Recording.load(tmp_path / "run")]).kv_tiers
+    assert learnt is not None
+    (tier,) = learnt.tiers
+    assert (tier.latency_us, tier.read_gb_s, tier.write_gb_s) == pytest.approx((20, 5, 2), rel=1e-6)
 
 
 @pytest.mark.parametrize(

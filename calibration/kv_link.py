@@ -1,0 +1,44 @@
+"""How fast KV goes to host memory and back, learnt from the copies that the real engine recorded.
+
+A copy takes a latency plus its bytes over the bandwidth of its direction: non-negative least squares on relative
+errors, both directions at once, since the latency is theirs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from serving.deployments.config import Deployment
+from traces.recording import Recording
+
+_FASTEST_GB_S = 1e6  # of a direction whose copies take no longer for more bytes
+
+
+def as_linked(deployment: Deployment, runs: Sequence[Recording]) -> Deployment:
+    """`deployment` for the simulator: its KV tier with the latency and the bandwidths of the copies in `runs`.
+
+    A direction without copies keeps the bandwidth that is stated.
+    """
+    tiers = deployment.kv_tiers
+    if tiers is None:
+        return deployment
+    rows = [row for run in runs for row in run.table("steps", ["kv_transfers"])["kv_transfers"].to_pylist()]
+    copies = [copy for row in rows for copy in row or () if copy["size_bytes"]]
+    if not copies:
+        return deployment
+    took_ns = np.array([max(copy["ended_ns"] - copy["began_ns"], 1) for copy in copies], dtype=np.float64)
+    size = np.array([copy["size_bytes"] for copy in copies], dtype=np.float64)
+    reads = np.array([copy["reads"] for copy in copies])
+    parts = np.column_stack([np.ones(len(copies)), size * reads, size * ~reads])
+    (latency_ns, *ns_per_byte), _ = nnls(parts / took_ns[:, None], np.ones(len(copies)))
+    learnt = {"latency_us": float(latency_ns) / 1e3}
+    there = reads.any(), (~reads).any()
+    for name, slope, any_copies in zip(("read_gb_s", "write_gb_s"), ns_per_byte, there, strict=True):
+        if any_copies:
+            learnt[name] = min(1 / float(slope), _FASTEST_GB_S) if slope else _FASTEST_GB_S
+    (tier,) = tiers.tiers
+    tiers = tiers.model_copy(update={"tiers": (tier.model_copy(update=learnt),)})
+    return deployment.model_copy(update={"kv_tiers": tiers})
