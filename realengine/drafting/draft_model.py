@@ -38,9 +38,6 @@ class ModelDrafter:
         if files.spec.max_positions < config.max_model_len:
             remedy = f"has only {files.spec.max_positions} positions; lower scheduler.max_model_len to that"
             raise UserError("scheduler.speculative.model", files.spec.name, remedy)
-        if files.spec.sliding_window:  # its layers would need block tables of their own
-            remedy = f"has a sliding window of {files.spec.sliding_window}, and drafts need full attention; use another"
-            raise UserError("scheduler.speculative.model", files.spec.name, remedy)
         self._most = config.speculative.num_speculative_tokens
         self._block_size, self._nobody = config.block_size, config.max_num_seqs
         tokens = config.max_num_batched_tokens + config.max_num_seqs  # what was sampled is taken in, too
