@@ -31,25 +31,20 @@ from apiserver.prompt_segments import PromptSegments
 from serving.deployments.config import Deployment
 from serving.request import Status
 from serving.workload import Segment, WorkloadRequest
-from sim.replica import LoadListener
 from sim.replica_set import ReplicaSet
+from sim.routed_replica import RoutedReplica
 from sim.router import Router
 
 _LOG = logging.getLogger("tokentwin")
 
 
-class RemoteEngine:
-    """An engine process as routers see it: requests and tokens are those that it was sent and that have not ended."""
+class RemoteEngine(RoutedReplica):
+    """An engine process as routers see it: its KV blocks are known once it serves."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], index: int, address: str) -> None:
-        self.index = index
+        super().__init__(index, kv_tokens=1)
         self.about: About | None = None
         self.answers: dict[int, _Answer] = {}
-        self.outstanding_requests = 0
-        self.outstanding_tokens = 0
-        self.known_tokens = 0
-        self.queued_requests = 0
-        self.listeners: list[LoadListener] = []
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, b"fleet")
         self.socket.setsockopt(zmq.SNDHWM, 0)
@@ -57,33 +52,19 @@ class RemoteEngine:
         self.events = self.socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(address)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that fit into its KV blocks."""
-        return self.about.kv_tokens if self.about is not None else 1
-
     def send(self, message: Message) -> None:
         """Tell it something."""
         self.socket.send(encode(message))
 
-    def takes(self, id: int, answer: _Answer) -> None:
+    def answers_to(self, id: int, answer: _Answer) -> None:
         """A request was sent to it."""
         self.answers[id] = answer
-        self.outstanding_requests += 1
-        self.outstanding_tokens += len(answer.asked.prompt) + answer.asked.max_tokens
-        self.known_tokens += len(answer.asked.prompt)
-        for listener in self.listeners:
-            listener.loaded(cast(Any, self))
+        self.takes(id, len(answer.asked.prompt), answer.asked.max_tokens)
 
-    def loses(self, id: int) -> _Answer:
+    def ends(self, id: int) -> _Answer:
         """A request of it has ended."""
-        answer = self.answers.pop(id)
-        self.outstanding_requests -= 1
-        self.outstanding_tokens -= len(answer.asked.prompt) + answer.asked.max_tokens
-        self.known_tokens -= len(answer.asked.prompt) + len(answer.tokens)
-        for listener in self.listeners:
-            listener.lightened(cast(Any, self))
-        return answer
+        self.loses(id)
+        return self.answers.pop(id)
 
 
 class RealFleet:
@@ -146,7 +127,7 @@ class RealFleet:
         answer = _Answer(asked, segments, arrival_ns)
         engine = cast(RemoteEngine, self._router.choose(request, self._ready))
         self._engine_of[id] = engine
-        engine.takes(id, answer)
+        engine.answers_to(id, answer)
         asked.id = id
         engine.send(asked)
 
@@ -194,8 +175,8 @@ class RealFleet:
                 return
             match message:
                 case About():
-                    engine.about = message
-                    self._ready.join(cast(Any, engine))
+                    engine.about, engine.kv_tokens = message, message.kv_tokens
+                    self._ready.join(engine.as_replica)
                 case Outputs():
                     self._pass_on(engine, message)
                 case Row():
@@ -204,14 +185,14 @@ class RealFleet:
                     message.replica = engine.index
                     self.ledger.step_ended(message)
                 case Drain() if engine in self._ready:
-                    self._ready.leave(cast(Any, engine))
+                    self._ready.leave(engine.as_replica)
 
     def _pass_on(self, engine: RemoteEngine, message: Outputs) -> None:
         for output in message.outputs:
             if (answer := engine.answers.get(output.id)) is None:
                 continue
             answer.tokens += output.tokens
-            engine.known_tokens += len(output.tokens)
+            engine.got(output.id, len(output.tokens))
             self._exchange.give(output.id, output.tokens, output.logprobs)
             if output.finish:
                 self._exchange.end(output.id, output.finish, output.reason)
@@ -235,7 +216,7 @@ class RealFleet:
 
     def _ended(self, engine: RemoteEngine, row: dict[str, Any]) -> None:
         id = row["request_id"]
-        answer = engine.loses(id)
+        answer = engine.ends(id)
         del self._engine_of[id]
         self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
         self.ledger.add_request(**{**row, "arrival_ns": answer.arrival_ns})
@@ -243,7 +224,7 @@ class RealFleet:
     def _lost(self, engine: RemoteEngine) -> None:
         engine.about = None
         if engine in self._ready:
-            self._ready.leave(cast(Any, engine))
+            self._ready.leave(engine.as_replica)
         _LOG.error("engine %d is gone; its %d requests end", engine.index, len(engine.answers))
         for id in list(engine.answers):
             self._exchange.end(id, "crashed", f"engine {engine.index} has ended")
@@ -252,7 +233,7 @@ class RealFleet:
 
     def _left(self, engine: RemoteEngine, id: int, status: str, reason: str) -> None:
         """Its engine will say no more of it."""
-        answer = engine.loses(id)
+        answer = engine.ends(id)
         del self._engine_of[id]
         asked = answer.asked
         self.ledger.add_request(

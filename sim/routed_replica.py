@@ -43,8 +43,8 @@ class RoutedReplica:
             listener.loaded(self.as_replica)
 
     def got(self, id: int, tokens: int) -> None:
-        """So many more tokens of a request were heard of; nothing, if it has ended."""
-        if (request := self._open.get(id)) is None:
+        """So many more tokens of a request, if any, were heard of; nothing, if it has ended."""
+        if not tokens or (request := self._open.get(id)) is None:
             return
         self.queued_requests -= not request[2]
         request[2] += tokens
