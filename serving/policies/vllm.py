@@ -310,7 +310,9 @@ class VllmScheduler:
             if request.status is Status.LOADING:
                 continue
             if not tokens:
-                self._refused = None if self._pads else circumstances
+                # Who is admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
+                stays = self._reserves_all or self.pool.counts_only
+                self._refused = circumstances if stays and not self._pads else None
                 break
             budget -= self.give(plan, request, tokens)
 
