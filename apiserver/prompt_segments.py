@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from serving.workload import Segment
+from apiserver.messages import Add
+from serving.workload import Segment, WorkloadRequest
 
 _MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least recently seen goes first
 
@@ -37,6 +38,22 @@ class PromptSegments:
             self._remember(keys, known, path, f"p{id}", len(tokens))
             path = (*path, (f"p{id}", len(tokens) - known))
         return path
+
+    def request(
+        self, id: int, at_ns: int, asked: Add, length: int | None = None, slo_class: str = ""
+    ) -> WorkloadRequest:
+        """What was asked for, as a workload has it; `length` is that of its answer, where it is not the most."""
+        return WorkloadRequest(
+            id,
+            at_ns,
+            self.of(id, asked.prompt),
+            asked.max_tokens if length is None else length,
+            asked.priority,
+            asked.tenant,
+            slo_class,
+            asked.session,
+            structured=bool(asked.grammar),
+        )
 
     def answered(self, id: int, prompt: Sequence[int], segments: _Path, answer: Sequence[int]) -> None:
         """Request `id`, whose prompt was `segments`, got this answer."""

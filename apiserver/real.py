@@ -24,7 +24,7 @@ from realengine.sampling import SamplingParams
 from realengine.step import Step
 from serving.errors import UserError
 from serving.request import Request, Status
-from serving.workload import STOPPED, Segment, WorkloadRequest
+from serving.workload import STOPPED, Segment
 
 _Call = Callable[[], None]
 
@@ -195,19 +195,9 @@ class _Clients:
 
     def add(self, id: int, asked: Add, came_ns: int) -> None:
         home = self._home
-        segments = self._segments.of(id, asked.prompt)
-        arrived = WorkloadRequest(
-            id,
-            came_ns,
-            segments,
-            asked.max_tokens,
-            asked.priority,
-            asked.tenant,
-            session=asked.session,
-            structured=bool(asked.grammar),
-        )
+        arrived = self._segments.request(id, came_ns, asked)
         home.post(lambda: home.ledger.arrived(arrived))
-        answer = _Answer(asked, segments)
+        answer = _Answer(asked, arrived.prompt)
 
         def take(token: int, logprob: float | None) -> bool:
             answer.tokens.append(token)

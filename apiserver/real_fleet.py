@@ -30,7 +30,7 @@ from apiserver.messages import (
 from apiserver.prompt_segments import PromptSegments
 from serving.deployments.config import Deployment
 from serving.request import Status
-from serving.workload import Segment, WorkloadRequest
+from serving.workload import Segment
 from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
 from sim.router import Router
@@ -111,20 +111,9 @@ class RealFleet:
         return run_ns + self._origin_ns
 
     def add(self, id: int, asked: Add) -> None:
-        segments = self._segments.of(id, asked.prompt)
-        arrival_ns = self.run_ns(monotonic_ns())
-        request = WorkloadRequest(
-            id,
-            arrival_ns,
-            segments,
-            asked.max_tokens,
-            asked.priority,
-            asked.tenant,
-            session=asked.session,
-            structured=bool(asked.grammar),
-        )
+        request = self._segments.request(id, self.run_ns(monotonic_ns()), asked)
         self.ledger.arrived(request)
-        answer = _Answer(asked, segments, arrival_ns)
+        answer = _Answer(asked, request.prompt, request.arrival_ns)
         engine = cast(RemoteEngine, self._router.choose(request, self._ready))
         self._engine_of[id] = engine
         engine.answers_to(id, answer)

@@ -19,7 +19,7 @@ from apiserver.served_fleet import class_of
 from apiserver.step_end import step_end
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.workload import STOPPED, Segment, WorkloadRequest
+from serving.workload import STOPPED, WorkloadRequest
 from sim.fleet import Life
 from sim.live_cluster import LiveCluster
 from sim.remote_prefills import RemotePrefills
@@ -90,22 +90,10 @@ class Twin:
         cut = self._accidents.cut(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
 
         def arrive(at_ns: int) -> None:
-            segments = self._segments.of(id, asked.prompt)
-            length = self._lengths.of(id, asked)
             to = "" if asked.place is None else class_of(asked.place)
-            request = WorkloadRequest(
-                id,
-                at_ns,
-                segments,
-                length,
-                asked.priority,
-                asked.tenant,
-                to,
-                asked.session,
-                structured=bool(asked.grammar),
-            )
+            request = self._segments.request(id, at_ns, asked, self._lengths.of(id, asked), to)
             last = None if cut is None else cut.after_tokens
-            self._open[id] = _Answer(asked, segments, length, _words_of(id, asked), last)
+            self._open[id] = _Answer(asked, request, _words_of(id, asked), last)
             self.ledger.arrived(request)
             if self.prefills is not None and asked.prefilled_at:
                 self.prefills.expect(id, asked.prefilled_at)
@@ -255,12 +243,9 @@ def _words_of(id: int, asked: Add) -> int:
 class _Answer:
     """An answer under way."""
 
-    def __init__(
-        self, asked: Add, segments: tuple[Segment, ...], length: int, seed: int, cut_after: int | None
-    ) -> None:
+    def __init__(self, asked: Add, request: WorkloadRequest, seed: int, cut_after: int | None) -> None:
         self.asked = asked
-        self.segments = segments
-        self.length = length
+        self.segments = request.prompt
         self.seed = seed
         self.cut_after = cut_after  # so many tokens its connection breaks; None: it does not
         self.cut = False
