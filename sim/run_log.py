@@ -280,9 +280,10 @@ class RunLog:
         """A step has ended. First tokens: only rows outside the decode set can have one."""
         self.steps += 1
         for request, _, _, samples, _ in plan.listed:
-            if samples and request.outputs == 1 and request.status is not Status.ABORTED:
-                life = self._lives[request.id]
-                if life.first_token_ns is None:
+            first = request.outputs == 1 or plan.accepted_tokens  # with drafts, the first may come with others
+            if samples and first and request.status is not Status.ABORTED:
+                life = self._lives.get(request.id)
+                if life is not None and life.first_token_ns is None:
                     life.first_token_ns = now_ns
         if self.keeps_steps:
             self._step_rows.append(self._under_way[replica].popleft())

@@ -15,7 +15,7 @@ from apiserver.families import OF_THE_SERVER, of_an_engine
 from tokentwin.commands.serve import serve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-SAMPLES = {family.sample_name for family in (*OF_THE_SERVER, *of_an_engine(1024, drafts=False))}
+SAMPLES = {family.sample_name for family in (*OF_THE_SERVER, *of_an_engine(1024, draft_tokens=0))}
 
 needs_promtool = pytest.mark.skipif(
     which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"

@@ -29,7 +29,7 @@ class Recorded:
         noise = 1 + 0.03 * rng.standard_normal(count)
         self.step_ns = self.step @ PRICES * np.asarray(factors)[self.recording] * noise
         self.own_ns, self.speed = self.step_ns, one
-        self.sample_ns = np.full(count, np.nan)
+        self.sample_ns = self.draft_ns = np.full(count, np.nan)
 
     def __len__(self) -> int:
         return len(self.step_ns)

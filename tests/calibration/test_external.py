@@ -280,7 +280,7 @@ def written(folder: Path, **over: Any) -> Path:
         ({"name": "No Spaces"}, r"ours.yaml.name: 'No Spaces'"),
         ({"targets": [{"figure": "x"}]}, r"ours.yaml.targets.0.within_pct"),
         ({"targets": [{"figure": "x", "within_pct": 1, "column": "both"}]}, r"ours.yaml.targets.0.column: 'both'"),
-        ({"measured": {"format": "excel"}}, r"ours.measured.format: 'excel': must be bench-serve"),
+        ({"measured": {"format": "excel"}}, r"ours.measured.format: 'excel': must be aiperf, bench-serve"),
         ({"measured": {"format": "guidellm-spans"}}, r"ours.measured.file"),
         ({"anchor": {"run": "a", "speed": "x"}}, r"ours.yaml.anchor.speed"),
     ],

@@ -509,11 +509,11 @@ def test_the_engine_confirms_what_the_simulator_claims(tmp_path: Path) -> None:
     replace(invented, deployment=tiny.model_dump_json()).save(tmp_path)
     spec = {"requests": 60, "arrivals": {"kind": "closed", "concurrency": 8}, "prompt": 20, "output": 4}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    own = ("--a", "max_num_seqs=1", "--b", "max_num_seqs=8", "--engine", "--out", tmp_path / "real", "--repeats", 2)
+    own = ("--a", "max_num_seqs=1", "--b", "max_num_seqs=8", "--engine", "--out", tmp_path / "real", "--repeats", 3)
     result = run("compare", "--trace", tmp_path / "spec.yaml", "-c", tmp_path, *own, "--format", "json")
     told = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert told["units"]["of"] == "blocks" and told["runs"] == 2 and told["simulated"]["runs"] == 1
+    assert told["units"]["of"] == "blocks" and told["runs"] == 3 and told["simulated"]["runs"] == 1
     outcomes = {(row["metric"], row["stat"]): row["outcome"] for row in told["ranking"]}
     assert outcomes["ttft_ms", "mean"] == "holds" and "reversed" not in outcomes.values()
     assert "the canary step took" in told["disturbance"] and "of the real steps" in told["disturbance"]

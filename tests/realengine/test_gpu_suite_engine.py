@@ -41,7 +41,9 @@ def test_the_engine_holds_and_everything_that_should_happens() -> None:
 def neighbours_seat(patch: pytest.MonkeyPatch) -> None:
     """A token that the host has not seen is read from the seat beside the request's."""
     inputs = TokenSequence.inputs
-    patch.setattr(TokenSequence, "inputs", lambda self, start, count, seat: inputs(self, start, count, seat ^ 1))
+    patch.setattr(
+        TokenSequence, "inputs", lambda self, start, count, seat, *drafts: inputs(self, start, count, seat ^ 1, *drafts)
+    )
 
 
 def stale_graph(patch: pytest.MonkeyPatch) -> None:
