@@ -22,7 +22,7 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)
     if deployment.kv_tiers is not None:
-        _check_tiers(deployment)
+        _check_tiers(deployment, files)
     if deployment.fleet is not None:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
@@ -53,9 +53,12 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     return stating_kv_groups(deployment, groups)
 
 
-def _check_tiers(deployment: Deployment) -> None:
+def _check_tiers(deployment: Deployment, files: ModelFiles) -> None:
     assert deployment.kv_tiers is not None
     names = [tier.name for tier in deployment.kv_tiers.tiers]
+    if files.spec.sliding_window:
+        remedy = f"cannot be combined with the sliding window of {files.spec.name} on the real engine; leave it out"
+        raise UserError("kv_tiers.tiers", ", ".join(names), remedy)
     if len(names) > 1:
         remedy = "real engines have one tier, the host's memory; leave the others out"
         raise UserError("kv_tiers.tiers", ", ".join(names), remedy)

@@ -138,7 +138,7 @@ class TorchOps:
         return out
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
-        tokens = torch.arange(logits.shape[1], dtype=torch.int32)
+        tokens = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         forbidden = (bits[:, tokens // 32] >> (tokens % 32)) & 1 == 0
         rows = samples.long()
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)

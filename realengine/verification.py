@@ -56,7 +56,8 @@ def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor
         chosen.append(int(pick(how.probabilities(logits[drafts]), how.uniform(first + drafts))))
     if not sequence.logprobs:
         return [(token, None) for token in chosen]
-    return list(zip(chosen, logprobs_of(logits[: len(chosen)], torch.tensor(chosen)).tolist(), strict=True))
+    tokens = torch.tensor(chosen, device=logits.device)
+    return list(zip(chosen, logprobs_of(logits[: len(chosen)], tokens).tolist(), strict=True))
 
 
 class VerifiedTokens:

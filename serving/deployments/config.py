@@ -172,7 +172,7 @@ class Deployment(Settings):
     policy: str = Field("vllm", description="scheduling policy: a name, path/to/file.py:Class or package.module:Class")
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
-    kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV; simulator only (docs/kv-tiers.md)")
+    kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV (docs/kv-tiers.md)")
 
     @field_validator("policy", "attention")
     @classmethod
