@@ -18,7 +18,8 @@ from calibration.operations import StepSizes
 from calibration.steps.correction import domain_amounts
 from calibration.steps.features import recorded_sizes
 from calibration.steps.interval import REACH, StepInterval, widened
-from calibration.steps.operation_cost import OperationCost
+from calibration.steps.launches import LAUNCH_SIGMA
+from calibration.steps.operation_cost import WAITING, OperationCost
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 
@@ -52,7 +53,8 @@ class StepCoverage(NamedTuple):
 
 def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
     """How well the steps of `sizes` (arrays of one shape) are known."""
-    step_ns = np.sum(list(cost.parts(sizes).values()), axis=0)
+    parts = cost.parts(sizes)
+    step_ns = np.sum(list(parts.values()), axis=0)
     shape = step_ns.shape
     coverage, worst = np.full(shape, -1), np.full(shape, -1)
     worst_ns, kernels_ns, error_ns, beyond_ns = (np.zeros(shape) for _ in range(4))
@@ -68,12 +70,19 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         kernels_ns += ns
         error_ns += error
         beyond_ns += np.where(time.coverage == Coverage.EXTRAPOLATED, error, 0.0)
+    covered = _covered(cost, sizes)
+    if WAITING in parts:  # for launches, which nobody measured on this host
+        waits = parts[WAITING] > NEGLIGIBLE * step_ns
+        coverage, worst = np.where(waits, Coverage.EXTRAPOLATED, coverage), np.where(waits, len(operations), worst)
+        uncertain = np.where(waits, LAUNCH_SIGMA * step_ns, 0.0)
+        covered &= ~waits
+        kernels_ns, error_ns, beyond_ns = kernels_ns + parts[WAITING], error_ns + uncertain, beyond_ns + uncertain
     whole_ns = np.maximum(kernels_ns, 1e-9)
     return StepCoverage(
         kernels=np.maximum(coverage, Coverage.VALIDATED),
         worst=worst,
-        names=[operation.name for operation in operations],
-        covered=_covered(cost, sizes),
+        names=[*(operation.name for operation in operations), WAITING],
+        covered=covered,
         sigma=error_ns / whole_ns,
         beyond=REACH * beyond_ns / whole_ns,
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log2, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from calibration.step_operations import step_operations
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
+from calibration.steps.launches import LAUNCH_NS, launches
 from calibration.steps.parts import step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
@@ -35,6 +37,7 @@ _GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padde
 _DECODE_PARTS = ("decode attention",)
 _PROMPT_PARTS = ("prompt attention", "past attention")
 _ADDED = "host and launch"
+WAITING = "waiting for launches"
 _AT_ONCE = 64  # numbers of rows whose curves are made together
 
 
@@ -44,10 +47,16 @@ class HostTimes:
 
     step_ns     every step: scheduling, making tensors, sampling on the host, sending tokens out
     row_ns      every request in the step
+    launch_ns   every kernel that it launches, where steps do not run as graphs
     """
 
     step_ns: float = 0.0
     row_ns: float = 0.0
+    launch_ns: float = LAUNCH_NS
+
+    def scaled(self, factor: float) -> HostTimes:
+        """The same, `factor` times as long."""
+        return HostTimes(self.step_ns * factor, self.row_ns * factor, self.launch_ns * factor)
 
 
 class OperationCost:
@@ -83,6 +92,7 @@ class OperationCost:
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
         self._curves: dict[int, _DecodeRows] = {}
         self._prompts = _PromptGrid(self)
+        self._launching_ps: dict[tuple[bool, bool, bool], int] = {}  # by whether there are decodes, prompts, samples
         self.stages = self._stages()
 
     def _stages(self) -> list[OperationCost]:
@@ -91,14 +101,21 @@ class OperationCost:
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
         found = self.own_parts(sizes)
+        if self.deployment.enforce_eager:
+            found[WAITING] = self.waiting_ns(sizes, sum(found.values()))
         if self._drafting:
             found["drafting"] = self._drafting.ns(sizes, sum(found.values()))
         return found
 
     def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        """The same without the drafting that ends the step."""
+        """The same without the drafting that ends the step, and without waiting for the host."""
         raw = step_parts(self.model, self.deployment, self.kernels, sizes)
         return self.correction.apply(raw, sizes)
+
+    def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
+        """What a step of `device_ns` waits for the host that launches its kernels, where no graph does."""
+        launching = self.host.launch_ns * launches(step_operations(self.model, self.deployment, sizes))
+        return np.maximum(launching - device_ns, 0.0)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
         """What a step of `sizes` computes on one device, with the drafting that ends it."""
@@ -122,8 +139,8 @@ class OperationCost:
 
     def scaled(self, decode: float, prompts: float) -> OperationCost:
         """The same, with what decode steps take and what prompts add so many times as long."""
-        host = HostTimes(self.host.step_ns * decode, self.host.row_ns * decode)
-        return type(self)(self.model, self.deployment, self.kernels, self.correction.scaled(decode, prompts), host)
+        correction, host = self.correction.scaled(decode, prompts), self.host.scaled(decode)
+        return type(self)(self.model, self.deployment, self.kernels, correction, host)
 
     # CostModel
 
@@ -142,6 +159,8 @@ class OperationCost:
             total += prompts * self._added["prompt"]
             if not rows:
                 total += self._added["prompts only"] + tokens * self._added["prompts only, token"]
+        if self.deployment.enforce_eager:
+            total = max(total, self._launching(bool(rows), bool(tokens), bool(logits)))
         if self._drafting:
             total += self._drafting.ps(plan, total)
         return total // 1000
@@ -151,7 +170,8 @@ class OperationCost:
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
         fixed = self._by_size(rows, rows)
         cpu = self._cpu_ns(rows)
-        return [cpu + (fixed + ps) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
+        least = self._launching(True, False, True) if self.deployment.enforce_eager else 0
+        return [cpu + max(fixed + ps, least) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
 
     # Tables
 
@@ -162,6 +182,15 @@ class OperationCost:
         """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
         dense = self._dense_ps[min(tokens, self._most_tokens)]
         return dense + self._sampled_ps[min(sampled, self._most_logits)] + self._added["step"]
+
+    def _launching(self, decodes: bool, prompts: bool, samples: bool) -> int:
+        """Picoseconds of the launches of a step that has these."""
+        holds = (decodes, prompts, samples)
+        if holds not in self._launching_ps:
+            rows, chunk, sampled = map(float, holds)
+            one = StepSizes(decode_rows=rows, prefill_rows=chunk, prefill_tokens=chunk, sampled_rows=sampled)
+            self._launching_ps[holds] = round(1000 * float(self.waiting_ns(one, 0.0)))
+        return self._launching_ps[holds]
 
     def _tabulate_dense(self) -> list[int]:
         tokens = np.arange(self._most_tokens + 1)

@@ -8,8 +8,10 @@ for: the others' CPUs run ahead of their GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from calibration.operations import StepSizes
 from calibration.step_operations import stage_transfers
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import parts_of
+from serving.cost_model import decode_plans
 from serving.deployments.pipeline_stages import stage_models
 from serving.step_plan import StepPlan
 
@@ -29,8 +32,8 @@ class PipelineCost(OperationCost):
         of_one = self.deployment.model_copy(update={"pipeline_parallel_size": 1})
         *first, last = stage_models(self.model, self.deployment.pipeline_parallel_size)
         kernels, early = self.kernels, self.correction.of_kernels()
-        alike = {layers: _EarlyStage(layers, of_one, kernels, early) for layers in dict.fromkeys(first)}
-        return [*(alike[layers] for layers in first), OperationCost(last, of_one, kernels, self.correction)]
+        alike = {layers: _EarlyStage(layers, of_one, kernels, early, self.host) for layers in dict.fromkeys(first)}
+        return [*(alike[layers] for layers in first), OperationCost(last, of_one, kernels, self.correction, self.host)]
 
     @cached_property
     def _places(self) -> list[int]:
@@ -40,6 +43,20 @@ class PipelineCost(OperationCost):
     def stages_ns(self, plan: StepPlan) -> list[int]:
         alike = {place: self.stages[place].step_ns(plan) for place in dict.fromkeys(self._places)}
         return [alike[place] for place in self._places]
+
+    def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
+        """Every stage has a host of its own."""
+        return sum(stage.waiting_ns(sizes, sum(stage.own_parts(sizes).values())) for stage in self.stages)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        if not self.deployment.enforce_eager:
+            return super().step_ns(plan)
+        return sum(self.stages_ns(plan)) + (len(self.stages) - 1) * self.transfer_ns(plan)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        if not self.deployment.enforce_eager:
+            return super().decode_run_ns(rows, context, squares, steps)
+        return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
 
     def transfer_ns(self, plan: StepPlan) -> int:
         return self._transfer_ns[min(plan.tokens, self._most_tokens)]
@@ -58,4 +75,11 @@ class _EarlyStage(OperationCost):
     """A stage before the last: nothing is sampled on it."""
 
     def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        return super().own_parts(replace(sizes, sampled_rows=0 * sizes.sampled_rows))
+        return super().own_parts(_unsampled(sizes))
+
+    def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
+        return super().waiting_ns(_unsampled(sizes), device_ns)
+
+
+def _unsampled(sizes: StepSizes) -> StepSizes:
+    return replace(sizes, sampled_rows=0 * sizes.sampled_rows)

@@ -353,11 +353,13 @@ def test_stages_and_transfers_sum_to_the_step(
     model: ModelSpec, stages: int, tp: int, rows: int, context: int, prompt: int
 ) -> None:
     engine = deployment(pipeline_parallel_size=stages, tensor_parallel_size=tp, enforce_eager=True)
-    cost = PipelineCost(model, engine, Roofline(), correction())
+    host = HostTimes(launch_ns=0)  # each stage waits for a host of its own
+    cost = PipelineCost(model, engine, Roofline(), correction(), host)
     plan = a_plan(rows, context, prompt)
     whole = sum(cost.stages_ns(plan)) + (stages - 1) * cost.transfer_ns(plan)
     assert whole == pytest.approx(cost.step_ns(plan), abs=3 * stages, rel=1e-3 if prompt else 1e-6)
-    single = OperationCost(model, deployment(tensor_parallel_size=tp, enforce_eager=True), Roofline(), correction())
+    alone = deployment(tensor_parallel_size=tp, enforce_eager=True)
+    single = OperationCost(model, alone, Roofline(), correction(), host)
     hops = (stages - 1) * cost.transfer_ns(plan)
     assert cost.step_ns(plan) == pytest.approx(single.step_ns(plan) + hops, abs=3 * stages)
 

@@ -1,0 +1,85 @@
+"""Steps without CUDA graphs: they take what the device needs, or what the host needs to launch them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.kernels.times import Coverage
+from calibration.operations import uniform_step
+from calibration.step_operations import step_operations
+from calibration.steps.coverage import provenance_of
+from calibration.steps.explanation import explain
+from calibration.steps.launches import LAUNCH_NS, launches
+from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
+from calibration.steps.pipeline_cost import PipelineCost
+from calibration.steps.predict import predicted_cost
+from serving.step_plan import StepPlan
+from tests.budget import examples
+from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+
+EAGER = {launch: OperationCost(LLAMA, deployment(enforce_eager=True), Roofline(), host=HostTimes(launch_ns=launch))
+         for launch in (0, 30_000)}  # fmt: skip
+
+
+def plan(rows: int, context: int, chunk: int = 0) -> StepPlan:
+    amounts = {"prefill_rows": 1, "prefill_tokens": chunk, "prefill_pairs": chunk * (chunk + 1) // 2} if chunk else {}
+    rows_at = {"decode_rows": rows, "decode_context": rows * context, "decode_squares": rows * context**2}
+    return StepPlan.of(**rows_at, **amounts, sampled_rows=rows + bool(chunk))
+
+
+@examples(0.5)
+@given(st.integers(0, 64), st.integers(1, 8000), st.sampled_from([0, 1, 40, 700, 2048]))
+def test_a_step_takes_what_the_slower_of_device_and_host_takes(rows: int, context: int, chunk: int) -> None:
+    if not rows and not chunk:
+        return
+    device, both = (EAGER[launch].step_ns(plan(rows, context, chunk)) for launch in (0, 30_000))
+    sizes = uniform_step(rows, context, int(chunk > 0), chunk, 0)
+    assert both == max(device, 30_000 * int(launches(step_operations(LLAMA, deployment(), sizes))))
+    steps = list(EAGER[30_000].decode_run_ns(rows, rows * context, rows * context**2, 3)) if rows else []
+    assert steps == [EAGER[30_000].step_ns(plan(rows, context + later)) for later in range(len(steps))]
+
+
+def test_a_layer_of_llama_is_nine_kernels_and_ten_in_a_mixed_step() -> None:
+    """As those of our own engine, which are counted in docs/kernels.md: 327 up to the head."""
+
+    def count(*step: int) -> int:
+        return int(launches(step_operations(LLAMA, deployment(), uniform_step(*step))))
+
+    head = 1 + 4  # and sampling
+    assert count(4, 100, 0, 0, 0) == 9 * 32 + head
+    assert count(4, 100, 1, 64, 0) == 10 * 32 + head
+
+
+def test_graphs_are_faster_where_a_step_is_launches_and_nothing_where_it_is_not() -> None:
+    def times(model: str, step: StepPlan) -> list[int]:
+        engines = (deployment(model=model, enforce_eager=eager) for eager in (True, False))
+        return [predicted_cost("H100", engine).step_ns(step) for engine in engines]
+
+    for rows in (1, 8, 64):
+        eager, graph = times("Qwen3-0.6B", plan(rows, 500))
+        assert eager > 1.5 * graph
+    eager, graph = times("Llama-3.1-8B", plan(0, 0, 2048))
+    assert eager == graph
+
+
+def test_launches_are_a_part_of_a_step_that_was_measured_nowhere() -> None:
+    cost = OperationCost(LLAMA, deployment(enforce_eager=True), Roofline())
+    one = explain(cost, uniform_step(1, 100, 0, 0, 0))
+    assert one.parts_ns[WAITING] > 0
+    assert one.step_ns == pytest.approx(LAUNCH_NS * 293)
+    assert (one.coverage, one.why) == (Coverage.EXTRAPOLATED, WAITING)
+    assert WAITING not in explain(cost, uniform_step(64, 8000, 0, 0, 0)).parts_ns
+    assert provenance_of(cost, [uniform_step(64, 8000, 0, 0, 0)])[0] == Coverage.INTERPOLATED
+    assert WAITING not in OperationCost(LLAMA, deployment(), Roofline()).parts(uniform_step(1, 1, 0, 0, 0))
+
+
+def test_every_stage_of_a_pipeline_has_a_host() -> None:
+    cost = PipelineCost(LLAMA, deployment(enforce_eager=True, pipeline_parallel_size=2), Roofline())
+    first, last = cost.stages_ns(plan(1, 100))
+    assert (first, last) == (LAUNCH_NS * 9 * 16, LAUNCH_NS * (9 * 16 + 5))
+    whole = sum(cost.parts(uniform_step(1, 100, 0, 0, 0)).values())
+    assert cost.step_ns(plan(1, 100)) == pytest.approx(float(np.sum(whole)), rel=1e-3)
+    assert list(cost.decode_run_ns(1, 100, 100**2, 1)) == [cost.step_ns(plan(1, 100))]
