@@ -393,6 +393,23 @@ def test_the_command_exits_0_met_3_missed_and_writes_the_page(tmp_path: Path, mo
     assert json.loads(missed.stdout.splitlines()[-1])["cases"][0]["targets"][0]["met"] is False
 
 
+def test_a_bad_case_is_named_and_the_others_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(tmp_path, TRUE)
+    written(tmp_path).rename(tmp_path / "good.yaml")
+    written(tmp_path, name="lost", measured={"format": "guidellm-spans", "file": "no.csv"}).rename(tmp_path / "l.yaml")
+    (tmp_path / "odd.yaml").write_text("name: odd\n")
+    args = ("--data", str(tmp_path), "--cases", str(tmp_path))
+    page = tmp_path / "page.md"
+    mixed = invoke(monkeypatch, TRUE, *args, "--format", "json", "--write", str(page))
+    assert mixed.exit_code == 2
+    report = json.loads(mixed.stdout.splitlines()[-1])
+    assert [found["name"] for found in report["cases"]] == ["ours"] and report["cases"][0]["rows"]
+    assert report["refused"].keys() == {"odd.yaml", "lost"} and report["met"] is False
+    named = [line for line in mixed.stderr.splitlines() if "is not scored" in line]
+    assert len(named) == 2 and "no.csv" in named[1] and page.read_text().count("## Not scored\n\n- *odd.yaml*: ") == 1
+    assert invoke(monkeypatch, TRUE, *args, "--case", "ours").exit_code == 0  # nobody asked for the others
+
+
 def test_the_command_writes_what_the_dashboard_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure(tmp_path, TRUE)
     written(tmp_path, targets=[{"figure": "ttft_ms.mean", "within_pct": 1}])

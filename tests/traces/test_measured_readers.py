@@ -88,6 +88,22 @@ def test_llmservingsim_aligns_two_clocks_and_chains_blocks(tmp_path: Path) -> No
     assert run.workload.shares_prefixes
 
 
+def test_llmservingsim_needs_no_count_of_prompt_blocks_but_an_id_for_each(tmp_path: Path) -> None:
+    llmservingsim(tmp_path)
+    (counted,) = read(tmp_path, format="llmservingsim", folder=".")
+    path = tmp_path / "workload_hashed.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        del row["n_prompt_blocks_16"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (uncounted,) = read(tmp_path, format="llmservingsim", folder=".")
+    assert list(uncounted.workload.requests) == list(counted.workload.requests)
+    rows[1]["hash_ids_16"] = []
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"workload_hashed.jsonl:2: hash_ids_16.*each of the 1 full prompt blocks"):
+        read(tmp_path, format="llmservingsim", folder=".")
+
+
 def test_llmservingsim_refuses_a_token_before_its_request(tmp_path: Path) -> None:
     llmservingsim(tmp_path, first_token_ts=101.0)
     with pytest.raises(UserError, match=r"requests.jsonl:2: first_token_ts.*must lie between"):
@@ -124,6 +140,14 @@ def test_spans_give_a_run_for_each_phase_with_a_prefix_of_its_own(tmp_path: Path
     assert all(len(found) == 1 for found in prefixes) and prefixes[0] != prefixes[1]
     assert [r.prompt_len for r in alone.workload.requests] == [30, 24]
     assert alone.figures["ttft_ms.mean"] == pytest.approx(350) and alone.figures["tpot_ms.p99"] == pytest.approx(100)
+
+
+def test_spans_without_phases_are_one_run_sent_by_the_clock(tmp_path: Path) -> None:
+    lines = [line.rsplit(",", 2)[0] for line in SPANS.splitlines()]
+    (tmp_path / "spans.csv").write_text("\n".join(lines) + "\n")
+    (run,) = read(tmp_path, format="guidellm-spans", file="spans.csv")
+    assert run.name == "all" and run.workload.concurrency is None
+    assert [r.arrival_ns for r in run.workload.requests] == [0, 10**9, 5 * 10**9, 5_500_000_000]
 
 
 def test_spans_with_a_first_token_after_the_last_are_refused(tmp_path: Path) -> None:

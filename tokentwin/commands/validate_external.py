@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from calibration.validation.external.case import Case
     from calibration.validation.external.predictor import Predictor
     from calibration.validation.external.scoring import CaseResult
+    from serving.errors import UserError
 
 TARGET_MISSED = 3
 
@@ -63,6 +64,8 @@ def external(
 
     What a client measures includes HTTP and tokenising. `tokentwin validate front-door` simulates them, too.
 
+    A case whose file or setting is wrong is named in one line, and the others are scored.
+
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
     from calibration.validation.external.page import as_dict, markdown
@@ -71,6 +74,7 @@ def external(
     from serving.errors import UserError
     from tokentwin import __version__
 
+    refused: dict[str, UserError] = {}
     if recordings:
         if cases or names:
             raise UserError("cases", cases or names[0], "cannot be combined with --recording; leave one of them out")
@@ -79,34 +83,54 @@ def external(
         for option, value in server.items():
             if value is not None:
                 raise UserError(option.removesuffix("_file").replace("_", "-"), value, "needs --recording")
-        folder, chosen = Path(data), _chosen(data, cases, names)
+        folder, chosen = Path(data), _chosen(data, cases, names, refused)
     results = []
     for at, case in enumerate(chosen, start=1):
         click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
-        results.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
+        try:
+            results.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
+        except UserError as error:
+            if len(chosen) == 1:
+                raise
+            refused[case.name] = error
+    why = {name: str(error) for name, error in refused.items()}
+    report = as_dict(results)
+    report |= {"refused": why, "met": report["met"] and not why}
     if page:
-        write_text("write", Path(page), markdown(results))
+        not_scored = "".join(f"- *{name}*: {reason}\n" for name, reason in why.items())
+        write_text("write", Path(page), markdown(results) + (not_scored and f"\n## Not scored\n\n{not_scored}"))
     if out:
         created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-        write_text("out", Path(out) / "external.json", json.dumps({**created, **as_dict(results)}) + "\n")
+        write_text("out", Path(out) / "external.json", json.dumps({**created, **report}) + "\n")
     if style == "json":
-        click.echo(json.dumps(as_dict(results)))
+        click.echo(json.dumps(report))
     else:
         print_results(results)
+    for name, reason in why.items():
+        click.echo(f"tokentwin: {name} is not scored: {reason}", err=True)
+    if refused:
+        raise SystemExit(2)
     if not all(verdict.met for result in results for verdict in result.verdicts):
         raise SystemExit(TARGET_MISSED)
 
 
-def _chosen(data: str, cases: str | None, names: tuple[str, ...]) -> list[Case]:
+def _chosen(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
+    """The cases of those names, or all; if all are taken, a wrong file goes to `refused`."""
     from calibration.validation.external.case import load_cases
     from serving.errors import UserError
 
     if not Path(data).is_dir():
         raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
-    chosen = load_cases(Path(cases) if cases else None)
+    wrong: dict[str, UserError] = {}
+    chosen = load_cases(Path(cases) if cases else None, wrong)
+    known = [case.name for case in chosen]
+    if wrong and (not chosen or set(names) - set(known)):
+        raise next(iter(wrong.values()))
+    if not names:
+        refused.update(wrong)
     for name in names:
-        if name not in [case.name for case in chosen]:
-            remedy = f"is not a known case; choose one of {', '.join(case.name for case in chosen)}"
+        if name not in known:
+            remedy = f"is not a known case; choose one of {', '.join(known)}"
             raise UserError("case", name, remedy)
     return [case for case in chosen if not names or case.name in names]
 

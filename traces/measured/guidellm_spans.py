@@ -3,6 +3,7 @@
 One row a request: arrival at the server, prompt and output tokens, TTFT and end-to-end latency in seconds, and the
 phase. The prompts of a phase share their first tokens; the next phase has others. Each phase is a run of its own, since
 one ends before the next begins. A synchronous or concurrent phase is a closed loop: it sends when an answer is there.
+A file without phases is one run, sent by the clock.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class GuideLlmSpans(Settings):
         path = data / self.file
         phases: dict[str, list[Row]] = {}
         for row in csv_rows(path):
-            phases.setdefault(f"{row.text('phase')} {row.text('phase_kind')}".strip(), []).append(row)
+            phases.setdefault(f"{row.text('phase')} {row.text('phase_kind')}".strip() or "all", []).append(row)
         if not phases:
             raise UserError("measured.file", str(path), "holds no requests")
         return [self._run(name, rows) for name, rows in phases.items()]

@@ -62,11 +62,13 @@ def _request(row: Row, offered: Row, start: int, engine_start: int) -> tuple[Wor
 
 
 def _segments(row: Row, prompt: int) -> Iterator[Segment]:
-    """Full prompt blocks by their ids; the rest of the prompt is nobody else's."""
-    full = row.integer("n_prompt_blocks_16", 0)
-    if full != prompt // BLOCK_TOKENS or len(row.items("hash_ids_16")) < full:
-        raise row.error("n_prompt_blocks_16", full, f"must be {prompt // BLOCK_TOKENS}, with one id for each block")
-    for id_ in row.items("hash_ids_16")[:full]:
+    """Full prompt blocks by their ids, of which those of the output may follow; the rest is nobody else's."""
+    full, ids = prompt // BLOCK_TOKENS, row.items("hash_ids_16")
+    if (said := row.integer("n_prompt_blocks_16", 0, default=full)) != full:
+        raise row.error("n_prompt_blocks_16", said, f"must be {full}, or be left out")
+    if len(ids) < full:
+        raise row.error("hash_ids_16", f"{len(ids)} ids", f"must have one for each of the {full} full prompt blocks")
+    for id_ in ids[:full]:
         yield f"h{id_}", BLOCK_TOKENS
     if prompt % BLOCK_TOKENS:
         yield PRIVATE, prompt % BLOCK_TOKENS

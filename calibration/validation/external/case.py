@@ -147,14 +147,25 @@ def load_case(path: Path) -> Case:
     return case
 
 
-def load_cases(folder: Path | None = None) -> list[Case]:
-    """The case files of `folder`, or the bundled ones, in the order of their file names."""
+def load_cases(folder: Path | None = None, refused: dict[str, UserError] | None = None) -> list[Case]:
+    """The case files of `folder`, or the bundled ones, in the order of their file names.
+
+    A wrong file goes to `refused`, under its name, and the others are read. Raises UserError for a folder without case
+    files, and without `refused` for a wrong one.
+    """
     where = Path(str(files("calibration.validation.external.cases"))) if folder is None else folder
     paths = sorted(where.glob("*.yaml"))
     if not paths:
         raise UserError("cases", str(where), "has no case files (*.yaml)")
-    cases = [load_case(path) for path in paths]
-    for case, path in zip(cases, paths, strict=True):
-        if [c.name for c in cases].count(case.name) > 1:
-            raise UserError(f"{path.name}.name", case.name, "is the name of another case too; choose another name")
-    return cases
+    cases: dict[str, Case] = {}
+    for path in paths:
+        try:
+            case = load_case(path)
+            if case.name in cases:
+                raise UserError(f"{path.name}.name", case.name, "is the name of another case too; choose another name")
+            cases[case.name] = case
+        except UserError as error:
+            if refused is None:
+                raise
+            refused[path.name] = error
+    return list(cases.values())
