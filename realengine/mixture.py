@@ -3,88 +3,118 @@
 Choices are sorted by expert, so that each expert's rows lie together and two grouped GEMMs do the work. Nothing of this
 needs the host: a GPU kernel reads where each expert's rows begin. A rank may hold a slice of every expert, or, in
 expert parallelism, whole experts; either way it computes its part of every token, and the ranks' sum is the output.
+A shared expert, which every token passes, is an ordinary MLP of which each rank has a slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import linear
 
-from realengine.layer_ops import LayerOps, Routing
+from realengine.dense_mlp import DenseMlp
+from realengine.layer_ops import LayerOps
+from realengine.loading import WeightLoader
 from realengine.op_times import OpTimes
+from realengine.router import BIAS, Router
 from serving.deployments.model_spec import ModelSpec
 
 
-class ExpertNames(NamedTuple):
-    """What a family calls the parts of a layer's mixture."""
+class MixtureNames(NamedTuple):
+    """What a family calls the parts of a layer's mixture; `shared` is the expert that every token passes."""
 
-    mixture: str
-    gate: str
-    up: str
-    down: str
+    mixture: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = ""
 
     @property
     def router(self) -> str:
-        return f"{self.mixture}.gate.weight"
+        return f"{self.mixture}.gate"
 
     def of(self, expert: int, part: str) -> str:
-        """The weight of one expert's `gate`, `up` or `down`."""
-        return f"{self.mixture}.experts.{expert}.{getattr(self, part)}.weight"
+        """One expert's `gate`, `up` or `down`."""
+        return f"{self.mixture}.experts.{expert}.{getattr(self, part)}"
+
+    def of_shared(self, part: str) -> str:
+        return f"{self.mixture}.{self.shared}.{getattr(self, part)}"
+
+    @property
+    def shared_gate(self) -> str:
+        return f"{self.mixture}.shared_expert_gate.weight"
 
 
 _NAMES = {
-    "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-    "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "mixtral": MixtureNames("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen2_moe": MixtureNames(shared="shared_expert"),
+    "qwen3_moe": MixtureNames(),
+    "dots1": MixtureNames(shared="shared_experts"),
 }
 MIXTURE_FAMILIES = tuple(_NAMES)
+SHARING_FAMILIES = tuple(family for family, names in _NAMES.items() if names.shared)
 
 
-def expert_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, int]]]:
+def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name, within a layer, and shape of every weight of its mixture."""
-    names, hidden, inter = _NAMES[spec.family], spec.hidden_size, spec.moe_intermediate_size
-    yield names.router, (spec.num_experts, hidden)
+    names, hidden = _NAMES[spec.family], spec.hidden_size
+    inter, shared = spec.moe_intermediate_size, spec.shared_intermediate_size
+    yield f"{names.router}.weight", (spec.num_experts, hidden)
+    if spec.router_bias:
+        yield f"{names.router}.{BIAS}", (spec.num_experts,)
     for expert in range(spec.num_experts):
-        yield names.of(expert, "gate"), (inter, hidden)
-        yield names.of(expert, "up"), (inter, hidden)
-        yield names.of(expert, "down"), (hidden, inter)
+        yield f"{names.of(expert, 'gate')}.weight", (inter, hidden)
+        yield f"{names.of(expert, 'up')}.weight", (inter, hidden)
+        yield f"{names.of(expert, 'down')}.weight", (hidden, inter)
+    if shared:
+        yield f"{names.of_shared('gate')}.weight", (shared, hidden)
+        yield f"{names.of_shared('up')}.weight", (shared, hidden)
+        yield f"{names.of_shared('down')}.weight", (hidden, shared)
+    if spec.shared_gate:
+        yield names.shared_gate, (1, hidden)
 
 
 class Mixture:
-    """The MLP of a layer. `get` gives its weights, once; `own` are the experts whose weights this rank has.
+    """The MLP of layer `index`. `weights` gives its weights, once; `own` are the experts of this rank."""
 
-    `chosen` are the experts `[T, k]` of each token of the last step.
-    """
-
-    chosen: torch.Tensor
     fp8 = False
 
-    def __init__(self, spec: ModelSpec, get: Callable[[str], torch.Tensor], own: range) -> None:
-        names = _NAMES[spec.family]
-        self._topk, self._normalise = spec.experts_per_token, spec.norm_topk_prob
-        self._router = get(names.router)
+    def __init__(self, spec: ModelSpec, weights: WeightLoader, index: int, own: range) -> None:
+        names, at = _NAMES[spec.family], f"model.layers.{index}."
+
+        def get(name: str) -> torch.Tensor:
+            return weights.take(at + name)
+
+        self._route = Router(spec, get, names.router, own)
+        self._shared = None
+        if spec.shared_intermediate_size:
+            self._shared = DenseMlp(weights, *(at + names.of_shared(part) for part in ("gate", "up", "down")))
+        self._shared_gate = get(names.shared_gate) if spec.shared_gate else None
         inter = spec.moe_intermediate_size
-        self._gate_up = self._router.new_empty(len(own), 2 * inter, spec.hidden_size)
-        self._down = self._router.new_empty(len(own), spec.hidden_size, inter)
+        self._gate_up = self._route.weight.new_empty(len(own), 2 * inter, spec.hidden_size)
+        self._down = self._route.weight.new_empty(len(own), spec.hidden_size, inter)
         for place, expert in enumerate(own):
-            self._gate_up[place, :inter] = get(names.of(expert, "gate"))
-            self._gate_up[place, inter:] = get(names.of(expert, "up"))
-            self._down[place] = get(names.of(expert, "down"))
-        self._bounds = torch.arange(own.start, own.stop + 1, device=self._router.device)
+            self._gate_up[place, :inter] = get(f"{names.of(expert, 'gate')}.weight")
+            self._gate_up[place, inter:] = get(f"{names.of(expert, 'up')}.weight")
+            self._down[place] = get(f"{names.of(expert, 'down')}.weight")
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """The experts `[T, k]` of each token of the last step."""
+        return self._route.chosen
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
         """`x` `[T, hidden]` through the experts of each token."""
         with times("router"):
             routing = self._route(x)
         with times("experts"):
-            return ops.experts(x, self._gate_up, self._down, routing)
-
-    def _route(self, x: torch.Tensor) -> Routing:
-        """Softmax over all experts, then the best k; Mixtral's softmax over the best k is that, normalised."""
-        shares, self.chosen = linear(x, self._router).float().softmax(-1).topk(self._topk)
-        if self._normalise:
-            shares = shares / shares.sum(-1, keepdim=True)
-        ordered, choices = self.chosen.flatten().sort(stable=True)
-        return Routing(choices, torch.searchsorted(ordered, self._bounds, out_int32=True), shares)
+            out = ops.experts(x, self._gate_up, self._down, routing)
+        if self._shared is None:
+            return out
+        shared = self._shared(x, ops, times)
+        with times("shared"):
+            if self._shared_gate is not None:
+                shared = shared * linear(x, self._shared_gate).sigmoid()
+            return out + shared

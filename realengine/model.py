@@ -1,9 +1,9 @@
 """Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of such MLPs.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM, Mixtral and Qwen3-MoE: a `ModelSpec` says whether QKV has a bias,
-whether queries and keys are normalised, whether the embedding is also the head, and how many experts there are. QKV
-and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group: its weights are a `shard`, and two
-sums a layer join the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.mixture`: a `ModelSpec` says
+whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which
+layers have how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group:
+its weights are a `shard`, and two sums a layer join the ranks.
 """
 
 from __future__ import annotations
@@ -16,34 +16,18 @@ from torch.nn.functional import embedding
 
 from realengine.attention import Attention
 from realengine.collective import Alone, Collective
+from realengine.dense_mlp import DenseMlp
 from realengine.kv_cache import KvCache
 from realengine.layer_ops import HeadNorms, LayerOps
 from realengine.loading import WeightLoader
 from realengine.mixture import Mixture
 from realengine.op_times import OpTimes, Untimed
-from realengine.projection import DenseProjection, Fp8Rows, Projection
+from realengine.projection import DenseProjection, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
 
 _PIECE_ROWS = 4
-
-
-class DenseMlp:
-    """SwiGLU (Shazeer 2020), with gate and up in one GEMM."""
-
-    def __init__(self, gate_up: Projection, down: Projection) -> None:
-        self._gate_up, self._down = gate_up, down
-        self.fp8 = gate_up.fp8
-
-    def __call__(self, x: torch.Tensor | Fp8Rows, ops: LayerOps, times: OpTimes) -> torch.Tensor:
-        """`x` `[T, hidden]` to the same."""
-        with times("gate_up"):
-            gate_up = self._gate_up(x)
-        with times("silu_mul"):
-            product = (ops.silu_mul_fp8 if self._down.fp8 else ops.silu_mul)(gate_up)
-        with times("down"):
-            return self._down(product)
 
 
 class Layer:
@@ -62,10 +46,10 @@ class Layer:
         self.qkv = projection(*(f"self_attn.{p}_proj" for p in "qkv"), bias=spec.qkv_bias)
         self.out = projection("self_attn.o_proj")
         self.mlp: Mixture | DenseMlp
-        if spec.num_experts:
-            self.mlp = Mixture(spec, get, own)
+        if spec.num_experts and index not in spec.dense_at:
+            self.mlp = Mixture(spec, weights, index, own)
         else:
-            self.mlp = DenseMlp(projection("mlp.gate_proj", "mlp.up_proj"), projection("mlp.down_proj"))
+            self.mlp = DenseMlp(weights, *(f"model.layers.{index}.mlp.{part}_proj" for part in ("gate", "up", "down")))
         self.head_norms = (
             HeadNorms(get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")) if spec.qk_norm else None
         )
@@ -82,7 +66,7 @@ class Model:
     own    the rank's experts; None is all of them
     quantization  what weights in 16 bits are rounded to, as `Deployment` names it
 
-    `expert_tokens` `[layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
+    `expert_tokens` `[moe_layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
     dense model. Those of the dummy request do not count.
     """
 
@@ -107,8 +91,8 @@ class Model:
         weights = WeightLoader(spec, state, dtype, device, ops, quantization)
         experts = own or range(spec.num_experts)
         self._layers = [Layer(spec, weights, index, experts) for index in range(spec.num_layers)]
-        shape = (spec.num_layers, spec.num_experts)
-        self.expert_tokens = torch.zeros(shape, dtype=torch.int32, device=device) if spec.num_experts else None
+        shape = (spec.moe_layers, spec.num_experts)
+        self.expert_tokens = torch.zeros(shape, dtype=torch.int32, device=device) if spec.moe_layers else None
         self._embedding = weights.take("model.embed_tokens.weight")
         head = self._embedding if spec.tied_embeddings else weights.take("lm_head.weight")
         self._head = DenseProjection(_share_of_head(head, self._collective))

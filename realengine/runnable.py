@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realengine.mixture import MIXTURE_FAMILIES
+from realengine.mixture import MIXTURE_FAMILIES, SHARING_FAMILIES
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -20,11 +20,8 @@ def check_runnable(spec: ModelSpec) -> None:
         raise UserError(
             f"{name}.num_experts", spec.num_experts, f"{simulated} mixtures of family {', '.join(MIXTURE_FAMILIES)}"
         )
-    if spec.dense_layers:
-        remedy = f"{simulated} mixtures of which every layer has experts"
-        raise UserError(f"{name}.dense_layers", spec.dense_layers, remedy)
-    if spec.shared_intermediate_size:
-        remedy = f"{simulated} mixtures without a shared expert"
+    if spec.shared_intermediate_size and spec.family not in SHARING_FAMILIES:
+        remedy = f"{simulated} a shared expert of family {', '.join(SHARING_FAMILIES)}"
         raise UserError(f"{name}.shared_expert_intermediate_size", spec.shared_intermediate_size, remedy)
     if spec.sliding_window == 1:
         raise UserError(f"{name}.sliding_window", 1, f"{simulated} windows of at least 2 tokens")
@@ -42,7 +39,7 @@ def check_runnable(spec: ModelSpec) -> None:
         raise UserError(f"{name}.hidden_act", spec.activation, f"{simulated} hidden_act silu")
     if spec.mlp_bias:
         raise UserError(f"{name}.mlp_bias", True, f"{simulated} MLPs without biases")
-    if spec.out_bias or (spec.qkv_bias and spec.family != "qwen2"):
+    if spec.out_bias or (spec.qkv_bias and spec.family not in ("qwen2", "qwen2_moe")):
         raise UserError(f"{name}.attention_bias", True, f"{simulated} attention biases only in the QKV of Qwen2")
     if spec.rotary_share != 1:
         raise UserError(f"{name}.partial_rotary_factor", spec.rotary_share, f"{simulated} a factor of 1")

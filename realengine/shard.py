@@ -1,8 +1,8 @@
 """One rank's share of a model's weights: Megatron's column-parallel and row-parallel split.
 
 Heads and the MLP's inner dimension are divided; a rank computes its heads and its slice of the MLP, and what the
-ranks get for the hidden state is summed. A mixture is divided likewise, every expert a slice, or by whole experts. The
-embedding and the router are whole on every rank, the head is divided by vocabulary.
+ranks get for the hidden state is summed. A mixture is divided likewise, every expert a slice, or by whole experts; of
+a shared expert each rank has a slice. Embedding and router are whole on every rank, the head is divided by vocabulary.
 """
 
 from __future__ import annotations
@@ -25,15 +25,22 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
 
     With `expert_parallel` a rank has whole experts: `num_experts` stays, because its router knows them all.
     """
-    inner = "moe_intermediate_size" if spec.num_experts else "intermediate_size"
-    divided = ["num_kv_heads", "num_heads", *([] if expert_parallel else [inner])]
+    inner = []
+    if spec.moe_layers < spec.num_layers:
+        inner.append("intermediate_size")
+    if spec.moe_layers and not expert_parallel:
+        inner.append("moe_intermediate_size")
+    if spec.shared_intermediate_size:
+        inner.append("shared_intermediate_size")
+    divided = ["num_kv_heads", "num_heads", *inner]
     for name in [*divided, *(["num_experts"] if expert_parallel else [])]:
         if getattr(spec, name) % size:
             remedy = f"must divide {spec.name}'s {name}, which is {getattr(spec, name)}"
             raise UserError("tensor_parallel_size", size, remedy)
     if size > 1 and spec.checkpoint_quantization in ("int4", "int8"):
         group = spec.checkpoint_group_size or 8  # a word's, at most
-        for name, inputs in (("o_proj", spec.num_heads * spec.head_dim), ("down_proj", spec.intermediate_size)):
+        down = (("down_proj", getattr(spec, name)) for name in inner)
+        for name, inputs in (("o_proj", spec.num_heads * spec.head_dim), *down):
             if inputs // size % group:
                 remedy = f"would split a group of {group} of the {inputs} inputs of {spec.name}'s {name}"
                 raise UserError("tensor_parallel_size", size, remedy)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from realengine.checkpoints.formats import read_quantised
-from realengine.mixture import expert_shapes
+from realengine.mixture import mixture_shapes
 from realengine.runnable import check_runnable
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec, RopeScaling
@@ -42,6 +42,18 @@ RANDOM = {
         num_experts=8,
         experts_per_token=2,
         moe_intermediate_size=256,
+        **_SMALL,
+    ),
+    "qwen2-moe": ModelSpec(
+        name="random:qwen2-moe",
+        family="qwen2_moe",
+        qkv_bias=True,
+        num_experts=16,
+        experts_per_token=4,
+        moe_intermediate_size=64,
+        shared_intermediate_size=128,
+        shared_gate=True,
+        dense_at=(0,),
         **_SMALL,
     ),
     "qwen3-moe": ModelSpec(
@@ -187,8 +199,8 @@ def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}self_attn.q_norm.weight", (head,)
             yield f"{at}self_attn.k_norm.weight", (head,)
         yield f"{at}self_attn.o_proj.weight", (hidden, queries)
-        if spec.num_experts:
-            for name, shape in expert_shapes(spec):
+        if spec.num_experts and index not in spec.dense_at:
+            for name, shape in mixture_shapes(spec):
                 yield f"{at}{name}", shape
         else:
             yield f"{at}mlp.gate_proj.weight", (spec.intermediate_size, hidden)

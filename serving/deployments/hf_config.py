@@ -33,12 +33,18 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "Dots1ForCausalLM": "dots1",
 }
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", *_LATENT)
-_SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe", *_LATENT)  # unless norm_topk_prob, experts' weights keep their sum
-_QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3")
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "dots1", *_LATENT)
+_SHARES_AS_THEY_ARE = (
+    "qwen2_moe",
+    "qwen3_moe",
+    "dots1",
+    *_LATENT,
+)  # unless norm_topk_prob, experts' weights keep their sum
+_QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3", "dots1")
 _QKV_BIAS = ("qwen2", "qwen2_moe")
 _TIED_BY_DEFAULT = ("gemma2", "gemma3")
 _FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: one layer of so many sees everything
@@ -93,7 +99,7 @@ class _HfConfig(BaseModel):
     rope_interleaved: bool = False
     partial_rotary_factor: float | None = None
     rotary_dim: int | None = None
-    sliding_window: int | None = Field(None, ge=1)
+    sliding_window: int | None = Field(None, ge=0)
     use_sliding_window: bool | None = None
     max_window_layers: int | None = None
     sliding_window_pattern: int | None = Field(None, ge=1)
@@ -124,6 +130,7 @@ class _HfConfig(BaseModel):
     n_shared_experts: int | None = Field(None, ge=0, le=100_000)
     n_group: int | None = Field(None, ge=1)
     topk_group: int | None = Field(None, ge=1)
+    routed_scaling_factor: float = Field(1.0, gt=0)
     first_k_dense_replace: int = Field(0, ge=0)
     moe_layer_freq: int = Field(1, ge=1)
     mlp_layer_types: list[str] | None = None
@@ -211,7 +218,7 @@ def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
     return min(dim, *(share for share in given if share is not None), 1.0)
 
 
-def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int | bool]:
+def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
     experts = config.num_experts or config.num_local_experts or config.n_routed_experts
     if not experts or not config.num_experts_per_tok:
         missing = "num_experts_per_tok" if experts else "n_routed_experts" if family in _LATENT else "num_experts"
@@ -226,21 +233,24 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, int | bool]
         "norm_topk_prob": config.norm_topk_prob or family not in _SHARES_AS_THEY_ARE,
         "moe_intermediate_size": inter,
         "shared_intermediate_size": shared or inter * (config.n_shared_experts or 0),
+        "shared_gate": family == "qwen2_moe",
+        "router_bias": family == "dots1",
+        "routed_scaling_factor": config.routed_scaling_factor,
         "expert_groups": (config.n_group or 0) if grouped else 0,
         "groups_per_token": (config.topk_group or 0) if grouped else 0,
-        "dense_layers": _dense_layers(config),
+        "dense_at": _dense_at(config),
     }
 
 
-def _dense_layers(config: _HfConfig) -> int:
+def _dense_at(config: _HfConfig) -> tuple[int, ...]:
     """As Qwen's, DeepSeek's and GLM's config.json say it; what one does not say leaves every layer sparse."""
+    layers = range(config.num_hidden_layers)
     if config.mlp_layer_types is not None:
-        return config.mlp_layer_types.count("dense")
+        return tuple(layer for layer, kind in zip(layers, config.mlp_layer_types, strict=False) if kind == "dense")
     first, freq = config.first_k_dense_replace, config.moe_layer_freq
     sparse, dense = config.decoder_sparse_step, config.mlp_only_layers or []
-    return sum(
-        layer in dense or (layer + 1) % sparse != 0 or layer < first or layer % freq != 0
-        for layer in range(config.num_hidden_layers)
+    return tuple(
+        layer for layer in layers if layer in dense or (layer + 1) % sparse != 0 or layer < first or layer % freq != 0
     )
 
 
@@ -250,7 +260,7 @@ def _window(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
     if family == "mistral" and "sliding_window" not in config.model_fields_set:
         window = 4096  # what transformers takes when config.json is silent
     sliding = _sliding_layers(config, name, family)
-    if window is None or window >= config.max_position_embeddings or not sliding:
+    if not window or window >= config.max_position_embeddings or not sliding:  # transformers writes 0 for none
         return {}
     return {"sliding_window": window, "sliding_layers": len(sliding), "sliding_at": tuple(sliding)}
 

@@ -69,7 +69,10 @@ class ModelSpec(Settings):
     shared_intermediate_size: int = Field(0, ge=0, description="of the expert that every token passes; 0: none")
     expert_groups: int = Field(0, ge=0, description="groups of experts, of which a token chooses some first; 0: none")
     groups_per_token: int = Field(0, ge=0, description="groups that a token's experts are in")
-    dense_layers: int = Field(0, ge=0, description="layers of a mixture that are dense all the same")
+    shared_gate: bool = Field(False, description="a sigmoid of the token weighs what the shared expert answers")
+    router_bias: bool = Field(False, description="experts are scored by a sigmoid, and chosen by that plus a bias")
+    routed_scaling_factor: float = Field(1.0, gt=0, description="of a token's weights of its experts")
+    dense_at: tuple[int, ...] = Field((), description="layers of a mixture, from 0, that are dense all the same")
     latent: LatentAttention | None = Field(None, description="multi-head latent attention; null: keys and values")
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
@@ -98,8 +101,8 @@ class ModelSpec(Settings):
                 f"expert_groups must divide {self.num_experts} experts, and groups_per_token of them must hold "
                 f"{self.experts_per_token} experts"
             )
-        if max(self.dense_layers, self.sliding_layers) > self.num_layers:
-            raise ValueError(f"dense_layers and sliding_layers must be layers from 0 to {self.num_layers - 1}")
+        if self.sliding_layers > self.num_layers or any(not 0 <= at < self.num_layers for at in self.dense_at):
+            raise ValueError(f"dense_at and sliding_layers must be layers from 0 to {self.num_layers - 1}")
         if bool(self.sliding_window) != bool(self.sliding_layers):
             raise ValueError("sliding_window and sliding_layers need each other; give both or neither")
         if self.sliding_at and len(self.sliding_at) != self.sliding_layers:
@@ -109,7 +112,7 @@ class ModelSpec(Settings):
     @property
     def moe_layers(self) -> int:
         """Layers with routed experts."""
-        return self.num_layers - self.dense_layers if self.num_experts else 0
+        return self.num_layers - len(self.dense_at) if self.num_experts else 0
 
     @property
     def attention_parameters(self) -> int:
@@ -133,7 +136,7 @@ class ModelSpec(Settings):
     @property
     def router_parameters(self) -> int:
         """Weights that choose a layer's experts."""
-        return self.num_experts * (self.hidden_size + (1 if self.mlp_bias else 0))
+        return self.num_experts * (self.hidden_size + (1 if self.mlp_bias or self.router_bias else 0))
 
     @property
     def embedding_parameters(self) -> int:
@@ -170,7 +173,8 @@ class ModelSpec(Settings):
         moe = self.moe_layers
         mixture = experts * self.expert_parameters + self.router_parameters
         if self.shared_intermediate_size:
-            mixture += self.mlp_parameters(self.shared_intermediate_size)
+            gate = self.hidden_size if self.shared_gate else 0
+            mixture += self.mlp_parameters(self.shared_intermediate_size) + gate
         return (
             self.num_layers * (self.attention_parameters + 2 * self.hidden_size)
             + (self.num_layers - moe) * self.mlp_parameters(self.intermediate_size)

@@ -29,8 +29,7 @@ def layers_of_stages(num_layers: int, stages: int) -> list[int]:
 def stage_models(model: ModelSpec, stages: int) -> list[ModelSpec]:
     """The layers of each stage as a model; `[model]` for one stage.
 
-    Of a mixture, dense layers are the first ones; layers with a window are spread evenly over the model. Raises
-    UserError where a stage would be without layers.
+    Layers with a window are spread evenly over the model. Raises UserError where a stage would be without layers.
     """
     bounds = list(accumulate(layers_of_stages(model.num_layers, stages), initial=0))
     return [_layers(model, first, end) for first, end in pairwise(bounds)]
@@ -43,7 +42,7 @@ def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
     return model.model_copy(
         update={
             "num_layers": end - first,
-            "dense_layers": min(max(model.dense_layers - first, 0), end - first),
+            "dense_at": tuple(layer - first for layer in model.dense_at if first <= layer < end),
             "sliding_layers": sliding,
             "sliding_at": (),
             "sliding_window": model.sliding_window if sliding else 0,

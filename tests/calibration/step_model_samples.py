@@ -30,7 +30,7 @@ MIXTURE = LLAMA.model_copy(
         "experts_per_token": 4,
         "moe_intermediate_size": 1024,
         "shared_intermediate_size": 2048,
-        "dense_layers": 2,
+        "dense_at": (0, 1),
         "sliding_window": 128,
         "sliding_layers": 16,
     }

@@ -77,7 +77,7 @@ def test_gemms_of_all_devices_hold_every_weight_once(tp: int) -> None:
     assert weights == LLAMA.parameters - norms - LLAMA.vocab_size * LLAMA.hidden_size  # the embedding is looked up
 
 
-MIXED = find_model("Qwen3-30B-A3B").model_copy(update={"shared_intermediate_size": 1024, "dense_layers": 3})
+MIXED = find_model("Qwen3-30B-A3B").model_copy(update={"shared_intermediate_size": 1024, "dense_at": (0, 1, 2)})
 
 
 @pytest.mark.parametrize("model", [LLAMA, MIXED], ids=["dense", "mixture"])

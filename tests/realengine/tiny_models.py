@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Dots1Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -52,6 +54,22 @@ CONFIGS: dict[str, Any] = {
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
     "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "qwen3-moe": lambda: Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=True),
+    "qwen2-moe": lambda: Qwen2MoeConfig(
+        **_SHAPE, **_MANY_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[1]
+    ),
+    "dots1": lambda: Dots1Config(
+        **_SHAPE,
+        head_dim=16,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        n_routed_experts=8,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    ),
     "qwen3-moe-as-it-is": lambda: Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=False),
 }
 
@@ -63,7 +81,7 @@ def save(family: str, folder: Path, shape: Mapping[str, Any] | None = None, **op
     config.update(shape or {})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():  # biases and norms are constant at birth: make them matter
-        for name, weight in model.named_parameters():
+        for name, weight in model.state_dict().items():
             if name.endswith("bias") or "norm" in name:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder, **options)

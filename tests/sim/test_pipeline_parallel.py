@@ -272,15 +272,16 @@ def test_no_layer_is_lost_and_none_is_twice(layers: int, stages: int) -> None:
     assert sum(shares) == layers
     assert max(shares) - min(shares) <= 1
     assert shares[-1] == min(shares)
-    model = MIXTURE.model_copy(update={"num_layers": layers, "dense_layers": 0, "sliding_layers": layers // 2})
+    model = MIXTURE.model_copy(update={"num_layers": layers, "dense_at": (), "sliding_layers": layers // 2})
     parts = stage_models(model, stages)
     assert sum(part.sliding_layers for part in parts) == layers // 2
     assert all(0 <= part.sliding_layers <= part.num_layers for part in parts)
 
 
-def test_dense_layers_come_first() -> None:
-    model = MIXTURE.model_copy(update={"num_layers": 8, "dense_layers": 3, "sliding_layers": 0, "sliding_window": 0})
-    assert [(part.num_layers, part.dense_layers) for part in stage_models(model, 4)] == [(2, 2), (2, 1), (2, 0), (2, 0)]
+def test_dense_layers_stay_where_they_are() -> None:
+    changes = {"num_layers": 8, "dense_at": (0, 1, 2, 7), "sliding_layers": 0, "sliding_window": 0}
+    parts = stage_models(MIXTURE.model_copy(update=changes), 4)
+    assert [(part.num_layers, part.dense_at) for part in parts] == [(2, (0, 1)), (2, (0,)), (2, ()), (2, (1,))]
 
 
 # What a stage holds
