@@ -72,10 +72,20 @@ class LatentDecode(DecodeAttention):
 
 
 def latent_projections(
-    model: ModelSpec, latent: LatentAttention, heads: int, sizes: StepSizes, dtype: str, width: float, plain: str
+    model: ModelSpec,
+    latent: LatentAttention,
+    heads: int,
+    sizes: StepSizes,
+    into: tuple[str, float],
+    out: tuple[str, float],
+    plain: str,
 ) -> list[Operation]:
-    """Of one device with `heads`. Weights are of `dtype`, `width` bytes each, what decode rows multiply of `plain`."""
+    """Of one device with `heads`. Weights `into` attention and `out` of it have a type and bytes each.
+
+    What decode rows multiply is of `plain`.
+    """
     layers, hidden, tokens = model.num_layers, model.hidden_size, sizes.tokens
+    (dtype, width), (out_dtype, out_width) = into, out
     rank, kept = latent.q_lora_rank, latent.kv_dim
     queries = heads * latent.qk_head_dim
     found: list[Operation] = (
@@ -89,7 +99,7 @@ def latent_projections(
             Gemm("latent down", tokens, kept, hidden, dtype, layers, width),
         ]
     )
-    found.append(Gemm("attention out", tokens, hidden, heads * latent.v_head_dim, dtype, layers, width))
+    found.append(Gemm("attention out", tokens, hidden, heads * latent.v_head_dim, out_dtype, layers, out_width))
     if np.any(sizes.prefill_tokens):
         expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
         seen = sizes.prefill_tokens + sizes.prefill_context

@@ -22,7 +22,7 @@ from calibration.operations import (
 )
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_dtype
-from serving.deployments.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec, Part
 from serving.deployments.weight_types import check_experts, linear_dtype, weight_width, weights_dtype
 from serving.errors import UserError
 
@@ -71,25 +71,37 @@ def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> 
     tp, tokens = deployment.tensor_parallel_size, sizes.tokens
     layers, hidden = model.num_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
-    dtype = linear_dtype(model, deployment)
-    width = weight_width(dtype, model, deployment)
+    into, out = (_linear(model, deployment, part) for part in ("attention", "attention_out"))
     gemms: list[Operation]
     if model.latent is not None:
-        gemms = latent_projections(model, model.latent, heads, sizes, dtype, width, deployment.dtype)
+        gemms = latent_projections(model, model.latent, heads, sizes, into, out, deployment.dtype)
     else:
         gemms = [
-            Gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, dtype, layers, width),
-            Gemm("attention out", tokens, hidden, heads * model.head_dim, dtype, layers, width),
+            _gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, into, layers),
+            _gemm("attention out", tokens, hidden, heads * model.head_dim, out, layers),
         ]
     if dense := layers - model.moe_layers:
-        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), dtype, dense, width)
+        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), _linear(model, deployment, "mlp"), dense)
     return gemms
 
 
-def _mlp(which: str, tokens: Amount, hidden: int, inter: int, dtype: str, layers: int, width: float) -> list[Operation]:
+def _linear(model: ModelSpec, deployment: Deployment, part: Part) -> tuple[str, float]:
+    """Type of a part's weights, and bytes of one."""
+    dtype = linear_dtype(model, deployment, part)
+    return dtype, weight_width(dtype, model, deployment)
+
+
+def _gemm(name: str, m: Amount, n: int, k: int, weights: tuple[str, float], layers: int) -> Gemm:
+    dtype, width = weights
+    return Gemm(name, m, n, k, dtype, layers, width)
+
+
+def _mlp(
+    which: str, tokens: Amount, hidden: int, inter: int, weights: tuple[str, float], layers: int
+) -> list[Operation]:
     return [
-        Gemm(f"{which}gate and up", tokens, 2 * inter, hidden, dtype, layers, width),
-        Gemm(f"{which}down", tokens, hidden, inter, dtype, layers, width),
+        _gemm(f"{which}gate and up", tokens, 2 * inter, hidden, weights, layers),
+        _gemm(f"{which}down", tokens, hidden, inter, weights, layers),
     ]
 
 
@@ -146,8 +158,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
         Experts("experts", busiest, *shape, *split, dtype, layers, weight_width(dtype, model, deployment)),
     ]
     if shared := -(-model.shared_intermediate_size // tp):
-        linear = linear_dtype(model, deployment)
-        operations += _mlp("shared ", tokens, hidden, shared, linear, layers, weight_width(linear, model, deployment))
+        operations += _mlp("shared ", tokens, hidden, shared, _linear(model, deployment, "mlp"), layers)
     return operations
 
 

@@ -17,7 +17,11 @@ from calibration.kernels.times import Coverage, Estimate, floor_ns
 from calibration.operations import Collective, Elementwise, Operation
 from serving.deployments.gpu_spec import GpuSpec
 
-_SIMILAR = {"fp8": ("fp8_block", "bfloat16"), "fp8_block": ("fp8", "bfloat16")}
+_SIMILAR = {
+    "fp8": ("fp8_block", "bfloat16"),
+    "fp8_block": ("fp8", "bfloat16"),
+    "nvfp4": ("fp8", "fp8_block", "bfloat16"),
+}
 _ELEMENTWISE_SIGMA = 0.3  # not in the tables: the GEMMs' launch and bandwidth stand in
 _STAND_IN_SIGMA = 0.4  # another type's surface
 _UNTABLED_SIGMA = 0.7  # nothing measured of this kind at all

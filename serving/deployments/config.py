@@ -136,11 +136,12 @@ class Deployment(Settings):
         description="attention backend of the real engine: torch, triton, hybrid, auto (triton on CUDA, else torch), "
         "the name of an installed one, path/to/file.py:Class or package.module:Class",
     )
-    quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
+    quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none",
         description="data type of weights and activations in GEMMs: fp8 is e4m3, fp8_block is e4m3 with a scale for "
-        "each block, mxfp4 stores a mixture's experts in 4 bits; int4 (groups of 128 weights) and int8 are for weights "
-        "only. The real engine supports none, fp8, int4 and int8; none is as the checkpoint is stored",
+        "each block, mxfp4 stores a mixture's experts in 4 bits; nvfp4 computes in 4 bits, of a mixture all but "
+        "attention; int4 (groups of 128 weights) and int8 are for weights only. The real engine supports none, fp8, "
+        "int4 and int8; none is as the checkpoint is stored",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="KV cache type; auto: as `dtype`; fp8: e4m3")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (on a CPU, processes) that share a layer")

@@ -11,4 +11,5 @@ DTYPE_BYTES = {
     "int8": 1.0,  # scales and zero points of groups are `weight_types.weight_width`'s
     "int4": 0.5,
     "mxfp4": 17 / 32,  # 4 bits, and one shared 8-bit scale for 32 of them (OCP Microscaling Formats 1.0)
+    "nvfp4": 9 / 16,  # 4 bits, and one 8-bit scale for 16 of them
 }

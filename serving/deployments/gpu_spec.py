@@ -39,9 +39,12 @@ class GpuSpec(Settings):
         """Peak rate of GEMMs by the type of their weights, as `Deployment` names it.
 
         A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or
-        fp8 activations; where there is an fp4 unit its rate is the ceiling.
+        fp8 activations, those in nvfp4 activations in nvfp4; where there is an fp4 unit its rate is the ceiling.
         """
-        native = {"fp8": self.fp8_flop_per_s, "fp8_block": self.fp8_flop_per_s, "mxfp4": self.fp4_flop_per_s}
+        native = {
+            **dict.fromkeys(("fp8", "fp8_block"), self.fp8_flop_per_s),
+            **dict.fromkeys(("mxfp4", "nvfp4"), self.fp4_flop_per_s),
+        }
         return native.get(dtype) or self.bf16_flop_per_s
 
 

@@ -196,7 +196,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "norm_eps": config.rms_norm_eps,
         "bos_id": config.bos_token_id,
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-        **checkpoint_fields(config.quantization_config, name),
+        **checkpoint_fields(config.quantization_config, name, config.num_hidden_layers),
         **(_mixture(config, name, family) if family in _MIXTURES else {}),
         **_window(config, name, family),
     }

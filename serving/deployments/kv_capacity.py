@@ -172,12 +172,15 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
 def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """Weights of all layers, on one device.
 
-    Norms and routers stay in `dtype`, and all but experts where weights are mxfp4. KV projections are repeated where
+    Norms and routers stay in `dtype`, and what `linear_dtype` says. KV projections are repeated where
     there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
     """
     tp = deployment.tensor_parallel_size
     plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)
-    linear = weight_width(linear_dtype(model, deployment), model, deployment)
+    linear, out, mlp = (
+        weight_width(linear_dtype(model, deployment, part), model, deployment)
+        for part in ("attention", "attention_out", "mlp")
+    )
     padded = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / model.hidden_size if kept == "mxfp4" else 1
     repeated = max(tp // model.num_kv_heads, 1) - 1
     keys_and_values = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
@@ -186,13 +189,14 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
         own, shared = model.attention_parameters, model.latent.shared_parameters(model.hidden_size)
         expanding = 0.0 if linear == plain else plain * model.latent.expansion_parameters(model.num_heads) / tp
     attention = linear * (shared + (own - shared) / tp) + expanding + plain * 2 * model.hidden_size
+    attention += (out - linear) * model.attention_out_parameters / tp
     experts = model.num_experts * model.expert_parameters * weight_width(kept, model, deployment) * padded
     mixture = (
         experts / (tp * deployment.data_parallel_size)
         + plain * model.router_parameters
-        + (linear * model.mlp_parameters(model.shared_intermediate_size) / tp if model.shared_intermediate_size else 0)
+        + (mlp * model.mlp_parameters(model.shared_intermediate_size) / tp if model.shared_intermediate_size else 0)
     )
-    dense = linear * model.mlp_parameters(model.intermediate_size) / tp
+    dense = mlp * model.mlp_parameters(model.intermediate_size) / tp
     moe = model.moe_layers
     return model.num_layers * attention + moe * mixture + (model.num_layers - moe) * dense
 

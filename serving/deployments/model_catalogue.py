@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec, Part
+from serving.deployments.weight_types import ATTENTION
 from serving.errors import UserError
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
 _EDITION = re.compile(
-    r"-(instruct|chat|base|it|hf|thinking|fp8|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
+    r"-(instruct|chat|base|it|hf|thinking|fp8|nvfp4|fp4-v2|fp4|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
 )
 _PACKED = {  # editions in integers: bits, inputs that share a scale, whether they have zero points
     "awq": (4, 128, True),
@@ -31,8 +32,9 @@ def find_model(name_or_path: str) -> ModelSpec:
     """The model of a catalogued name, or of the `config.json` (or its folder) at that path.
 
     A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
-    Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8; `-AWQ`, `-GPTQ-Int4`, `-GPTQ-Int8`,
-    `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError listing what there is.
+    Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8, `-NVFP4` or `-FP4` in NVFP4; `-AWQ`,
+    `-GPTQ-Int4`, `-GPTQ-Int8`, `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError listing
+    what there is.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir() or path.suffix == ".json":
@@ -42,17 +44,20 @@ def find_model(name_or_path: str) -> ModelSpec:
     if entry is None:
         remedy = f"is not a known model; choose one of {', '.join(models())}, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
-    spec, fp8 = entry
+    spec, fp8, nvfp4 = entry
+    if "-fp4" in name or "-nvfp4" in name:
+        fields: dict[str, Any] = {"checkpoint_quantization": "nvfp4", "checkpoint_kept_parts": nvfp4}
+        return spec.model_copy(update=fields)
     if spec.checkpoint_quantization != "none":
         return spec
     if "fp8" in name:
         return spec.model_copy(update={"checkpoint_quantization": fp8})
-    stored = next((fields for edition, fields in _PACKED.items() if edition in name), None)
+    stored = next((packed for edition, packed in _PACKED.items() if edition in name), None)
     if stored is None:
         return spec
     bits, group, zeros = stored
-    fields = ("checkpoint_quantization", "checkpoint_group_size", "checkpoint_zero_points")
-    return spec.model_copy(update=dict(zip(fields, (f"int{bits}", group, zeros), strict=True)))
+    named = ("checkpoint_quantization", "checkpoint_group_size", "checkpoint_zero_points")
+    return spec.model_copy(update=dict(zip(named, (f"int{bits}", group, zeros), strict=True)))
 
 
 def hub_id(name: str) -> str:
@@ -73,11 +78,11 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _by_key() -> dict[str, tuple[ModelSpec, str]]:
-    """Every name that a model goes by, with how its fp8 edition is stored."""
+def _by_key() -> dict[str, tuple[ModelSpec, str, tuple[Part, ...]]]:
+    """Every name that a model goes by, with how its fp8 edition is stored, and what its NVFP4 edition keeps."""
     return {
-        _key(known): (models()[name], entry.get("fp8", "fp8"))
-        for name, entry in _entries().items()
+        _key(known): (spec, entry.get("fp8", "fp8"), tuple(entry.get("nvfp4", ATTENTION if spec.num_experts else ())))
+        for (name, entry), spec in zip(_entries().items(), models().values(), strict=True)
         for known in (name, entry["id"], *entry.get("also", ()))
     }
 

@@ -14,6 +14,9 @@ from serving.deployments.latent_attention import LatentAttention
 from serving.errors import UserError
 from serving.settings import Settings
 
+Part = Literal["attention", "attention_out", "mlp"]
+"""Of a layer's linear weights: attention's but the last, its last, and dense MLPs with shared experts."""
+
 
 class RopeScaling(Settings):
     """Llama 3.1's stretching of long wavelengths (`rope_type: llama3`)."""
@@ -77,14 +80,15 @@ class ModelSpec(Settings):
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
     sliding_at: tuple[int, ...] = Field((), description="which those are, from 0; empty: it is not known")
-    checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "int4", "int8"] = Field(
+    checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none", description="how the published weights are stored, as `Deployment.quantization` names it"
     )
     checkpoint_group_size: int = Field(
         0, ge=0, description="inputs that share a scale in int4 and int8; 0: all of an output's"
     )
     checkpoint_zero_points: bool = Field(False, description="groups of int4 and int8 have a zero point each")
-    checkpoint_kept: tuple[str, ...] = Field((), description="modules within layers that are stored in 16 bits")
+    checkpoint_kept_parts: tuple[Part, ...] = Field((), description="parts of every layer that are stored in 16 bits")
+    checkpoint_kept: tuple[str, ...] = Field((), description="other modules that are stored in 16 bits")
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:
@@ -127,6 +131,12 @@ class ModelSpec(Settings):
             + (self.hidden_size if self.out_bias else 0)
             + (2 * self.head_dim if self.qk_norm else 0)
         )
+
+    @property
+    def attention_out_parameters(self) -> int:
+        """Of these, the matrix that brings heads back to the hidden state."""
+        value_dim = self.latent.v_head_dim if self.latent is not None else self.head_dim
+        return self.num_heads * value_dim * self.hidden_size
 
     @property
     def expert_parameters(self) -> int:

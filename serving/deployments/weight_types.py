@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
-from serving.deployments.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec, Part
 from serving.errors import UserError
 
 GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale where 16-bit weights are quantised; 0: all of them
+ATTENTION: tuple[Part, ...] = ("attention", "attention_out")
 _SCALE_BYTES = 2.0
 
 
 def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
     """What weights are kept in: as the deployment says, else as they are published, else `dtype`.
 
-    In mxfp4 that is a mixture's experts, see `linear_dtype`. Raises UserError for weights that are published in more
-    than one type.
+    Not all of a layer need be: see `linear_dtype`. Raises UserError for weights of which more than whole parts are
+    published in another type.
     """
     if deployment.quantization != "none":
         return deployment.quantization
@@ -29,10 +30,22 @@ def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
     return deployment.dtype if stored == "none" else stored
 
 
-def linear_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """What weights other than those of routed experts are kept in: mxfp4 is for experts only."""
+def linear_dtype(model: ModelSpec, deployment: Deployment, part: Part) -> str:
+    """What the weights of a part of every layer are kept in, which are not those of routed experts."""
     dtype = weights_dtype(model, deployment)
-    return deployment.dtype if dtype == "mxfp4" else dtype
+    return deployment.dtype if part in _kept_parts(model, dtype) else dtype
+
+
+def _kept_parts(model: ModelSpec, dtype: str) -> tuple[Part, ...]:
+    """What stays in 16 bits beside weights of `dtype`: as published, else as makers do.
+
+    mxfp4 is for experts only; of mixtures in nvfp4 NVIDIA's editions keep attention in 16 bits.
+    """
+    if dtype == "mxfp4":
+        return "attention", "attention_out", "mlp"
+    if dtype == model.checkpoint_quantization:
+        return model.checkpoint_kept_parts
+    return ATTENTION if dtype == "nvfp4" and model.num_experts else ()
 
 
 def check_experts(model: ModelSpec, deployment: Deployment) -> None:

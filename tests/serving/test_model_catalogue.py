@@ -19,6 +19,9 @@ PUBLISHED = {
     "Llama-3.1-405B": (405.9, 405.9),
     "Llama-3.2-1B": (1.236, 1.236),
     "Llama-3.2-3B": (3.21, 3.21),
+    "Llama-2-7B": (6.74, 6.74),
+    "Llama-2-13B": (13.02, 13.02),
+    "Llama-2-70B": (68.98, 68.98),
     "CodeLlama-34B": (33.7, 33.7),
     "Mistral-7B-v0.3": (7.25, 7.25),
     "Mixtral-8x7B": (46.7, 12.9),
@@ -38,8 +41,9 @@ PUBLISHED = {
     "DeepSeek-V3": (671, 37),
     "DeepSeek-V2-Lite": (15.7, 2.4),
     "Kimi-K2": (1000, 32),
+    "Kimi-K2.5": (1000, 32),
 }
-ROUNDED = {"Kimi-K2": 0.03}  # its card says 1T
+ROUNDED = {"Kimi-K2": 0.03, "Kimi-K2.5": 0.03}  # their cards say 1T
 # Keys and values: 2 x layers x KV heads x head size x 2 bytes
 KV_BYTES = {"Llama-3.1-8B": 131_072, "CodeLlama-34B": 196_608, "Qwen3-32B": 262_144, "gpt-oss-120b": 73_728}
 # Latent vectors: layers x (512 + 64) x 2 bytes
@@ -85,6 +89,11 @@ def test_kv_bytes_per_token(name: str) -> None:
         ("MiniMaxAI/MiniMax-M2", "MiniMax-M2.5", "fp8_block"),
         ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-V3", "fp8_block"),
         ("moonshotai/Kimi-K2-Instruct-0905", "Kimi-K2", "fp8_block"),
+        ("moonshotai/Kimi-K2.5", "Kimi-K2.5", "int4"),
+        ("nvidia/Kimi-K2.5-NVFP4", "Kimi-K2.5", "nvfp4"),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "DeepSeek-V3", "nvfp4"),
+        ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "Llama-3.1-70B", "nvfp4"),
+        ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B", "none"),
     ],
 )
 def test_a_model_goes_by_many_names(called: str, name: str, stored: str) -> None:
