@@ -10,6 +10,7 @@ from dashboard.html_reports.document import badge, code, details, figure, headin
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.client_results import newest_clients
+from dashboard.trust_page.decision_results import newest_decisions
 from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.trust_page.external_charts import errors_by_source
@@ -50,7 +51,7 @@ def validation_report(source: Validation) -> tuple[str, list[str]]:
         table(
             [
                 {"rung": rung.title, "result": rung.headline.replace("**", ""), "detail": rung.detail}
-                for rung in rungs(report, external, newest_clients(source.runs))
+                for rung in rungs(report, external, newest_clients(source.runs), newest_decisions(source.runs))
             ]
         ),
         *_distributions(source),

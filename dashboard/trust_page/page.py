@@ -5,7 +5,7 @@ Opens on bundled results where there are none of one's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,11 +20,12 @@ from dashboard.loading import open_run
 from dashboard.shown import literal, when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
+from dashboard.trust_page.decision_results import Decisions, decision_rows, newest_decisions
 from dashboard.trust_page.domain_view import show_domain
-from dashboard.trust_page.external_results import External, newest_external
+from dashboard.trust_page.external_results import newest_external
 from dashboard.trust_page.external_view import show_external
 from dashboard.trust_page.latencies import COMPARED, compared_latencies, step_errors
-from dashboard.trust_page.rungs import LADDER, rungs
+from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
     FLOOR,
@@ -65,13 +66,14 @@ def show(runs: Path) -> None:
     if not own:
         _bundled(runs)
     external, clients = _newest(newest_external, runs), _newest(newest_clients, runs)
+    decisions = _newest(newest_decisions, runs)
     try:
         report = load_report(reports[name])
     except UserError as error:
         mistake(error, runs)
         return
     _verdict(report)
-    _ladder(report, external, clients)
+    _ladder(rungs(report, external, clients, decisions))
     with st.container():
         _distributions(reports[name], report)
     _errors(report)
@@ -85,6 +87,8 @@ def show(runs: Path) -> None:
         show_domain(runs, recordings, name, first, report.calibration)
     if external is not None:
         show_external(external)
+    if decisions is not None:
+        _decisions(decisions)
     if clients is not None:
         _clients(clients)
     _provenance(report)
@@ -129,11 +133,10 @@ def _verdict(report: ValidationReport) -> None:
         st.warning(literal(told), icon=":material/warning:")
 
 
-def _ladder(report: ValidationReport, external: External | None, clients: Clients | None) -> None:
-    """Rungs 1 to 6, three in a row, so that they stay readable at 800 pixels."""
+def _ladder(found: Sequence[Rung]) -> None:
+    """No more than three in a row, so that they stay readable at 800 pixels."""
     st.caption(LADDER)
-    found = rungs(report, external, clients)
-    for row in (found[:3], found[3:]):
+    for row in (found[:3], found[3:5], found[5:]):
         for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
             with place.container(border=True, height="stretch"):
                 st.markdown(f"**{rung.title}**")
@@ -189,6 +192,18 @@ def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:
     figure(plot, "residuals", _STEPS, rated, _HELP_STEPS)
     if told := bias(report):
         st.caption(told)
+
+
+def _decisions(decisions: Decisions) -> None:
+    """What choices by several rules were worth."""
+    st.subheader("Choices among measured configurations", anchor=False)
+    ours = decisions.ours
+    st.caption(
+        f"{ours.questions:,} questions about {ours.groups} groups of measured configurations: which gives most output "
+        "tokens per second of a GPU within bounds on TTFT and TPOT? Utility is the measured throughput of the choice "
+        "over the best that keeps the bounds, and 0 if the choice breaks one."
+    )
+    table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
 
 
 def _clients(clients: Clients) -> None:

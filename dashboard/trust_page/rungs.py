@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
 from dashboard.trust_page.client_results import Clients
+from dashboard.trust_page.decision_results import Decisions
 from dashboard.trust_page.external_results import LATENCIES, External, Source, covered, median_error_pct
 from serving.metrics import label_of
 
 LADDER = (
     "Each card is a check of the simulator, called a rung. 1: does it decide as the engine does? 2: are its step times "
     "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %? "
-    "6: does it predict what clients of a server see?"
+    "6: does it predict what clients of a server see? 7: do its predictions lead to the right choice?"
 )
 _NOT_CLIMBED = "This report does not hold this check."
 
@@ -31,10 +32,15 @@ class Rung(NamedTuple):
     symbol: str = ""
 
 
-def rungs(report: ValidationReport | None, external: External | None, clients: Clients | None = None) -> list[Rung]:
-    """Rungs 1 to 6."""
+def rungs(
+    report: ValidationReport | None,
+    external: External | None,
+    clients: Clients | None = None,
+    decisions: Decisions | None = None,
+) -> list[Rung]:
+    """Rungs 1 to 7."""
     of_report = _decisions(report), _steps(report), _runs(report)
-    return [*of_report, _others(external), _bands(report, external), _front_door(clients)]
+    return [*of_report, _others(external), _bands(report, external), _front_door(clients), _choices(decisions)]
 
 
 def _decisions(report: ValidationReport | None) -> Rung:
@@ -155,6 +161,21 @@ def _front_door(clients: Clients | None) -> Rung:
     if floors:
         why = f"{why} Repeats differ by {_together(floors)}."
     return Rung(title, f"**{told}**", why, symbol="door_front")
+
+
+def _choices(decisions: Decisions | None) -> Rung:
+    title = "Rung 7 · Right choices"
+    if decisions is None:
+        return Rung(title, detail="There are no results of tokentwin validate decisions.")
+    ours = decisions.ours
+    told = f"**{100 * ours.utility:.0f} %** of the best there was, {100 * ours.broke:.0f} % broke their SLO"
+    others = ", ".join(f"{rule.rule} {100 * rule.utility:.0f} %" for rule in decisions.rules[1:])
+    why = (
+        f"{ours.questions:,} times it chose one of several measured configurations by predictions alone. A choice that "
+        f"breaks its SLO counts 0. 90 % interval {100 * ours.low:.0f} to {100 * ours.high:.0f} %. "
+        f"By other rules: {others}."
+    )
+    return Rung(title, told, why, symbol="rule")
 
 
 def _errors(errors: Mapping[str, float]) -> str:

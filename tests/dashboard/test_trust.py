@@ -20,6 +20,7 @@ from calibration.validation.report import RunRow, ValidationReport, load_report
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
 from dashboard.trust_page.charts import errors
 from dashboard.trust_page.client_results import newest_clients
+from dashboard.trust_page.decision_results import DECISIONS, newest_decisions
 from dashboard.trust_page.domain import domain
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.external_results import EXTERNAL, load_external, median_error_pct
@@ -397,3 +398,30 @@ def test_corrupt_results_of_clients_are_one_line(tmp_path, content):
 
 def test_the_page_goes_on_without_corrupt_results_of_clients(tmp_path):
     assert "clients.json" in one_line(trust(client_results(tmp_path, "")))
+
+
+# Rung 7
+
+
+def decision_results(folder: Path, content: Any) -> Path:
+    (folder / "choices").mkdir(parents=True)
+    (folder / "choices" / DECISIONS).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def test_what_choices_were_worth_is_a_rung_and_a_table(tmp_path):
+    score = {"questions": 1200, "groups": 30, "low": 0.71, "high": 0.79, "broke": 0.05}
+    rules = [{"rule": "ours", "utility": 0.75, **score}, {"rule": "roofline", "utility": 0.2, **score}]
+    app = trust(decision_results(tmp_path, {"rules": rules}))
+    assert not app.exception and not app.error
+    assert "**75 %** of the best there was, 5 % broke their SLO" in text(app)
+    assert "1,200 times" in text(app) and "interval 71 to 79 %. By other rules: roofline 20 %" in text(app)
+    table = next(each.value for each in app.dataframe if "utility (%)" in each.value.columns)
+    assert table["choice by"].tolist() == ["ours", "roofline"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", {"rules": []}, {"rules": [{}]}])
+def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
+    with pytest.raises(UserError, match=r"choices/decisions.json") as told:
+        newest_decisions(decision_results(tmp_path, content))
+    assert "\n" not in str(told.value)

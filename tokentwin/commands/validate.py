@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from planning.measure.request import ValidateRequest
+from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
 from tokentwin.finite import Finite
@@ -34,12 +35,14 @@ def validate() -> None:
 
     `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`: rungs 1 to 3 of the validation, on
     recordings of our own engine. `validate external` is rung 4, on published measurements of other engines or of your
-    own server. `validate front-door` is rung 6, on what clients of `tokentwin serve` saw.
+    own server. `validate front-door` is rung 6, on what clients of `tokentwin serve` saw. `validate decisions` is
+    rung 7, on choices among measured configurations.
     """
 
 
 validate.add_command(external)
 validate.add_command(front_door)
+validate.add_command(decisions)
 
 
 @validate.command()

@@ -83,7 +83,7 @@ def external(
         for option, value in server.items():
             if value is not None:
                 raise UserError(option.removesuffix("_file").replace("_", "-"), value, "needs --recording")
-        folder, chosen = Path(data), _chosen(data, cases, names, refused)
+        folder, chosen = Path(data), chosen_cases(data, cases, names, refused)
     results = []
     for at, case in enumerate(chosen, start=1):
         click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
@@ -114,7 +114,7 @@ def external(
         raise SystemExit(TARGET_MISSED)
 
 
-def _chosen(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
+def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
     """The cases of those names, or all; if all are taken, a wrong file goes to `refused`."""
     from calibration.validation.external.case import load_cases
     from serving.errors import UserError

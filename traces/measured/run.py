@@ -38,6 +38,7 @@ class MeasuredRun:
     by_client        the latencies are a client's: HTTP, tokenising and the client itself are in them
     or_workload      what the client may have sent instead, where nobody says: its TTFT then says little of the engine
     offered_per_s    requests per second the client meant to send, where it had a rate
+    lengths          nominal prompt and output tokens, where all requests have about the same
     """
 
     name: str
@@ -51,6 +52,7 @@ class MeasuredRun:
     by_client: bool = False
     or_workload: Workload | None = None
     offered_per_s: float | None = None
+    lengths: tuple[int, int] | None = None
 
 
 class MeasuredFormat(Protocol):

@@ -104,6 +104,7 @@ class SiliconTable(Settings):
             caution=caution,
             by_client=True,
             or_workload=row.workload(self.seed, row.load.or_lengths) if row.load.or_lengths else None,
+            lengths=(row.isl, row.osl),
         )
 
 

@@ -79,7 +79,7 @@ def _case(result: CaseResult) -> dict[str, Any]:
 
 def markdown(results: Sequence[CaseResult]) -> str:
     """The page `docs/external.md`."""
-    parts = [_PREFACE, "## Targets\n", _table(TARGET_HEADER, map(target_row, _verdicts(results)))]
+    parts = [_PREFACE, "## Targets\n", markdown_table(TARGET_HEADER, map(target_row, _verdicts(results)))]
     parts += _intervals(results)
     for result in results:
         parts += list(_section(result))
@@ -114,7 +114,7 @@ def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
     calm = [row for row in rows if row.run not in doubtful]
     yield "\n## Intervals\n"
     yield f"{_share(rows)} lie in their 90 % interval; {_share(calm)} of runs that no caution is about.\n"
-    yield _table(_INTERVAL_HEADER, (cells for result in results for cells in _interval_rows(result)))
+    yield markdown_table(_INTERVAL_HEADER, (cells for result in results for cells in _interval_rows(result)))
 
 
 def _share(rows: Sequence[Row]) -> str:
@@ -150,7 +150,7 @@ def _section(result: CaseResult) -> Iterator[str]:
     if len(result.runs) > MANY:
         yield from _summed_up(result)
     else:
-        yield _table(ROW_HEADER, map(row_cells, result.rows))
+        yield markdown_table(ROW_HEADER, map(row_cells, result.rows))
     cautions = [run for run in result.runs if run.caution]
     if cautions and len(result.runs) <= MANY:
         yield "\n" + "\n".join(f"- *{run.name}*: {run.caution}." for run in cautions)
@@ -198,14 +198,14 @@ def _group_row(result: CaseResult, key: str, value: str, runs: Sequence[Measured
 
 def _summed_up(result: CaseResult) -> Iterator[str]:
     yield "Medians of the absolute error of *blind*:\n"
-    yield _table(group_header(result), group_rows(result))
+    yield markdown_table(group_header(result), group_rows(result))
     calm = [run.name for run in result.runs if not run.caution]
     medians = (result.median_error_pct(figure, calm) for figure in result.case.shown)
     errors = ", ".join(f"{f} {m:.1f} %" for f, m in zip(result.case.shown, medians, strict=True) if m is not None)
     yield f"\nThe {len(calm)} rows that nothing below speaks against: {errors}.\n"
     yield f"### Rows that look wrong, or are more than {_FAR_OFF:g} % off\n\nThey are scored like all others.\n"
     header = ("row", *(f"{figure} {what}" for figure in result.case.shown for what in ("measured", "error")), "why")
-    yield _table(header, _doubtful(result))
+    yield markdown_table(header, _doubtful(result))
 
 
 def _doubtful(result: CaseResult) -> Iterator[tuple[str, ...]]:
@@ -236,6 +236,7 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:+.1f} %"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,85 @@
+"""Which of several predicted configurations to take, where predictions are off by more than nothing.
+
+An option is worth what it yields if it keeps its bounds, and nothing if it breaks them. Of the options that keep them
+with enough probability the one of greatest expected worth is taken. Everything is counted over draws from the
+predictive band: a draw says of every option at once how far off its prediction is, because most of that is common to
+the options of one family (a model on a GPU), which are off together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.steps.interval import REACH
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+DRAWS = 2000
+COMMON = 0.5  # share of an error's variance that is common to a family: measured, see docs/decisions.md
+RISK = 0.1  # of breaking a bound that is taken unless it is said otherwise
+_BOLD, _SAFE = 0.5, 0.01  # the risks of the alternatives that are told beside a choice
+
+
+class Band(NamedTuple):
+    """A figure of some options `[options]`, as predicted and at both ends of its 90 % interval."""
+
+    low: Floats
+    centre: Floats
+    high: Floats
+
+    def at(self, errors: Floats) -> Floats:
+        """The figure `[options, draws]`, so many standard deviations off: lognormal, with a side for either sign."""
+        below, above = np.log(self.low / self.centre), np.log(self.high / self.centre)
+        reach = np.where(errors < 0, -below[:, None], above[:, None])
+        drawn: Floats = self.centre[:, None] * np.exp(errors / REACH * reach)
+        return drawn
+
+
+def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, seed: int = 0) -> Floats:
+    """How many standard deviations each option is off, `[options, draws]`, correlated by `common` within a family."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    shared = {family: rng.standard_normal(draws) for family in dict.fromkeys(families)}
+    own = rng.standard_normal((len(families), draws))
+    together = np.array([shared[family] for family in families])
+    return np.sqrt(common) * together + np.sqrt(1.0 - common) * own
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The option taken, and the one that less and more appetite for risk would take; None where that is the same.
+
+    holds   the probability that each option keeps its bounds
+    worth   what each is expected to be worth
+    """
+
+    best: int
+    safer: int | None
+    bolder: int | None
+    holds: Floats
+    worth: Floats
+
+
+def choose(gains: Floats, kept: Bools, risk: float = RISK) -> Choice | None:
+    """Of options that yield `gains` and are `kept` within their bounds, `[options, draws]`; None if none ever is.
+
+    Taken is the greatest expected worth among those that are kept in 1 - `risk` of the draws. Where none is, that is
+    the one kept most often, and `holds` says how often. More risk never lowers what the chosen option yields where it
+    keeps its bounds.
+    """
+    holds, worth = kept.mean(axis=1), np.where(kept, gains, 0.0).mean(axis=1)
+    if not holds.any():
+        return None
+
+    def best(accepted: float) -> int:
+        sure = holds >= min(1.0 - accepted - 1e-9, float(holds.max()))
+        return int(np.argmax(np.where(sure, worth, -np.inf)))
+
+    taken = best(risk)
+    safer, bolder = (at if at != taken else None for at in (best(min(risk, _SAFE)), best(max(risk, _BOLD))))
+    return Choice(taken, safer, bolder, holds, worth)

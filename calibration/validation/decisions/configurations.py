@@ -1,0 +1,130 @@
+"""Measured configurations, each with what was predicted of it, and those that cannot be used, with why.
+
+A closed loop of so many requests serves as many of them in the time that one takes, by Little's law. That gives the
+throughput behind a measured TTFT and TPOT, and behind predicted ones.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from calibration.validation.decisions.roofline import roofline
+from calibration.validation.external.case import Case
+from calibration.validation.external.predictor import Predictor
+from calibration.validation.external.scoring import predicted, simulated_run
+from serving.errors import UserError
+from traces.measured.run import MeasuredRun
+
+TABLES = "aiconfigurator/silicon_sample_*.csv"
+
+
+class Times(NamedTuple):
+    """Mean latencies in milliseconds."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One deployment at one concurrency.
+
+    lengths                 nominal prompt and output tokens of a request
+    requests, gpus          in flight, on how many GPUs
+    low, blind, high        as predicted by what other sources taught, and at both ends of the 90 % interval
+    roofline                as a datasheet has it
+    """
+
+    run: str
+    model: str
+    gpu: str
+    lengths: tuple[int, int]
+    requests: int
+    gpus: int
+    measured: Times
+    low: Times
+    blind: Times
+    high: Times
+    roofline: Times
+
+    def throughput(self, times: Times) -> float:
+        """Output tokens a second of one GPU."""
+        output = self.lengths[1]
+        e2e_s = (times.ttft_ms + (output - 1) * times.tpot_ms) / 1e3
+        return self.requests * output / e2e_s / self.gpus
+
+
+class Found(NamedTuple):
+    """Configurations, and how many measured rows were left out for each reason."""
+
+    used: list[Configuration]
+    left_out: Counter[str]
+
+
+def configurations(
+    cases: Sequence[Case], data: Path, predictor: Predictor, tell: Callable[[str], None] = lambda told: None
+) -> Found:
+    """What the tables under `data` measured and a case describes. Raises UserError where that is nothing."""
+    used, left_out, described = [], Counter[str](), set()
+    for case in cases:
+        if case.measured.get("format") != "silicon-table":
+            continue
+        for run in case.format.read(data):
+            tell(f"{case.name}: {run.name}")
+            described.add(run.name)
+            if run.caution:
+                left_out["its case warns of the measurement itself"] += 1
+                continue
+            try:
+                used.append(_configuration(case, run, predictor))
+            except UserError as error:
+                left_out[str(error)] += 1
+    left_out.update(_undescribed(data, described))
+    if not used:
+        raise UserError("data", str(data), f"holds no measured configuration that a case describes ({TABLES})")
+    return Found(_once(used, left_out), left_out)
+
+
+def _configuration(case: Case, run: MeasuredRun, predictor: Predictor) -> Configuration:
+    deployment, _ = case.deployment_of(run)
+    slots, lengths = run.workload.concurrency, run.lengths
+    assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
+    rows = {row.figure: row for row in predicted(case, run, predictor)}
+    ttft, tpot = rows["ttft_ms.mean"], rows["tpot_ms.mean"]
+    ideal = simulated_run(case, run, roofline)
+    return Configuration(
+        run=run.name,
+        model=deployment.model,
+        gpu=run.gpu or case.gpu,
+        lengths=lengths,
+        requests=slots * deployment.data_parallel_size,
+        gpus=deployment.gpus,
+        measured=Times(ttft.measured, tpot.measured),
+        low=Times(ttft.low, tpot.low),
+        blind=Times(ttft.blind, tpot.blind),
+        high=Times(ttft.high, tpot.high),
+        roofline=Times(ideal["ttft_ms.mean"], ideal["tpot_ms.mean"]),
+    )
+
+
+def _once(found: Sequence[Configuration], left_out: Counter[str]) -> list[Configuration]:
+    """Rows that were written twice count once."""
+    kept = {(c.model, c.gpu, c.lengths, c.requests, c.gpus, c.measured): c for c in reversed(found)}
+    left_out["written twice, to the last digit"] += len(found) - len(kept)
+    return list(reversed(kept.values()))
+
+
+def _undescribed(data: Path, described: set[str]) -> Iterator[str]:
+    """Why each row of the tables is in no case."""
+    for path in sorted(data.glob(TABLES)):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["mode"] != "agg":
+                    yield "prefill and decode on workers of their own"
+                elif row["id"] not in described:
+                    yield f"no case says how {row['backend']} ran {row['model_path']} in {row['precision']}"

@@ -1,0 +1,116 @@
+"""Rung 7 as a Markdown page and as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from calibration.choice import COMMON
+from calibration.validation.decisions.scoring import Decisions, Score
+from calibration.validation.external.page import markdown_table
+
+COMMAND = "tokentwin validate decisions --write docs/decisions.md"
+
+_PREFACE = f"""# Rung 7: right choices
+
+```
+{COMMAND}
+```
+Users act on a choice, not on an error. This command asks which of several measured configurations gives most
+output tokens per second of a GPU within bounds on mean TTFT and TPOT. It compares the choice with what was measured.
+
+- A *group* is one model with the same prompt and output lengths. Its configurations differ in GPUs, parallel sizes,
+  precision, engine or concurrency. There is one group for each kind of GPU, and one over all kinds that were measured.
+- *Bounds* are five of TPOT, and five of TTFT or none. They divide the measured range of the group evenly in its
+  logarithm. A question is asked if some configuration keeps the bounds, and the fastest one of all does not.
+- *Throughput* is requests in flight times output tokens, over TTFT and TPOT of the whole output, by Little's law.
+- *Utility* is the measured throughput of the choice over the best that keeps the bounds. It is 0 if the choice breaks
+  a bound, or if nothing is chosen. The interval is the 90 % interval of a bootstrap over groups.
+- *Broken* is the share of the questions for which the choice breaks a bound in truth.
+- *Given away* is 1 - utility on average, where the choice keeps the bounds.
+- Predictions are blind: what is predicted taught nothing to its own prediction ([rung 4](external.md)).
+"""
+
+_RULES = f"""
+- *Expected worth* draws errors from the 90 % interval of every prediction, as a lognormal distribution with a side for
+  either sign. {100 * COMMON:.0f} % of an error's variance is common to all configurations of a model on a GPU, and to
+  their TTFT and TPOT. Of the configurations that keep the bounds in 90 % of the draws it takes the one of greatest
+  expected throughput, counting 0 where a bound is broken. If there is none, it takes the one that keeps them most
+  often.
+- *Centre* and *slow end* take the greatest predicted throughput of what keeps the bounds there.
+- *Roofline* is the same with every operation as fast as the datasheet says, in the same simulator.
+- *Anchored constant* is the roofline times one factor. The factor makes the TPOT of one configuration right: the middle
+  one of the group, by GPUs and then by requests in flight. No other rule has seen a measurement of the group.
+"""
+
+
+def as_dict(found: Decisions, left_out: Counter[str]) -> dict[str, Any]:
+    """The report, as `--format json` prints it."""
+    return {
+        "rules": [{"rule": name, **asdict(score)} for name, score in found.rules.items()],
+        "appetites": [{"risk": risk, **asdict(score)} for risk, score in found.appetites.items()],
+        "parts": [{"model": model, "gpu": gpu, **asdict(score)} for (model, gpu), score in found.parts.items()],
+        "left_out": dict(_most_first(left_out)),
+    }
+
+
+RULE_HEADER = ("rule", "utility", "90 % interval", "broken", "nothing chosen", "given away")
+
+
+def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
+    """The table of all rules, under `RULE_HEADER`."""
+    return [
+        (name, f"{s.utility:.2f}", f"{s.low:.2f} to {s.high:.2f}", _pct(s.broke), _pct(s.none), _pct(s.regret))
+        for name, s in found.rules.items()
+    ]
+
+
+def markdown(found: Decisions, left_out: Counter[str]) -> str:
+    """The page `docs/decisions.md`."""
+    some = next(iter(found.rules.values()))
+    return "\n".join(
+        [
+            _PREFACE,
+            f"## {some.questions:,} questions about {some.groups} groups\n",
+            markdown_table(RULE_HEADER, rule_rows(found)),
+            _RULES,
+            "## Appetite for risk\n",
+            "The same rule with other risks. *Promised* is the mean probability that the choice keeps the bounds, as",
+            "the rule had it. *Kept* is how many choices did.\n",
+            markdown_table(_APPETITE_HEADER, map(_appetite_row, found.appetites.items())),
+            "\n## By model and GPU\n",
+            markdown_table(_PART_HEADER, map(_part_row, found.parts.items())),
+            "\n## Measured rows that are in no question\n",
+            *_left_out(left_out),
+        ]
+    )
+
+
+_APPETITE_HEADER = ("risk", "utility", "broken", "given away", "promised", "kept")
+_PART_HEADER = ("model", "GPU", "questions", "utility", "broken", "promised", "kept")
+
+
+def _appetite_row(pair: tuple[float, Score]) -> tuple[str, ...]:
+    risk, s = pair
+    return _pct(risk), f"{s.utility:.2f}", _pct(s.broke), _pct(s.regret), _pct(s.promised), _pct(s.kept)
+
+
+def _part_row(pair: tuple[tuple[str, str], Score]) -> tuple[str, ...]:
+    part, s = pair
+    return *part, f"{s.questions}", f"{s.utility:.2f}", _pct(s.broke), _pct(s.promised), _pct(s.kept)
+
+
+def _left_out(left_out: Counter[str]) -> Iterator[str]:
+    rows = [(f"{count:,}", reason) for reason, count in _most_first(left_out)]
+    yield markdown_table(("rows", "because"), rows) if rows else "None."
+    yield ""
+
+
+def _most_first(left_out: Counter[str]) -> Sequence[tuple[str, int]]:
+    return sorted(((r, n) for r, n in left_out.items() if n), key=lambda entry: (-entry[1], entry[0]))
+
+
+def _pct(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"

@@ -1,0 +1,84 @@
+"""Rung 7 as `tokentwin validate decisions -o DIR` writes it: `decisions.json`, read here and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dashboard.bundled import EXTERNAL_SAMPLE
+from dashboard.library import find
+from serving.deployments.config import parse
+from serving.errors import UserError
+
+DECISIONS = "decisions.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Score(_Part):
+    """What the choices of a rule were worth; shares of the questions."""
+
+    questions: int
+    groups: int
+    utility: float
+    low: float
+    high: float
+    broke: float
+    promised: float | None = None
+    kept: float | None = None
+
+
+class Rule(Score):
+    """A way to choose. The first one of all is that of `tokentwin plan`."""
+
+    rule: str
+
+
+class Part(Score):
+    """Choices of the first rule among configurations of one model, on one GPU or several."""
+
+    model: str
+    gpu: str
+
+
+class Decisions(_Part):
+    """All rules on the same questions."""
+
+    created: str = ""
+    rules: list[Rule] = Field(min_length=1)
+    parts: list[Part] = []
+
+    @property
+    def ours(self) -> Rule:
+        """The rule of `tokentwin plan`."""
+        return self.rules[0]
+
+
+def newest_decisions(runs: Path) -> Decisions:
+    """The newest results under `runs`, or the bundled ones. Raises UserError, one line, when they are damaged."""
+    directory = next(iter(find(runs, DECISIONS).values()), EXTERNAL_SAMPLE)
+    name = f"{directory.name}/{DECISIONS}"
+    try:
+        data = json.loads((directory / DECISIONS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = f"cannot be read ({error}); run tokentwin validate decisions again"
+        raise UserError("decisions", name, remedy) from None
+    return parse(Decisions, data, where=name)
+
+
+def decision_rows(decisions: Decisions) -> list[dict[str, Any]]:
+    """Every rule, in percent."""
+    return [
+        {
+            "choice by": rule.rule,
+            "utility (%)": 100 * rule.utility,
+            "90 % interval": f"{100 * rule.low:.0f} to {100 * rule.high:.0f}",
+            "broken SLOs (%)": 100 * rule.broke,
+        }
+        for rule in decisions.rules
+    ]

@@ -1,0 +1,166 @@
+"""Rung 7: planted truths, which questions are asked, what a choice is worth, and the command."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.validation.decisions.configurations import Configuration, Times
+from calibration.validation.decisions.questions import Group, Slo, groups, slos
+from calibration.validation.decisions.rules import RULES, anchored, by, by_expected_worth
+from calibration.validation.decisions.scoring import answers, decided, summed_up
+from dashboard.trust_page.decision_results import newest_decisions
+from tests.budget import examples
+from tokentwin.commands.validate import validate
+
+
+def option(
+    requests: int, tpot: float, predicted: float | None = None, spread: float = 1.0, gpus: int = 1, gpu: str = "H100"
+) -> Configuration:
+    """So many requests in flight at a TPOT, which was predicted otherwise, to a factor of `spread`."""
+    centre = tpot if predicted is None else predicted
+    low, blind, high = (Times(100.0 * factor, centre * factor) for factor in (1 / spread, 1.0, spread))
+    truth = Times(100.0, tpot)
+    name = f"{gpu}-{gpus}-{requests}"
+    return Configuration(
+        name, "model", gpu, (1000, 500), requests, gpus, truth, low, blind, high, Times(50.0, tpot / 2)
+    )
+
+
+def group(*options: Configuration) -> Group:
+    return Group("model", "H100", (1000, 500), options)
+
+
+CENTRE, OURS = RULES["centre of the band"], by_expected_worth()
+
+
+def test_a_bold_choice_that_breaks_is_worth_nothing_and_a_safe_one_wins() -> None:
+    """The bold one is predicted just within the bound, to a factor of 1.5, and is slower in truth."""
+    planted = group(
+        option(8, 10), option(16, 20, spread=1.2), option(64, 35, predicted=27, spread=1.5), option(128, 80, spread=1.2)
+    )
+    slo = Slo(inf, 30.0)
+    bold, safe = CENTRE(planted, slo), OURS(planted, slo)
+    assert (bold.option, safe.option) == (2, 1)
+    assert safe.promised is not None and safe.promised > 0.9
+    assert by_expected_worth(risk=0.5)(planted, slo).option == 2
+    asked = [
+        answer for answer in answers([planted], CENTRE) if answer.slo.ttft_ms == inf and 27 < answer.slo.tpot_ms < 35
+    ]
+    assert asked and all(answer.broke and answer.utility == 0 for answer in asked)
+    asked = [
+        answer for answer in answers([planted], OURS) if answer.slo.ttft_ms == inf and 27 < answer.slo.tpot_ms < 35
+    ]
+    assert asked and all(answer.utility == 1 for answer in asked)
+
+
+def test_an_option_that_is_surely_better_is_taken_whatever_the_risk() -> None:
+    planted = group(*(option(n, 10 + n / 4) for n in (8, 16, 32, 64, 128)))
+    for risk in (0.01, 0.5, 1.0):
+        score = summed_up(answers([planted], by_expected_worth(risk)))
+        assert (score.utility, score.broke, score.low, score.high) == (1, 0, 1, 1)
+        assert score.promised == score.kept == 1
+    assert summed_up(answers([planted], CENTRE)).utility == 1
+
+
+def test_nothing_chosen_counts_nothing_and_breaks_nothing() -> None:
+    slow = group(*(option(n, 10 + n / 4, predicted=1000) for n in (8, 16, 32, 64)))
+    score = summed_up(answers([slow], CENTRE))
+    assert (score.utility, score.broke, score.none) == (0, 0, 1) and score.regret is None
+
+
+def test_the_anchored_constant_is_right_where_it_was_measured() -> None:
+    """The roofline is twice as fast as the truth of every option: the factor mends that, and the roofline breaks."""
+    planted = group(*(option(n, 10 + n / 4) for n in (8, 16, 32, 64)))
+    assert summed_up(answers([planted], anchored)).utility == 1
+    assert summed_up(answers([planted], by(lambda o: o.roofline))).broke == 1
+
+
+@examples(0.5)
+@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1, 200)), min_size=1, max_size=8))
+def test_every_question_has_an_answer_that_is_not_the_fastest_of_all(rows: list[tuple[int, float]]) -> None:
+    asked = group(*(option(requests, tpot) for requests, tpot in rows))
+    fastest = asked.options[max(range(len(rows)), key=asked.measured.__getitem__)]
+    for slo in slos(asked):
+        assert any(slo.kept(each.measured) for each in asked.options)
+        assert not slo.kept(fastest.measured)
+    for rule in RULES.values():
+        for answer in answers([asked], rule):
+            assert 0 <= answer.utility <= 1 and not (answer.broke and answer.utility)
+
+
+def test_groups_are_of_one_gpu_and_of_all_where_there_are_several() -> None:
+    found = [option(n, 10 + n, gpu=gpu) for gpu in ("H200", "H100") for n in (1, 2, 4, 8)]
+    assert [(g.gpu, len(g.options)) for g in groups(found)] == [("H100 or H200", 8), ("H100", 4), ("H200", 4)]
+    assert not groups(found[:3])
+
+
+def test_throughput_is_littles_law() -> None:
+    of = option(32, 20, gpus=4)
+    assert of.throughput(of.measured) == pytest.approx(32 * 500 / (0.1 + 499 * 0.020) / 4)
+
+
+def test_what_is_decided_is_summed_up_by_model_and_gpu() -> None:
+    planted = group(*(option(n, 10 + n / 4, spread=1.3) for n in (8, 16, 32, 64)))
+    found = decided([planted])
+    assert list(found.rules) == list(RULES) and list(found.parts) == [("model", "H100")]
+    assert found.appetites[0.1] == found.parts["model", "H100"] == next(iter(found.rules.values()))
+
+
+COLUMNS = "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,batch_size,tp_size,"
+COLUMNS += "pp_size,attention_dp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """Rows of five concurrencies, one written twice, one of an unknown model, one with prefill apart; and a case."""
+    row = "{id},x,vllm,0.9,{model},h100_sxm,bf16,{mode},64,16,{batch},1,1,,,{ttft},{tpot}"
+    rows = [
+        row.format(id=f"c{n}", model="llama", mode="agg", batch=n, ttft=10 + n, tpot=6 + n / 4) for n in (1, 4, 8, 32)
+    ]
+    rows.append(rows[-1].replace("c32", "twin"))
+    rows.append(row.format(id="other", model="unheard-of", mode="agg", batch=1, ttft=1, tpot=1))
+    rows.append(row.format(id="split", model="llama", mode="disagg", batch=1, ttft=1, tpot=1))
+    folder = tmp_path / "aiconfigurator"
+    folder.mkdir()
+    (folder / "silicon_sample_mine.csv").write_text("\n".join([COLUMNS, *rows[:5]]) + "\n")
+    (folder / "silicon_sample_rest.csv").write_text("\n".join([COLUMNS, *rows[5:]]) + "\n")
+    deployment = {"model": "Llama-3.1-8B", "gpu_memory_utilization": 0.9, "scheduler": {"max_model_len": 1024}}
+    table = {
+        "format": "silicon-table",
+        "file": "aiconfigurator/silicon_sample_mine.csv",
+        "systems": {"h100_sxm": "H100"},
+    }
+    case = {"name": "mine", "title": "mine", "source": "made up", "engine": "vLLM", "gpu": "H100"}
+    case |= {"deployment": deployment, "measured": table, "shown": ["ttft_ms.mean", "tpot_ms.mean"]}
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "mine.yaml").write_text(yaml.safe_dump(case))
+    return tmp_path
+
+
+def test_the_command_scores_what_is_described_and_counts_the_rest(measured: Path) -> None:
+    told = CliRunner().invoke(
+        validate,
+        f"decisions --data {measured} --cases {measured}/cases --format json --write {measured}/page.md "
+        f"--out {measured}/runs/rung".split(),
+        catch_exceptions=False,
+    )
+    assert told.exit_code == 0
+    found = json.loads(told.stdout)
+    assert [rule["rule"] for rule in found["rules"]] == list(RULES)
+    assert found["rules"][0]["groups"] == 1 and found["rules"][0]["questions"] > 4
+    assert found["left_out"] == {
+        "no case says how vllm ran unheard-of in bf16": 1,
+        "prefill and decode on workers of their own": 1,
+        "written twice, to the last digit": 1,
+    }
+    page = (measured / "page.md").read_text()
+    assert "| 1 | written twice, to the last digit |" in page and "| roofline |" in page
+    assert newest_decisions(measured / "runs").ours.utility == found["rules"][0]["utility"]

@@ -1,0 +1,78 @@
+"""`tokentwin validate decisions`: rung 7, choices among configurations that somebody else has measured."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
+@click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
+@click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
+@click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
+@click.option("--out", "-o", type=click.Path(), help="Also write decisions.json here, for the dashboard's Trust page.")
+def decisions(
+    data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None, out: str | None
+) -> None:
+    """Choose among measured configurations by blind predictions, and say what the choices were worth.
+
+    Each question has bounds on the mean TTFT and TPOT. The answer is the configuration that is predicted to give most
+    output tokens per second of a GPU within them. Its utility is its measured throughput over the best that keeps the
+    bounds, and 0 if it breaks one.
+
+    The rows are those of AIConfigurator's tables that a case file describes.
+    """
+    from calibration.validation.decisions.configurations import configurations
+    from calibration.validation.decisions.page import as_dict, markdown
+    from calibration.validation.decisions.questions import groups
+    from calibration.validation.decisions.scoring import decided
+    from calibration.validation.external.predictor import blind
+    from serving.errors import UserError
+    from tokentwin import __version__
+    from tokentwin.commands.validate_external import chosen_cases, write_text
+
+    def tell(told: str) -> None:
+        click.echo(f"\r\033[K{told[:100]}", err=True, nl=False)
+
+    wrong: dict[str, UserError] = {}
+    chosen = chosen_cases(data, cases, names, wrong)
+    if wrong:
+        raise next(iter(wrong.values()))
+    found, left_out = configurations(chosen, Path(data), blind, tell)
+    click.echo("\r\033[K", err=True, nl=False)
+    asked = groups(found)
+    try:
+        result = decided(asked)
+    except ValueError:
+        remedy = "has no group of four measured configurations or more between which bounds decide"
+        raise UserError("data", data, remedy) from None
+    if page:
+        write_text("write", Path(page), markdown(result, left_out))
+    told = as_dict(result, left_out)
+    if out:
+        created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+        write_text("out", Path(out) / "decisions.json", json.dumps({**created, **told}) + "\n")
+    if style == "json":
+        click.echo(json.dumps(told))
+    else:
+        _print(result)
+
+
+def _print(result: object) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from calibration.validation.decisions.page import RULE_HEADER, rule_rows
+    from calibration.validation.decisions.scoring import Decisions
+
+    assert isinstance(result, Decisions)
+    some = next(iter(result.rules.values()))
+    table = Table(*RULE_HEADER, title=f"{some.questions:,} questions about {some.groups} groups", title_justify="left")
+    for row in rule_rows(result):
+        table.add_row(*row)
+    Console().print(table)
