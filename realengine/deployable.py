@@ -27,7 +27,7 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
     if scheduler.speculative is not None:
-        check_drafts(deployment, scheduler.speculative)
+        check_drafts(scheduler.speculative)
     if deployment.quantization not in QUANTIZATIONS:
         remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
         raise UserError("quantization", deployment.quantization, remedy)

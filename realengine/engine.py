@@ -17,6 +17,7 @@ from typing import Any
 from realengine.deployable import check_deployment
 from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
+from realengine.drafting.proposals import propose
 from realengine.grammar import Grammar, Grammars
 from realengine.host_tier import HostMemory, HostTier
 from realengine.ranks import Ranks
@@ -27,7 +28,7 @@ from realengine.sequence import TokenSequence
 from realengine.step import Flight, Load, Step
 from realengine.step_input import Ints, pack
 from realengine.token_content import TokenContent
-from realengine.verification import VerifiedTokens, rejection_sampled, verify
+from realengine.verification import VerifiedTokens, verify_step
 from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
 from serving.call_limit import CallWatch
@@ -133,8 +134,9 @@ class Engine:
         if self._unusable == _CLOSED:
             raise UserError("engine", "closed", _CLOSED)
         while self._in_flight:
-            with suppress(Exception):
-                self._in_flight.popleft().launched.wait()
+            if (launched := self._in_flight.popleft().launched) is not None:
+                with suppress(Exception):
+                    launched.wait()
         self._unusable = ""
         if self.tier is not None:
             self.tier.close()
@@ -150,7 +152,8 @@ class Engine:
         if self._host_memory is not None and self.deployment.kv_tiers is not None:
             self.tier = HostTier(self._host_memory, self.deployment.kv_tiers, content, self._policy)
             self._policy.connect(self.tier)
-        self._verified = VerifiedTokens()
+        speculative = self._config.speculative
+        self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)
         if self._drafter is not None:
             self._drafter.reset()
             judge_drafts(self.scheduler, self._verified)
@@ -291,32 +294,38 @@ class Engine:
         rows = plan.rows()
         if self.tier is not None:
             self.tier.before_step(plan)
-        scheduled_ns = perf_counter_ns()
-        masks = self._masks(rows) if plan.masked_rows else [()] * len(rows)
-        mask_ns = perf_counter_ns() - scheduled_ns if plan.masked_rows else 0
-        sequences = [self.sequences[row.request.id] for row in rows]
-        inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
-        packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
-        prepared_ns = perf_counter_ns()
-        launched = self.runner.launch(packed.step)
-        launch_ns = perf_counter_ns() - prepared_ns if self.runner.device.asynchronous else 0
-        load = self._load()
+        flight = Flight(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns)
+        if self._drafter is None or not self._in_flight:
+            self._hand_over(flight)  # else it waits for what is accepted of the step under way, and drafted then
+        flight.load = self._load()
         now = perf_counter_ns()
-        host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
+        flight.host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
         self._host_free_ns = now
-        times = (plan_ns, scheduled_ns, prepared_ns, launch_ns, host_ns, mask_ns)
-        tier = None if self.tier is None else self.tier.events()
-        flight = Flight(plan, rows, packed.sample_rows, launched, load, *times, self._preempted_ns, tier)
+        flight.tier = None if self.tier is None else self.tier.events()
         self._preempted_ns = {}
         self._in_flight.append(flight)
         return flight
+
+    def _hand_over(self, flight: Flight) -> None:
+        """Make the tensors of a planned step, and hand them to the device."""
+        began_ns, rows = perf_counter_ns(), flight.rows
+        masks = self._masks(rows) if flight.plan.masked_rows else [()] * len(rows)
+        flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
+        sequences = [self.sequences.get(row.request.id) for row in rows]
+        inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
+        packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
+        flight.prepared_ns = perf_counter_ns()
+        flight.prepare_ns = flight.prepared_ns - began_ns
+        flight.sampled_rows = packed.sample_rows
+        flight.launched = self.runner.launch(packed.step)
+        flight.launch_ns = perf_counter_ns() - flight.prepared_ns if self.runner.device.asynchronous else 0
 
     def _masks(self, rows: Sequence[Row]) -> list[tuple[Ints, ...]]:
         """For each row that samples for a grammar, what its tokens may be: after its own, and after each draft."""
         masks = []
         for row in rows:
-            sequence = self.sequences[row.request.id]
-            masks.append(sequence.masks(row.drafts, self.spec.vocab_size) if row.samples else ())
+            sequence = self.sequences.get(row.request.id)
+            masks.append(sequence.masks(row.drafts, self.spec.vocab_size) if sequence and row.samples else ())
         return masks
 
     def _plan(self) -> StepPlan:
@@ -339,51 +348,35 @@ class Engine:
             return None
         flight = self._in_flight.popleft()
         plan, launched = flight.plan, flight.launched
+        assert launched is not None
         tokens = launched.wait()
         self._host_free_ns = perf_counter_ns()
-        sampled, stopped = [], []
-        accepted = self._verified.accepted_tokens = {}
-        samples: dict[int, list[int]] = {}
-        for sample, index in enumerate(flight.sampled_rows):
-            if index is not None:
-                samples.setdefault(index, []).append(sample)
-        logprobs = launched.logprobs or [None] * len(tokens)
-        for index, its in samples.items():
-            request, *_, drafts = flight.rows[index]
-            if request.ended:  # it stopped, or was aborted, while this step was under way
-                continue
-            sequence = self.sequences[request.id]
-            if drafts and sequence.odds and launched.logits is not None:
-                chosen = rejection_sampled(sequence, drafts, launched.logits[its])
-            else:
-                chosen = [(tokens[sample], logprobs[sample]) for sample in its]
-            count, stops = verify(sequence, drafts, chosen)
-            sampled += [request] * (1 + count)
-            if drafts:
-                accepted[request.id] = count
-            if stops:
-                stopped.append(request.id)
+        thread_ns = thread_time_ns()
+        told = verify_step(flight.rows, flight.sampled_rows, launched, tokens, self.sequences)
+        self._verified.accepted_tokens = told.accepted
         if self.tier is not None:
             self.tier.copy_out()
-        proposed, draft_ns, draft_thread_ns = self._draft(flight, stopped)
-        finished = self._policy.commit(plan, stopped)
-        for request in dict.fromkeys(sampled):
+        proposed, draft_ns = self._draft(flight, told.stopped)
+        draft_thread_ns = thread_time_ns() - thread_ns if draft_ns is not None else 0
+        finished = self._policy.commit(plan, told.stopped)
+        for request in dict.fromkeys(told.sampled):
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
-        thread_ns = launched.thread_ns
+        computed_thread_ns = launched.thread_ns
         return Step(
             plan,
             flight.rows,
-            sampled,
+            told.sampled,
             finished,
-            stopped,
-            accepted,
+            told.stopped,
+            told.accepted,
             proposed,
             flight.load,
             flight.plan_ns,
             flight.scheduled_ns,
             flight.prepared_ns,
+            flight.prepare_ns,
             launched.start_ns,
             launched.computed_ns,
             launched.end_ns + (draft_ns or 0),
@@ -393,28 +386,29 @@ class Engine:
             flight.mask_ns,
             launched.op_ns,
             launched.graph,
-            None if thread_ns is None else thread_ns + draft_thread_ns,
+            None if computed_thread_ns is None else computed_thread_ns + draft_thread_ns,
             launched.speed,
             launched.expert_tokens,
             flight.tier,
         )
 
-    def _draft(self, flight: Flight, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None, int]:
-        """Propose what the next step verifies: how much for whom, how long it took, and CPU time of this thread."""
+    def _draft(self, flight: Flight, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
+        """Propose what the next step verifies: how much for whom, and how long it took. A step that waits for that is
+        handed over; it was planned for as many drafts as there can be."""
         if self._drafter is None:
-            return None, None, 0
-        began_ns, thread_ns = perf_counter_ns(), thread_time_ns()
-        rows = [row for row in flight.rows if not row.request.ended]
-        sequences = {row.request.id: self.sequences[row.request.id] for row in rows}
-        lasts = {id for id, sequence in sequences.items() if sequence.output_len == sequence.request.arrived.output_len}
-        going_on = {row.request.id for row in rows if row.samples} - lasts - set(stopped)
-        found = self._drafter.draft(rows, going_on, sequences, self._seating)
-        proposed = {}
-        for row in rows:
-            if row.request.id in going_on:
-                drafts = sequences[row.request.id].propose(found.get(row.request.id, []))
-                row.request.proposed = proposed[row.request.id] = drafts
-        return proposed, perf_counter_ns() - began_ns, thread_time_ns() - thread_ns
+            return None, None
+        began_ns = perf_counter_ns()
+        proposed = propose(self._drafter, flight.rows, stopped, self.sequences, self._seating)
+        if self._depth == 1:
+            for row in flight.rows:
+                row.request.proposed = proposed.get(row.request.id, 0)
+            return proposed, perf_counter_ns() - began_ns
+        ended_ns = perf_counter_ns()
+        if self._in_flight and self._in_flight[0].launched is None:
+            self._hand_over(self._in_flight[0])
+            ended_ns = self._in_flight[0].prepared_ns
+        most = self._verified.planned
+        return {row.request.id: most for row in flight.rows if row.samples}, ended_ns - (self._host_free_ns or began_ns)
 
     def step(self) -> Step | None:
         """Launch what there is room for and finish the oldest; None when there is nothing to run."""

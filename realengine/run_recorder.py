@@ -133,7 +133,7 @@ class RunRecorder:
             "preempted": len(plan.preempted),
             "schedule_ns": step.scheduled_ns - step.plan_ns,
             "in_flight": plan.lag,
-            "prepare_ns": step.prepared_ns - step.scheduled_ns,
+            "prepare_ns": step.prepare_ns,
             "launch_ns": step.launch_ns,
             "host_ns": step.host_ns,
             "forward_ns": step.computed_ns - step.start_ns,

@@ -22,16 +22,22 @@ class Seating:
 
     def __init__(self, config: SchedulerConfig, tables: Callable[[Request], Sequence[Sequence[int]]]) -> None:
         self._block_size = config.block_size
+        self._nobody = config.max_num_seqs
+        self._drafts = config.speculative is not None
         self._of = tables
         shape = (max(len(config.kv_groups), 1), config.max_num_seqs, -(-config.max_model_len // config.block_size))
         self._tables = np.zeros(shape, dtype=np.int32)
         self._filled = [0] * config.max_num_seqs
         self._free = list(range(config.max_num_seqs))[::-1]
         self._seats: dict[int, int] = {}
+        self._left: dict[int, Ints] = {}  # tables of those preempted in the last plan
 
     def follow(self, plan: StepPlan) -> None:
-        """Seat who was admitted; who was preempted gets up."""
+        """Seat who was admitted; who was preempted gets up, and its blocks are known until the next plan."""
+        self._left.clear()
         for request in plan.preempted:
+            if (seat := self._seats.get(request.id)) is not None:
+                self._left[request.id] = self._tables[:, seat].copy()
             self.leave(request.id)
         for request in plan.admitted:
             seat = self._seats[request.id] = self._free.pop()
@@ -46,7 +52,9 @@ class Seating:
 
     def blocks(self, request: Request, tokens: int) -> Ints:
         """Ids of its blocks by group of layers, those of its first `tokens` tokens among them."""
-        seat = self._seats[request.id]
+        seat = self._seats.get(request.id)
+        if seat is None:
+            return self._left[request.id]
         need, filled = -(-tokens // self._block_size), self._filled[seat]
         if filled < need:  # what has left a window since it was filled in is not looked at
             for table, blocks in zip(self._tables, self._of(request), strict=True):
@@ -54,10 +62,19 @@ class Seating:
             self._filled[seat] = need
         return self._tables[:, seat]
 
-    def row(self, row: Row, sequence: TokenSequence, masks: tuple[Ints, ...] = ()) -> RowInput:
-        """What the device needs to know of one row of a plan; `masks` are of the tokens that it samples."""
+    def row(self, row: Row, sequence: TokenSequence | None, masks: tuple[Ints, ...] = ()) -> RowInput:
+        """What the device needs to know of one row of a plan; `masks` are of the tokens that it samples.
+
+        A row with drafts begins where the tokens end that are known by now: it was planned as if all drafts of the step
+        before were accepted. One whose request was aborted meanwhile computes as much in the null block.
+        """
         request, start, count, samples, drafts = row
-        seat = self._seats[request.id]
+        seat = self._seats.get(request.id)
+        if seat is None or sequence is None:
+            null = np.zeros(-(-(start + count) // self._block_size), dtype=np.int32)
+            return RowInput([0] * count, start, null, self._nobody, (), other_blocks=(null,) * (len(self._tables) - 1))
+        if self._drafts:
+            start = min(start, len(sequence.tokens) - 1)
         first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = samples and sequence.logprobs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,27 +24,32 @@ class Load(NamedTuple):
     waiting_blocks: int
 
 
+_NOTHING = Load(0, 0, 0, 0)
+
+
 @dataclass(slots=True)
 class Flight:
-    """A step on its way, planned at `plan_ns` on `perf_counter_ns`.
+    """A step on its way, planned at `plan_ns` on `perf_counter_ns`; `Step` says what else its fields mean.
 
     preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
+    launched      None while it waits for the drafts that it verifies
     tier          what happened between the engine's blocks and host memory since then; None without that
     """
 
     plan: StepPlan
     rows: list[Row]
-    sampled_rows: list[int | None]
-    launched: Launched
-    load: Load
     plan_ns: int
     scheduled_ns: int
-    prepared_ns: int
-    launch_ns: int
-    host_ns: int | None
-    mask_ns: int
     preempted_ns: dict[int, int]
-    tier: TierEvents | None
+    load: Load = _NOTHING
+    sampled_rows: list[int | None] = field(default_factory=list)
+    launched: Launched | None = None
+    prepared_ns: int = 0
+    prepare_ns: int = 0
+    launch_ns: int = 0
+    host_ns: int | None = None
+    mask_ns: int = 0
+    tier: TierEvents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,12 @@ class Step:
     sampled    requests that got tokens, once for each token
     accepted   how many draft tokens were, of each request that had some to verify
     proposed   how many draft tokens were then, for each request that got a token and goes on; None without drafts
-    draft_ns   of the time to `end_ns`, that of proposing what the next step verifies; None without drafts
+    draft_ns   of the time to `end_ns`, that of proposing what the next step verifies; None without drafts. In the
+               overlapped loop also that of verifying and of the next step's tensors, which wait for it
 
+    prepare_ns host time making its tensors, which are there at `prepared_ns`
     launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
-    mask_ns    host time working out which tokens its samples may be, from `scheduled_ns` on
+    mask_ns    host time working out which tokens its samples may be, within `prepare_ns`
     host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
     op_ns      device time by operation, where it was measured
     graph      whether it was replayed as a graph
@@ -79,6 +86,7 @@ class Step:
     plan_ns: int
     scheduled_ns: int
     prepared_ns: int
+    prepare_ns: int
     start_ns: int
     computed_ns: int
     end_ns: int

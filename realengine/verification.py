@@ -15,13 +15,56 @@ comes depends on what was proposed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
+from realengine.launched import Launched
 from realengine.sampling import logprobs_of, pick
 from realengine.sequence import TokenSequence
 from serving.request import Request
+from serving.step_plan import Row
+
+
+class Verified(NamedTuple):
+    """What a step brought: who got tokens, once for each; whom one ended; how many drafts were accepted, by id."""
+
+    sampled: list[Request]
+    stopped: list[int]
+    accepted: dict[int, int]
+
+
+def verify_step(
+    rows: Sequence[Row],
+    sampled_rows: Sequence[int | None],
+    launched: Launched,
+    tokens: Sequence[int],
+    sequences: Mapping[int, TokenSequence],
+) -> Verified:
+    """Take the `tokens` of a step that has ended, each sampled for the row of its number in `sampled_rows`."""
+    told = Verified([], [], {})
+    samples: dict[int, list[int]] = {}
+    for sample, index in enumerate(sampled_rows):
+        if index is not None:
+            samples.setdefault(index, []).append(sample)
+    logprobs = launched.logprobs or [None] * len(tokens)
+    for index, its in samples.items():
+        request, *_, drafts = rows[index]
+        if request.ended:  # it stopped, or was aborted, while this step was under way
+            continue
+        sequence = sequences[request.id]
+        if drafts and sequence.odds and launched.logits is not None:
+            chosen = rejection_sampled(sequence, drafts, launched.logits[its])
+        else:
+            chosen = [(tokens[sample], logprobs[sample]) for sample in its]
+        count, stops = verify(sequence, drafts, chosen)
+        told.sampled.extend([request] * (1 + count))
+        if drafts:
+            told.accepted[request.id] = count
+        if stops:
+            told.stopped.append(request.id)
+    return told
 
 
 def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, float | None]]) -> tuple[int, bool]:
@@ -64,13 +107,16 @@ class VerifiedTokens:
     """Acceptance as it turned out.
 
     accepted_tokens  of the drafts that the last step verified, by request
+    planned          draft tokens that a next step is planned for while the drafts are not known: in the overlapped
+                     loop as many as there can be, as in vLLM. In the plain one the engine says when the step has ended
     """
 
-    def __init__(self) -> None:
+    def __init__(self, planned: int) -> None:
         self.accepted_tokens: dict[int, int] = {}
+        self.planned = planned
 
     def proposed(self, request: Request, step: int) -> int:
-        return 0  # the engine says when the step has ended
+        return self.planned
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
         return self.accepted_tokens[request.id]

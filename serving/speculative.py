@@ -151,22 +151,33 @@ class Acceptance(Protocol):
 
 
 class Coins:
-    """Acceptance on the virtual clock. Raises UserError where the configuration says nothing about it."""
+    """Acceptance on the virtual clock. In the loop that `overlaps` a step is planned before its drafts are known: for
+    as many as there can be, of which those that nobody proposed are rejected.
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    Raises UserError where the configuration says nothing about acceptance.
+    """
+
+    def __init__(self, config: SpeculativeConfig, overlaps: bool = False) -> None:
+        self._overlaps = overlaps
         self._seed = str(config.seed).encode()
         self._below = [round(rate * _COIN) for rate in config.conditional_rates]
         self._most = config.num_speculative_tokens
         self._reaches = [round(rate * _COIN) for rate in config.proposal_rates or ()]
 
     def proposed(self, request: Request, step: int) -> int:
-        if not self._reaches:
-            return self._most
-        coin = self._coin(b"d%d:%d" % (request.id, request.max_len - request.unscheduled))
-        return sum(coin < reaches for reaches in self._reaches)
+        return self._most if self._overlaps else self._found(request.id, request.max_len - request.unscheduled)
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
+        if self._overlaps:
+            drafts = min(drafts, self._found(request.id, request.known))
         return self.tossed(request.id, request.outputs, drafts)
+
+    def _found(self, request: int, tokens: int) -> int:
+        """How many draft tokens are found for a request of so many tokens."""
+        if not self._reaches:
+            return self._most
+        coin = self._coin(b"d%d:%d" % (request, tokens))
+        return sum(coin < reaches for reaches in self._reaches)
 
     def tossed(self, request: int, place: int, drafts: int) -> int:
         """How many of `drafts` tokens are accepted, the first of which would be output token `place`, from 0."""

@@ -41,7 +41,7 @@ class ModelDrafter:
         self._most = config.speculative.num_speculative_tokens
         self._block_size, self._nobody = config.block_size, config.max_num_seqs
         tokens = config.max_num_batched_tokens + config.max_num_seqs  # what was sampled is taken in, too
-        own = deployment.rescheduled(speculative=None, max_num_batched_tokens=tokens)
+        own = deployment.rescheduled(speculative=None, async_scheduling=False, max_num_batched_tokens=tokens)
         changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
         self._runner = ModelRunner(own.model_copy(update=changes), files)
         self._number = ""  # with which of a token's uniform numbers drafts are drawn: the target's own

@@ -12,14 +12,11 @@ from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
 
-def check_drafts(deployment: Deployment, speculative: SpeculativeConfig) -> None:
-    """Raise UserError for drafts that the engine cannot make or verify."""
+def check_drafts(speculative: SpeculativeConfig) -> None:
+    """Raise UserError for drafts that the engine cannot make."""
     if speculative.method == "eagle":
         remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
         raise UserError("scheduler.speculative.method", speculative.method, remedy)
-    if deployment.scheduler.async_scheduling:  # the next step would be planned before its drafts are known
-        remedy = "cannot be combined with scheduler.speculative on the real engine; set it to false"
-        raise UserError("scheduler.async_scheduling", True, remedy)
 
 
 def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | None) -> Drafter | None:

@@ -23,16 +23,17 @@ class Drafts:
     acceptance  what becomes of them; until another is put in its place, coins
     """
 
-    def __init__(self, config: SpeculativeConfig, max_model_len: int) -> None:
+    def __init__(self, config: SpeculativeConfig, max_model_len: int, overlaps: bool) -> None:
         self._longest = max_model_len
         self.prefills = 0
         self.tokens = config.num_speculative_tokens
         self.lookahead = config.num_lookahead_tokens
         self._config = config
+        self._overlaps = overlaps
 
     @cached_property
     def acceptance(self) -> Acceptance:  # an engine, which puts its own here, need not state any
-        return Coins(self._config)
+        return Coins(self._config, self._overlaps)
 
     def slots(self, end: int) -> int:
         """Tokens that a request holds KV blocks for in a step that computes its tokens up to `end`."""

@@ -62,7 +62,9 @@ class VllmScheduler:
         self.decodes = DecodeSet(config.block_size)
         self.service: ServiceMeter | None = None
         self.kv_loading: KvLoading | None = None
-        self.drafts = Drafts(config.speculative, config.max_model_len) if config.speculative else None
+        self.drafts: Drafts | None = None
+        if config.speculative is not None:
+            self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
         varies = type(self).step_budget is not VllmScheduler.step_budget
         self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
         steady = SteadyDecode if self._grouped is None else GroupedDecode

@@ -84,11 +84,13 @@ def test_prices_of_verifying_and_drafting_are_found_again() -> None:
 
 
 @pytest.mark.engine
-def test_an_engine_that_drafts_is_recorded_calibrated_simulated_and_validated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_an_engine_that_drafts_is_recorded_calibrated_simulated_and_validated(overlapped: bool, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
     for name, seed in (("a", 1), ("b", 2)):
         write_workload(traffic(20, 200.0, seed), tmp_path / f"{name}.parquet")
     scheduler = {"max_num_seqs": 6, "max_model_len": 256, "block_size": 4, "num_blocks": 200, "speculative": NGRAM}
+    scheduler["async_scheduling"] = overlapped
     file = tmp_path / "d.yaml"
     file.write_text(yaml.safe_dump({"model": "random:llama", "dtype": "float32", "scheduler": scheduler}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def prompts() -> list[list[int]]:
     return [shared[: 20 * (i % 2)] + [chance.randrange(6) for _ in range(chance.randrange(1, 40))] for i in range(9)]
 
 
-def run(engine: Engine, stop_ids: tuple[int, ...] = ()) -> tuple[list[list[int]], list[Step]]:
-    """Every prompt, two arriving before each step, every other drawn: outputs and steps."""
+def run(
+    engine: Engine, stop_ids: tuple[int, ...] = (), hung_up: int | None = None
+) -> tuple[list[list[int]], list[Step]]:
+    """Every prompt, two arriving before each step, every other drawn: outputs and steps. The client of `hung_up` does
+    so while the third step after its first token is under way, and another planned if the loop is overlapped."""
     waiting, sequences, steps = list(enumerate(prompts())), [], []
     while waiting or engine.scheduler.requests:
         for number, prompt in waiting[:2]:
@@ -80,7 +84,11 @@ def run(engine: Engine, stop_ids: tuple[int, ...] = ()) -> tuple[list[list[int]]
             engine.add(arrived, prompt, sampling=how, stop_ids=stop_ids)
             sequences.append(engine.sequences[number])
         del waiting[:2]
-        if (step := engine.step()) is not None:
+        while engine.has_room and engine.launch():
+            pass
+        if hung_up in engine.sequences and engine.sequences[hung_up].output_len > 3:
+            engine.abort(hung_up)
+        if (step := engine.finish()) is not None:
             steps.append(step)
         for request in engine.scheduler.requests.values():
             request.check()
@@ -95,8 +103,8 @@ def plain() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Engine:
-    return engine_for(NGRAM)
+def drafting() -> dict[bool, Engine]:
+    return {overlapped: engine_for(NGRAM, async_scheduling=overlapped) for overlapped in (False, True)}
 
 
 class Foreteller:
@@ -134,23 +142,37 @@ class Foreteller:
         }
     ),
     stops=st.booleans(),
+    overlapped=st.booleans(),
+    hung_up=st.none() | st.integers(0, 8),
 )
 def test_outputs_are_those_of_plain_decoding(
-    seed: int, right: float, scheduler: dict[str, Any], stops: bool, plain: list[list[int]], drafting: Engine
+    seed: int,
+    right: float,
+    scheduler: dict[str, Any],
+    stops: bool,
+    overlapped: bool,
+    hung_up: int | None,
+    plain: list[list[int]],
+    drafting: dict[bool, Engine],
 ) -> None:
-    """Greedy and drawn, whatever is proposed, under any batching and preemption, with stop tokens among the drafts."""
-    drafting.limit(**{**LARGEST, "scheduler_reserve_full_isl": True} | scheduler)
+    """Greedy and drawn, whatever is proposed, under any batching and preemption, with stop tokens among the drafts, and
+    though a client hangs up."""
+    engine = drafting[overlapped]
+    engine.limit(**{**LARGEST, "scheduler_reserve_full_isl": True} | scheduler)
     stop_ids = (plain[2][5], plain[3][1]) if stops else ()
-    usual, drafting._drafter = drafting._drafter, Foreteller(plain, seed, right)  # type: ignore[assignment]
+    usual, engine._drafter = engine._drafter, Foreteller(plain, seed, right)  # type: ignore[assignment]
     try:
-        outputs, steps = run(drafting, stop_ids)
+        outputs, steps = run(engine, stop_ids, hung_up)
     finally:
-        drafting._drafter = usual
-    for got, whole in zip(outputs, plain, strict=True):
+        engine._drafter = usual
+    for number, (got, whole) in enumerate(zip(outputs, plain, strict=True)):
         ends = [i for i, token in enumerate(whole) if token in stop_ids]
-        assert got == whole[: ends[0] + 1 if ends else None]
+        told = whole[: ends[0] + 1 if ends else None]
+        assert got == (told[: len(got)] if number == hung_up else told)
     for step in steps:
         assert sum(step.accepted.values()) == step.plan.accepted_tokens <= step.plan.draft_tokens
+        if overlapped or hung_up is not None:  # rows may be for nobody, and drafts longer than anything proposed
+            continue
         assert len(step.sampled) == step.plan.sampled_rows + step.plan.accepted_tokens
         for row in step.rows:
             nobodys = row.request in step.plan.admitted or row.request in step.finished  # padding, or beyond its output
@@ -158,39 +180,59 @@ def test_outputs_are_those_of_plain_decoding(
     assert sum(step.plan.draft_tokens for step in steps)
 
 
-def test_prompt_lookup_drafts_and_changes_nothing(plain: list[list[int]]) -> None:
-    outputs, steps = run(engine_for(NGRAM))
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_prompt_lookup_drafts_and_changes_nothing(overlapped: bool, plain: list[list[int]]) -> None:
+    outputs, steps = run(engine_for(NGRAM, async_scheduling=overlapped))
     assert outputs == plain
     assert any(step.plan.draft_tokens for step in steps)
     assert all(step.draft_ns is not None and step.end_ns >= step.computed_ns + step.draft_ns for step in steps)
+    for before, after in pairwise(steps):
+        assert before.end_ns <= after.start_ns
+        assert (after.plan_ns < before.end_ns) == (after.plan.lag > 0)
 
 
-@pytest.mark.parametrize("num_blocks", [30, 100])
+@pytest.mark.parametrize(("num_blocks", "overlapped"), [(30, False), (100, False), (30, True), (100, True)])
 @pytest.mark.parametrize("draft", ["random:llama", "random:qwen3"])
-def test_a_draft_model_drafts_and_changes_nothing(draft: str, num_blocks: int, plain: list[list[int]]) -> None:
+def test_a_draft_model_drafts_and_changes_nothing(
+    draft: str, num_blocks: int, overlapped: bool, plain: list[list[int]]
+) -> None:
     """The target itself as its draft is always right, also after a preemption, and also where tokens are drawn."""
     speculative = {"model": draft, "num_speculative_tokens": 3}
-    engine = engine_for(speculative, num_blocks=num_blocks, scheduler_reserve_full_isl=False)
+    engine = engine_for(
+        speculative, num_blocks=num_blocks, scheduler_reserve_full_isl=False, async_scheduling=overlapped
+    )
     outputs, steps = run(engine)
     assert outputs == plain
     assert any(step.plan.preempted for step in steps) == (num_blocks == 30)
+
+    def goes_beyond(row: Row, step: Step) -> bool:
+        """The overlapped loop verifies as many tokens as there can be, also where the request ends before."""
+        return overlapped and row.request in step.finished
+
     drafted, accepted = (
-        sum(getattr(step.plan, name) for step in steps) for name in ("draft_tokens", "accepted_tokens")
+        sum(count(row, s) for s in steps for row in s.rows if row.request.id in s.accepted and not goes_beyond(row, s))
+        for count in (lambda row, _: row.drafts, lambda row, s: s.accepted[row.request.id])
     )
     assert accepted == drafted if draft == "random:llama" else accepted < drafted
     without = sum(step.plan.decode_rows for step in run(engine_for(None))[1])
     assert draft != "random:llama" or sum(step.plan.decode_rows for step in steps) < 0.5 * without
 
 
-@pytest.mark.parametrize("draft", ["random:llama", "random:qwen3"])
-def test_a_draft_model_may_draw_by_itself(draft: str, plain: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("draft", "overlapped"), [("random:llama", False), ("random:qwen3", False), ("random:llama", True)]
+)
+def test_a_draft_model_may_draw_by_itself(draft: str, overlapped: bool, plain: list[list[int]]) -> None:
     """Greedy outputs stay; the target as its own draft is as good as always right where tokens are drawn."""
     method = {"draft_sample_method": "probabilistic", "num_speculative_tokens": 3}
-    outputs, steps = run(engine_for({"model": draft, **method}, num_blocks=40, scheduler_reserve_full_isl=False))
+    settings = {"num_blocks": 40, "scheduler_reserve_full_isl": False, "async_scheduling": overlapped}
+    outputs, steps = run(engine_for({"model": draft, **method}, **settings))
     assert outputs[::2] == plain[::2]
     assert outputs[1::2] != plain[1::2] and all(len(output) == OUTPUTS for output in outputs)
     drafted, accepted = (sum(getattr(s.plan, name) for s in steps) for name in ("draft_tokens", "accepted_tokens"))
-    assert accepted >= 0.99 * drafted if draft == "random:llama" else 0 < accepted < drafted
+    if overlapped:  # as many are verified as there can be, also beyond an output's end
+        assert accepted > 0.6 * drafted
+    else:
+        assert accepted >= 0.99 * drafted if draft == "random:llama" else 0 < accepted < drafted
 
 
 def test_kv_of_a_draft_model_is_counted() -> None:
@@ -214,14 +256,15 @@ def test_a_draft_model_with_a_window_is_one_line() -> None:
 
 
 def test_two_ranks_verify_drafts(plain: list[list[int]]) -> None:
-    engine = engine_for({"model": "random:llama", "num_speculative_tokens": 3}, tensor_parallel_size=2)
+    speculative = {"model": "random:llama", "num_speculative_tokens": 3}
+    engine = engine_for(speculative, tensor_parallel_size=2, async_scheduling=True)
     try:
         outputs, steps = run(engine)
     finally:
         engine.close()
     assert outputs == plain
-    assert all(step.plan.draft_tokens == step.plan.accepted_tokens for step in steps)
-    assert any(step.plan.draft_tokens for step in steps)
+    assert sum(step.plan.accepted_tokens for step in steps) > 0.5 * OUTPUTS * len(outputs)
+    assert any(step.plan.lag for step in steps)
 
 
 @examples(0.1)
@@ -303,7 +346,8 @@ def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
 # Recorded, replayed, and fed to the simulator
 
 
-def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(overlapped: bool, tmp_path: Path) -> None:
     spec = {
         "name": "chat",
         "seed": 4,
@@ -312,7 +356,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(tmp_path: Path)
         "prompt": {"kind": "lognormal", "mean": 12, "sigma": 0.6, "max": 30},
         "output": {"kind": "lognormal", "mean": 30, "sigma": 0.5, "max": 60},
     }
-    engine = engine_for(NGRAM, num_blocks=40, scheduler_reserve_full_isl=False)
+    engine = engine_for(NGRAM, num_blocks=40, scheduler_reserve_full_isl=False, async_scheduling=overlapped)
     workload = synthesise(parse_spec(spec, where="x"))
     record(workload, engine, tmp_path / "run")
     recording = Recording.load(tmp_path / "run")
@@ -332,13 +376,13 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(tmp_path: Path)
         found.append([sum(sink.requests[name].to_pylist()) for name in ("drafts", "draft_tokens", "accepted_tokens")])
     requests = recording.table("requests", ["drafts", "draft_tokens", "accepted_tokens"])
     real = [pc.sum(column).as_py() for column in requests.columns]
-    assert real[2] and np.mean(found, axis=0) == pytest.approx(real, rel=0.12)
+    near = 0.2 if overlapped else 0.12  # there more is verified beyond an output's end, which the simulator accepts
+    assert real[2] and np.mean(found, axis=0) == pytest.approx(real, rel=near)
 
 
 @pytest.mark.parametrize(
     ("speculative", "more", "said"),
     [
-        (NGRAM, {"async_scheduling": True}, r"scheduler\.async_scheduling.*scheduler\.speculative"),
         ({"method": "eagle", "num_speculative_tokens": 2}, {}, r"scheduler\.speculative\.method: 'eagle'"),
     ],
 )
