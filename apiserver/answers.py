@@ -168,5 +168,4 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """A server-sent event."""
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"

@@ -34,7 +34,6 @@ class Connection(web.RequestHandler):
         self._drops = self._loop.call_later(self._patience_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
         super().resume_writing()
         self._keep()
 

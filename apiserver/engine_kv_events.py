@@ -47,13 +47,10 @@ class EngineKvEvents:
     # On the other
 
     def publish(self, batch: bytes) -> None:
-        """A batch that was taken."""
         self._publisher.publish(batch)
 
     def replay(self) -> None:
-        """Answer who has asked for batches."""
         self._publisher.replay()
 
     def close(self) -> None:
-        """Nothing more is published."""
         self._publisher.close()

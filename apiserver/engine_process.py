@@ -38,11 +38,9 @@ class EngineProcess:
         self._stops = 0
 
     def stop(self) -> None:
-        """End soon."""
         self._stops += 1
 
     def run(self, poller: zmq.Poller, woken: zmq.Socket[bytes]) -> None:
-        """Serve."""
         while not self._stops:
             self._turn(poller, woken)
         for peer in self._exchange.peers:

@@ -98,5 +98,4 @@ class Exchange:
         return output
 
     def close(self) -> None:
-        """Send what is on its way, and end."""
         self._socket.close()

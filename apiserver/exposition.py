@@ -23,7 +23,6 @@ class Value:
         self._line = f"{name}{{{labels}}} "
 
     def lines(self) -> list[str]:
-        """As Prometheus reads it."""
         return [f"{self._line}{self.value}"]
 
 
@@ -38,7 +37,6 @@ class Distribution:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """`value` came, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
@@ -108,15 +106,12 @@ class Series:
                 self._by_family.setdefault(family.name, []).append(made)
 
     def set(self, name: str, value: float, split: str = "") -> None:
-        """Of a gauge."""
         self._values[name, split].value = value
 
     def inc(self, name: str, more: float = 1, split: str = "") -> None:
-        """Of a counter."""
         self._values[name, split].value += more
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        """Of a histogram."""
         self._histograms[name].observe(value, times)
 
     def add(self, name: str, counts: Sequence[int], total: float) -> None:
@@ -124,7 +119,6 @@ class Series:
         self._histograms[name].add(counts, total)
 
     def lines(self, name: str) -> list[str]:
-        """Those of a family."""
         return [line for one in self._by_family[name] for line in one.lines()]
 
 

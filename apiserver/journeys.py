@@ -45,7 +45,6 @@ class Journeys:
         }
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A row of `steps`, with its `row_ids`."""
         if not self._under_way:
             return
         ids = row.get("row_ids") or ()

@@ -75,6 +75,5 @@ class KvFeeds:
             publisher.replay()
 
     def close(self) -> None:
-        """Nothing more is published."""
         for publisher in self._publishers.values():
             publisher.close()

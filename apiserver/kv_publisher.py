@@ -79,7 +79,6 @@ class KvPublisher:
                 self._replays.send_multipart([peer, b"", b"", _END, b""])
 
     def close(self) -> None:
-        """Nothing more is published here."""
         if self._replays is not None:
             if self._replays in self._poller:
                 self._poller.unregister(self._replays)

@@ -59,7 +59,6 @@ class Ledger:
 
     @property
     def records(self) -> bool:
-        """Whether a recording is written."""
         return self._recording is not None and self._recording.goes_on
 
     @property
@@ -77,12 +76,10 @@ class Ledger:
         self.under_way += 1
 
     def arrived(self, request: WorkloadRequest) -> None:
-        """A request has arrived in the backend."""
         if self._recording is not None:
             self._recording.arrived(request)
 
     def add_request(self, **row: Any) -> None:
-        """A row of `requests`, from the backend."""
         self.under_way -= 1
         id = row["request_id"]
         self._counter.request(row, self._asked[id])
@@ -92,11 +89,9 @@ class Ledger:
             self._write(id, row, self._delivered.pop(id, None))
 
     def step_ended(self, end: StepEnd) -> None:
-        """A step has ended in the backend."""
         self._counter.step(end)
 
     def add_step(self, **row: Any) -> None:
-        """A row of `steps`, from the backend."""
         self._journeys.step(row)
         if self._recording is not None:
             self._recording.add_step(row)
@@ -151,30 +146,25 @@ class ForwardingLedger:
         self.undelivered = 0
 
     def expects(self, id: int, asked: Add) -> None:
-        """See `Ledger`."""
         self.under_way += 1
 
     def arrived(self, request: WorkloadRequest) -> None:
         """See `Ledger`."""
 
     def add_request(self, **row: Any) -> None:
-        """See `Ledger`."""
         self.under_way -= 1
         self._send(Row("requests", row))
 
     def step_ended(self, end: StepEnd) -> None:
-        """See `Ledger`."""
         self._send(end)
 
     def add_step(self, **row: Any) -> None:
-        """See `Ledger`."""
         self._send(Row("steps", row))
 
     def delivered(self, id: int, delivered: Delivered | None) -> None:
         """See `Ledger`."""
 
     def journey(self, name: str) -> bytes:
-        """See `Ledger`."""
         return b""
 
     def close(self) -> None:

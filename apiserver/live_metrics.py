@@ -64,7 +64,6 @@ class LiveMetrics:
         self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
 
     def step(self, end: StepEnd) -> None:
-        """A step has ended."""
         engine = self._engine(end.replica)
         _holds(engine, end.running, end.waiting, end.deferred, end.usage)
         engine.inc("vllm:generation_tokens", end.generated)

@@ -120,7 +120,6 @@ class LiveRecording:
         self._note("arrived", {name: getattr(request, name) for name in _OF_A_REQUEST})
 
     def add_request(self, row: Mapping[str, Any]) -> None:
-        """The row of a request that has ended."""
         self._note("request", row)
         id = row["request_id"]
         request = self._requests.pop(id)
@@ -134,7 +133,6 @@ class LiveRecording:
         self._try(lambda writer: writer.add_request(**row))
 
     def add_step(self, row: Mapping[str, Any]) -> None:
-        """The row of a step."""
         self._note("step", row)
         self._try(lambda writer: writer.add_step(**row))
 

@@ -42,7 +42,6 @@ class About(Message):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit into an engine's KV blocks."""
         return int(self.run["num_blocks"]) * self.block_size
 
 

@@ -33,8 +33,6 @@ def _neutral(*values: Any) -> Any:
 
 
 class StreamOptions(BaseModel):
-    """How to stream."""
-
     model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's, which GuideLLM asks for: usage so far in each chunk

@@ -143,7 +143,6 @@ class RealEngine:
         self._outbox.append(call)
 
     def take(self) -> list[_Call]:
-        """What has come since."""
         calls = []
         while self._inbox:
             calls.append(self._inbox.popleft())
@@ -169,11 +168,9 @@ class RealEngine:
         self._wake()
 
     def add_request(self, **row: Any) -> None:
-        """A row of `requests`, from the recorder."""
         self.post(lambda: self.ledger.add_request(**row))
 
     def add_step(self, **row: Any) -> None:
-        """A row of `steps`, from the recorder."""
         self.post(lambda: self.ledger.add_step(**row))
 
 
@@ -261,8 +258,6 @@ class _New(NamedTuple):
 
 
 class _Answer:
-    """An answer under way."""
-
     request: Request
 
     def __init__(self, asked: Add, segments: tuple[Segment, ...]) -> None:

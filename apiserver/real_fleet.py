@@ -53,7 +53,6 @@ class RemoteEngine(RoutedReplica):
         self.socket.connect(address)
 
     def send(self, message: Message) -> None:
-        """Tell it something."""
         self.socket.send(encode(message))
 
     def answers_to(self, id: int, answer: _Answer) -> None:
@@ -244,8 +243,6 @@ class RealFleet:
 
 
 class _Answer:
-    """An answer under way."""
-
     def __init__(self, asked: Add, segments: tuple[Segment, ...], arrival_ns: int) -> None:
         self.asked = asked
         self.segments = segments

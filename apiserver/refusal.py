@@ -36,7 +36,6 @@ class Refusal(Exception):
 
 
 def answer_to(refusal: Refusal) -> web.Response:
-    """The error document, as an answer of HTTP."""
     headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
     return web.json_response(refusal.document(), status=refusal.status, headers=headers)
 

@@ -229,7 +229,6 @@ class Twin:
             self.ledger.add_request(**row)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Rows of `steps`, from the cluster."""
         for values in zip(*columns.values(), strict=True):
             self.ledger.add_step(**dict(zip(columns, values, strict=True)))
 
@@ -241,8 +240,6 @@ def _words_of(id: int, asked: Add) -> int:
 
 
 class _Answer:
-    """An answer under way."""
-
     def __init__(self, asked: Add, request: WorkloadRequest, seed: int, cut_after: int | None) -> None:
         self.asked = asked
         self.segments = request.prompt

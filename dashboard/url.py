@@ -314,7 +314,6 @@ def _address() -> Said:
 
 
 def _key(parameter: str) -> str:
-    """The key of the parameter's only widget."""
     return fresh_key(f"url_{parameter}", parameter)
 
 

@@ -74,7 +74,6 @@ class PricedScenario:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the fleet as it starts."""
         return sum(pool.gpus * pool.config.replicas for pool in self.all_pools)
 
     @property
@@ -85,7 +84,6 @@ class PricedScenario:
 
     @property
     def routes_by(self) -> str:
-        """The router's name."""
         return self.router or self.fleet.router.name
 
     @property

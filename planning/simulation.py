@@ -49,7 +49,6 @@ class SimulatedRun(Answer):
         return self.recording.table(name)
 
     def report(self) -> Iterator[RenderableType]:
-        """As `tokentwin simulate` prints it."""
         yield from run_report(self.metrics, self.bands)
         yield Text(f"{self.standing['mark']}: {self.standing['reason']}")
 

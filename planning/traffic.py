@@ -94,7 +94,6 @@ def is_specification(path: str | Path) -> bool:
 
 
 def waits_for_answers(workload: Workload) -> bool:
-    """Whether arrivals depend on answers."""
     return workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
 
 

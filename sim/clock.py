@@ -38,5 +38,4 @@ class Alarm(simpy.Event):
 
 
 def from_seconds(seconds: float) -> int:
-    """Nanoseconds."""
     return round(seconds * SECOND_NS)

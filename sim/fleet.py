@@ -50,7 +50,6 @@ class Life:
 
     @property
     def serves(self) -> bool:
-        """Whether it takes requests."""
         return self.ready_ns is not None and not self.drains and not self.ended_by
 
 
@@ -125,7 +124,6 @@ class Fleet:
         return self._transfers.first_token_of(request)
 
     def role(self, replica: Replica) -> str:
-        """The role of its pool."""
         return self.pools[self._lives[replica.index].pool].config.role
 
     def awaits(self, request: WorkloadRequest) -> bool:

@@ -100,7 +100,6 @@ class Replica:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit into its KV blocks."""
         return kv_tokens(self._policy.limits)
 
     @property

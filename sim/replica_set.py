@@ -60,11 +60,9 @@ class ReplicaSet(list[Replica]):
         replica.listeners.remove(self)
 
     def loaded(self, replica: Replica) -> None:
-        """`replica` has one request more."""
         self.outstanding_requests += 1
 
     def lightened(self, replica: Replica) -> None:
-        """`replica` has one fewer."""
         self.outstanding_requests -= 1
         for ranking in self._rankings.values():
             ranking.note(replica)

@@ -9,8 +9,6 @@ import click
 
 
 class Finite(click.FloatRange):
-    """A finite number within a range."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):

@@ -43,7 +43,6 @@ class SectionedCommand(click.Command):
         self._rest = rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Called by click."""
         options = {param.name or "": param.get_help_record(ctx) for param in self.get_params(ctx)}
         shown = [(title, [options.pop(name) for name in names]) for title, names in self._sections.items()]
         for title, records in [*shown, (self._rest, list(options.values()))]:

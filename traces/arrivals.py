@@ -45,8 +45,6 @@ class _Renewal(_Arrivals):
 
 
 class Poisson(_Renewal):
-    """A Poisson process: exponential gaps."""
-
     kind: Literal["poisson"]
     rate: Rate
 

@@ -20,8 +20,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AzureReader:
-    """Reads an Azure trace. See `traces.reader.TraceReader`."""
-
     name = "azure"
 
     def matches(self, head: bytes) -> bool:

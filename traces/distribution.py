@@ -39,7 +39,6 @@ class Distribution:
         return cls(*spread, len(values), *percentiles(values, PERCENTILES))
 
     def as_dict(self) -> dict[str, float | int]:
-        """The statistics by name."""
         return asdict(self)
 
 

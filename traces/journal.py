@@ -37,7 +37,6 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._file.close()
 
 

@@ -41,8 +41,6 @@ class _Lengths(Settings, allow_inf_nan=False):
 
 
 class Fixed(_Lengths):
-    """Always `tokens`."""
-
     kind: Literal["fixed"] = "fixed"
     tokens: int = Field(ge=1, le=LONGEST)
 

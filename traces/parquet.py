@@ -144,7 +144,6 @@ class WorkloadWriter:
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
 
     def add(self, request: WorkloadRequest) -> None:
-        """The next request."""
         self._rows.append(request)
         if len(self._rows) == ROW_GROUP:
             self._flush()

@@ -79,7 +79,6 @@ class Row:
         return value
 
     def items(self, field: str) -> list[Any]:
-        """A JSON array."""
         value = self.fields.get(field)
         if not isinstance(value, list):
             raise self.error(field, value, "must be an array")

@@ -128,7 +128,6 @@ class RunMetrics:
         return self._distributions[name]
 
     def distributions(self) -> dict[str, Distribution]:
-        """Every distribution by name."""
         return {name: self.distribution(name) for name in DISTRIBUTIONS}
 
     def _request_values(self, name: str) -> Floats:

@@ -20,8 +20,6 @@ _REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_clas
 
 
 class SimpleCsvReader:
-    """Reads simple CSV. See `traces.reader.TraceReader`."""
-
     name = "simple CSV"
 
     def matches(self, head: bytes) -> bool:
@@ -33,8 +31,6 @@ class SimpleCsvReader:
 
 
 class SimpleJsonReader:
-    """Reads simple JSON lines. See `traces.reader.TraceReader`."""
-
     name = "simple JSON lines"
 
     def matches(self, head: bytes) -> bool:

@@ -71,7 +71,6 @@ class WorkloadSummary:
     slo_classes: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
         return asdict(self)
 
 

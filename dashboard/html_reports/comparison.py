@@ -16,7 +16,6 @@ _CHANGE, _ERROR = "B - A (%)", "error (%)"  # columns that a file shows with the
 
 
 def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
-    """Its title, and its blocks."""
     names, sides = Sides(*side_names(answer.a, answer.b)), (answer.a, answer.b)
     colours = side_colours(*(side.deployment.policy for side in sides))
     rated, rows = words.provenance(answer), answer.rows

@@ -12,7 +12,6 @@ from planning.diagnose.document import DiagnosisDocument
 
 
 def diagnosis_report(found: DiagnosisDocument) -> tuple[str, list[str]]:
-    """Its title, and its blocks."""
     return sentence(found.verdict), [*diagnosis_blocks(found), origin(found.version, found.inputs, "Run")]
 
 

@@ -30,7 +30,6 @@ from serving.metrics import metric
 
 
 def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
-    """Its title, and its blocks."""
     best = answer.recommendation
     title = words.fleet_name(best, answer.spares) if best else "No fleet"
     blocks = [

@@ -36,5 +36,4 @@ def report_of(source: Exportable) -> tuple[str, Iterable[str]]:
 
 
 def write_report(source: Exportable, out: IO[bytes]) -> None:
-    """`report_of`, as one HTML file."""
     write_document(out, *report_of(source))

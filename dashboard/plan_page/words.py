@@ -107,7 +107,6 @@ def other_draws(best: Recommendation) -> str | None:
 
 
 def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
-    """Of one point of a plan."""
     return noted({"mark": point.mark, "reason": point.reason}, _UNSAID)
 
 

@@ -74,11 +74,9 @@ class HeldSteps:
 
     @classmethod
     def recorded(cls, recording: Recording) -> HeldSteps:
-        """The same of a recording."""
         return cls.of(recording.table("steps", [*_COLUMNS, *recording.filled("steps", BATCH[2:])]))
 
     def __len__(self) -> int:
-        """How many steps there are."""
         return len(self._start)
 
     def batches(self, window: Window | None = None) -> tuple[Array, dict[str, Array]]:

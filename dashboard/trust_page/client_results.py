@@ -44,7 +44,6 @@ class Clients(_Part):
 
     @property
     def means(self) -> list[Figure]:
-        """The mean of each latency."""
         return [row for row in self.rows if row.statistic == "mean"]
 
 
@@ -62,7 +61,6 @@ def newest_clients(runs: Path) -> Clients | None:
 
 
 def client_rows(clients: Clients) -> list[dict[str, Any]]:
-    """Every statistic of rung 6."""
     return [
         {
             "metric": axis_of(row.metric),

@@ -93,7 +93,6 @@ class Domain(NamedTuple):
 
     @property
     def provenance(self) -> Provenance:
-        """How the run stands."""
         if not self.beyond.steps:
             return Provenance(self.mark, f"none of {self.counted_steps} lies beyond what was measured")
         return Provenance(self.mark, f"{self.beyond} lie outside what was measured, most by {self.reason}")

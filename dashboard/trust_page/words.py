@@ -32,7 +32,6 @@ def disturbance(report: ValidationReport) -> str:
 
 
 def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
-    """Every statistic of rung 3."""
     return [
         {
             "metric": axis_of(row.metric),

@@ -46,7 +46,6 @@ class Answered:
 
     @property
     def text(self) -> str:
-        """What came so far."""
         return "".join(self._texts)
 
     def take(self, document: Any, now_ns: int) -> None:

@@ -83,6 +83,5 @@ class ChatPrompts:
         return said or " ".join(_WORDS[token] for token in self._tokens.segment(name, count))
 
     def answered(self, request: WorkloadRequest, text: str, tokens: list[int]) -> None:
-        """The answer to `request`."""
         if request.id in self._quoted:
             self._answers[f"{_OUT}{request.id}"] = text

@@ -59,30 +59,22 @@ class Tally(Part):
 
 
 class Curve(Part):
-    """A distribution."""
-
     x: tuple[float, ...] = fact("values", "ms")
     y: tuple[float, ...] = fact("of the requests within them", "%")
 
 
 class Curves(Part):
-    """The distributions of one side."""
-
     ttft_ms: Curve = fact("TTFT")
     tpot_ms: Curve = fact("TPOT")
     e2e_ms: Curve = fact("E2E")
 
 
 class Cdfs(Part):
-    """The distributions of both sides."""
-
     a: Curves = fact("side A")
     b: Curves = fact("side B")
 
 
 class Tenant(Part):
-    """A tenant's shares."""
-
     tenant: str = fact("its name")
     requests: float = fact("of all requests", "%")
     a: float = fact("of the tokens served on side A before the last arrival", "%")
@@ -203,7 +195,6 @@ class ComparisonDocument(Compared, Document):
         return simulated_errors(self.simulated.rows, self.rows, same) if self.simulated else []
 
     def report(self) -> Iterator[RenderableType]:
-        """As `tokentwin compare` prints it."""
         if self.a.name or self.b.name:
             yield Text(f"A: {self.a.name}\nB: {self.b.name}")
         if self.simulated is not None:

@@ -91,7 +91,6 @@ class Diagnosis:
         return simulated / real - 1 if real > 0 else None
 
     def verdict(self) -> str:
-        """One sentence."""
         if not self.counterfactuals:
             if not self.symptoms:
                 return "no symptom found"

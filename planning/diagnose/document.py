@@ -114,7 +114,6 @@ class DiagnosisDocument(Document):
         return table
 
     def report(self) -> Iterator[RenderableType]:
-        """As `tokentwin diagnose` prints it."""
         if self.symptoms:
             table = Table("symptom", "lifecycle", show_lines=True)
             for heading in ("evidence", "how to test it"):

@@ -30,7 +30,6 @@ class DemoSize:
         return self.requests / self.rate
 
     def trace(self) -> dict[str, Any]:
-        """The specification of the workload."""
         return {
             "name": "demo",
             "seed": 1,

@@ -65,7 +65,6 @@ class Engine:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica."""
         return self.deployment.gpus * (sum(self.split) if self.split else 1)
 
     @property
@@ -75,7 +74,6 @@ class Engine:
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of one replica."""
         return self.gpus * self.usd_per_gpu_hour
 
     @property

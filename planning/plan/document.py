@@ -196,7 +196,6 @@ class PlanDocument(Document):
         return table_of(_Fleet, rows)
 
     def report(self) -> Iterator[RenderableType]:
-        """As `tokentwin plan` prints it."""
         yield Text(self.answer, style="bold")
         yield from map(Text, _details(self))
         if self.runners_up:
@@ -211,8 +210,6 @@ class PlanDocument(Document):
 
 
 class _Fleet(Point):
-    """A row of the table `fleets`."""
-
     recommended: bool = fact("whether this is the answer")
     on_frontier: bool = fact("meets every SLO, and no other such fleet beats it per user and per GPU")
     on_frontier_by_price: bool = fact("likewise, in tokens/s of a user and tokens for a dollar")

@@ -160,7 +160,6 @@ def _child(node: Any, name: str, path: str) -> Any:
 
 
 def _found(config: Any, path: str, otherwise: Any = None) -> Any:
-    """What is at `path`, or `otherwise`."""
     node = config
     for name in path.split("."):
         if isinstance(node, list) and name.isdigit() and int(name) < len(node):

@@ -85,7 +85,6 @@ class SweepResults(Answer):
 
     @property
     def complete(self) -> pa.Table:
-        """The runs that did not fail."""
         return self.runs.filter(pc.equal(self.runs["status"], "complete"))
 
     def values(self, parameter: str) -> list[Any]:

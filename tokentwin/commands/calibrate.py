@@ -107,7 +107,6 @@ def _print_front_door(learnt: FrontDoor) -> None:
 
 
 def print_calibration(calibration: Calibration) -> None:
-    """Prices and held-out errors."""
     from rich.console import Console
     from rich.table import Table
 
