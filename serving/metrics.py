@@ -81,10 +81,17 @@ class Metric:
         return getattr(self, tool)
 
 
-METRICS: dict[str, Metric] = {
-    name: Metric(name, **{field: tuple(told) if isinstance(told, list) else told for field, told in entry.items()})
-    for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
-}
+def _read_table() -> dict[str, Metric]:
+    made = {}
+    for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        fields: dict[str, Any] = {
+            field: tuple(told) if isinstance(told, list) else told for field, told in entry.items()
+        }
+        made[name] = Metric(name, **fields)
+    return made
+
+
+METRICS = _read_table()
 
 
 def metric(name: str) -> Metric:

@@ -52,7 +52,7 @@ def installed(command: str) -> Path:
 
 @contextmanager
 def recorded(engine: str, folder: Path) -> Iterator[Server]:
-    """A server that records what it serves, of a twin or of a tiny real model."""
+    """A server that records what it serves, of a twin or of a tiny real model, by the same API process."""
     options = ("-o", folder / "out", "--served-model-name", MODEL)
     if engine == "real":
         save_chat_model(folder / "model")
@@ -111,11 +111,10 @@ def assert_imported(run: MeasuredRun, served: Sequence[dict[str, Any]], seen: Se
         assert run.figures[f"{name}.mean"] == pytest.approx(np.mean([row[name] for row in seen]))
 
 
-@pytest.mark.parametrize("engine", ["twin", "real"])
-def test_guidellm_sees_what_was_recorded(engine: str, tmp_path: Path) -> None:
+def test_guidellm_sees_what_was_recorded_of_a_twin(tmp_path: Path) -> None:
     command = installed("guidellm")
     asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": text, "output_tokens_count": TOKENS} for text in TEXTS])
-    with recorded(engine, tmp_path) as server:
+    with recorded("twin", tmp_path) as server:
         options = {
             "--backend": f"kind=openai_http,target={server.url.removesuffix('/v1')},request_format=/v1/completions",
             "--profile": f"kind=concurrent,streams={STREAMS}",
@@ -138,8 +137,7 @@ def test_guidellm_sees_what_was_recorded(engine: str, tmp_path: Path) -> None:
         assert_seen_later("GuideLLM", name, sorted(row[name] for row in seen), ordered)
 
 
-@pytest.mark.parametrize("engine", ["twin", "real"])
-def test_aiperf_sees_what_was_recorded(engine: str, tmp_path: Path) -> None:
+def test_aiperf_sees_what_was_recorded_of_the_real_engine(tmp_path: Path) -> None:
     command = installed("aiperf")
     asked = write_lines(tmp_path / "asked.jsonl", [{"text": text, "output_length": TOKENS} for text in TEXTS])
     # Without the network it takes a tokenizer from Hugging Face's cache only, by a repository's name.
@@ -147,7 +145,7 @@ def test_aiperf_sees_what_was_recorded(engine: str, tmp_path: Path) -> None:
     save_tokenizer(repository / "snapshots" / "0")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0")
-    with recorded(engine, tmp_path) as server:
+    with recorded("real", tmp_path) as server:
         options = {
             "--url": server.url.removesuffix("/v1"),
             "--model": MODEL,

@@ -1,17 +1,20 @@
-"""`python -m tests.realengine.interpreted`: all that runs in Triton's interpreter, in one process that imports it once.
+"""`python -m tests.realengine.interpreted PROFILE`: all that runs in Triton's interpreter, imported once.
 
-The tests' own would end with an access out of bounds. The name printed last is that of the check which failed.
+PROFILE is that of the searches (tests/budget.py). The tests' own process would end with an access out of
+bounds. The name printed last is that of the check which failed.
 """
 
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import settings
 
 from realengine.engine import Engine
 from realengine.gpu_suite.correctness import cases, check_case
@@ -19,7 +22,11 @@ from realengine.sampling import SamplingParams
 from realengine.weights import ModelFiles, load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import WorkloadRequest
-from tests.realengine import kernels_attention_interpret, kernels_fused_interpret, kernels_packed_interpret
+from tests import budget  # noqa: F401
+
+settings.load_profile(sys.argv[1])
+
+from tests.realengine import kernels_attention_interpret, kernels_fused_interpret, kernels_packed_interpret  # noqa: E402
 
 
 def suite() -> None:
@@ -32,14 +39,12 @@ def suite() -> None:
 
 
 def engine() -> None:
-    """The whole engine gives the same tokens as on torch, before any GPU."""
+    """The whole engine gives the same tokens as on torch, before any GPU; biases are in `quantised_engine`."""
     window = {"sliding_window": 9, "sliding_layers": 1, "sliding_at": (1,)}
     for model, attention, overlapped, shape in (
-        ("qwen3", "triton", True, {}),
-        ("qwen2", "triton", True, {}),
+        ("qwen3", "triton", True, window),
         ("llama", "hybrid", False, {}),
         ("qwen3-moe", "triton", False, {}),
-        ("mistral", "triton", True, window),
     ):
         assert outputs(model, attention, overlapped, shape) == outputs(model, "torch", False, shape), model
 

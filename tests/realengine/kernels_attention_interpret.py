@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from realengine.kernels.kv_splits import Splits, plan_splits
 from realengine.kernels.paged_decode import decode_splits, paged_decode
 from realengine.kernels.paged_prefill import make_tiles, paged_prefill, prefill_splits, tile_tokens
+from tests.budget import examples
 
 FP8 = torch.float8_e4m3fn
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the error's norm
@@ -154,12 +155,9 @@ SHAPES = (
     Shape(3, 1, 64, 32, F32, FP8, 0.25, 0.125),
 )
 MULTIPROCESSORS = st.sampled_from((1, 3, 16, 132))
-EXAMPLES = settings(
-    max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
 
 
-@EXAMPLES
+@examples(0.05)
 @given(
     st.sampled_from(SHAPES),
     st.lists(st.sampled_from((1, 15, 64, 65, 130, 300)), min_size=1, max_size=4),
@@ -177,7 +175,7 @@ def decode(shape: Shape, contexts: list[int], padding: int, multiprocessors: int
     close(shape, out[padding:], attended(shape, batch)[padding:], f"{shape}, {contexts}, {multiprocessors}, {fixed}")
 
 
-@EXAMPLES
+@examples(0.05)
 @given(
     st.sampled_from(SHAPES[:5]),
     st.lists(st.sampled_from(((150, 1), (1, 1), (65, 1))), max_size=2),
@@ -204,7 +202,7 @@ def prefill(
     close(shape, out, attended(shape, batch), f"{shape}, {decodes}, {chunks}, {multiprocessors}, {fixed}")
 
 
-@settings(EXAMPLES, max_examples=5)
+@examples(0.02)
 @given(
     st.sampled_from((SHAPES[1], SHAPES[3], SHAPES[4])),
     st.lists(st.sampled_from((1, 64, 65, 130, 300)), min_size=1, max_size=3),
@@ -230,7 +228,7 @@ def windows(
     close(shape, out, wanted, f"{shape}, {contexts}, {chunks}, window {window}, {multiprocessors}, {fixed}")
 
 
-@settings(EXAMPLES, max_examples=40)
+@examples(0.4)
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16))
 def splits(contexts: list[int], programs: int, most: int) -> None:
     """Every step of 64 tokens is in one part, no part is empty, none is longer than it must be, and all fit in."""

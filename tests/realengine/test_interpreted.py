@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 only)")
@@ -13,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 o
 @pytest.mark.engine
 @pytest.mark.interpret
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.realengine.interpreted"]
+    profile = settings.get_current_profile_name()
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.realengine.interpreted", profile]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
