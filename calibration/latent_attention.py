@@ -20,9 +20,11 @@ from calibration.operations import (
     PrefillAttention,
     StepSizes,
 )
+from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import stored
 
 
 @dataclass(frozen=True)
@@ -72,40 +74,31 @@ class LatentDecode(DecodeAttention):
 
 
 def latent_projections(
-    model: ModelSpec,
-    latent: LatentAttention,
-    heads: int,
-    sizes: StepSizes,
-    into: tuple[str, float],
-    out: tuple[str, float],
-    plain: str,
+    model: ModelSpec, latent: LatentAttention, heads: int, sizes: StepSizes, deployment: Deployment
 ) -> list[Operation]:
-    """Of one device with `heads`. Weights `into` attention and `out` of it have a type and bytes each.
-
-    What decode rows multiply is of `plain`.
-    """
+    """Of one device with `heads`. What decode rows multiply is in the deployment's `dtype`, whatever the rest is."""
     layers, hidden, tokens = model.num_layers, model.hidden_size, sizes.tokens
-    (dtype, width), (out_dtype, out_width) = into, out
     rank, kept = latent.q_lora_rank, latent.kv_dim
     queries = heads * latent.qk_head_dim
-    found: list[Operation] = (
-        [
-            Gemm("latent down", tokens, rank + kept, hidden, dtype, layers, width),
-            Gemm("queries up", tokens, queries, rank, dtype, layers, width),
+
+    def gemm(name: str, m: Amount, n: int, k: int, projection: str = "qkv") -> list[Operation]:
+        return [
+            Gemm(name + part.suffix, m, n, k, part.dtype, part.layers, part.width)
+            for part in stored(model, deployment, projection, layers)
         ]
+
+    found = (
+        gemm("latent down", tokens, rank + kept, hidden) + gemm("queries up", tokens, queries, rank)
         if rank
-        else [
-            Gemm("queries", tokens, queries, hidden, dtype, layers, width),
-            Gemm("latent down", tokens, kept, hidden, dtype, layers, width),
-        ]
+        else gemm("queries", tokens, queries, hidden) + gemm("latent down", tokens, kept, hidden)
     )
-    found.append(Gemm("attention out", tokens, hidden, heads * latent.v_head_dim, out_dtype, layers, out_width))
+    found += gemm("attention out", tokens, hidden, heads * latent.v_head_dim, "attention out")
     if np.any(sizes.prefill_tokens):
         expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
         seen = sizes.prefill_tokens + sizes.prefill_context
-        found.append(Gemm("keys and values up", seen, expanded, latent.kv_lora_rank, dtype, layers, width))
+        found += gemm("keys and values up", seen, expanded, latent.kv_lora_rank)
     if np.any(sizes.decode_rows):
-        rows, lora = sizes.decode_rows + sizes.draft_tokens, latent.kv_lora_rank
+        rows, lora, plain = sizes.decode_rows + sizes.draft_tokens, latent.kv_lora_rank, deployment.dtype
         found += [
             HeadGemm("queries to latent", rows, lora, latent.qk_nope_head_dim, plain, layers, heads=heads),
             HeadGemm("latent to values", rows, latent.v_head_dim, lora, plain, layers, heads=heads),

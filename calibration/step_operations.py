@@ -22,8 +22,8 @@ from calibration.operations import (
 )
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_dtype
-from serving.deployments.model_spec import ModelSpec, Part
-from serving.deployments.weight_types import check_experts, linear_dtype, weight_width, weights_dtype
+from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import check_experts, stored
 from serving.errors import UserError
 
 
@@ -71,37 +71,35 @@ def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> 
     tp, tokens = deployment.tensor_parallel_size, sizes.tokens
     layers, hidden = model.num_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
-    into, out = (_linear(model, deployment, part) for part in ("attention", "attention_out"))
     gemms: list[Operation]
-    if model.latent is not None:
-        gemms = latent_projections(model, model.latent, heads, sizes, into, out, deployment.dtype)
+    if (latent := model.latent) is not None:
+        gemms = latent_projections(model, latent, heads, sizes, deployment)
     else:
         gemms = [
-            _gemm("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, into, layers),
-            _gemm("attention out", tokens, hidden, heads * model.head_dim, out, layers),
+            *_linear("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, model, deployment, layers),
+            *_linear("attention out", tokens, hidden, heads * model.head_dim, model, deployment, layers),
         ]
     if dense := layers - model.moe_layers:
-        gemms += _mlp("", tokens, hidden, -(-model.intermediate_size // tp), _linear(model, deployment, "mlp"), dense)
+        gemms += _mlp("", tokens, -(-model.intermediate_size // tp), model, deployment, dense)
     return gemms
 
 
-def _linear(model: ModelSpec, deployment: Deployment, part: Part) -> tuple[str, float]:
-    """Type of a part's weights, and bytes of one."""
-    dtype = linear_dtype(model, deployment, part)
-    return dtype, weight_width(dtype, model, deployment)
-
-
-def _gemm(name: str, m: Amount, n: int, k: int, weights: tuple[str, float], layers: int) -> Gemm:
-    dtype, width = weights
-    return Gemm(name, m, n, k, dtype, layers, width)
-
-
 def _mlp(
-    which: str, tokens: Amount, hidden: int, inter: int, weights: tuple[str, float], layers: int
+    which: str, tokens: Amount, inter: int, model: ModelSpec, deployment: Deployment, layers: int
 ) -> list[Operation]:
     return [
-        _gemm(f"{which}gate and up", tokens, 2 * inter, hidden, weights, layers),
-        _gemm(f"{which}down", tokens, hidden, inter, weights, layers),
+        *_linear(f"{which}gate and up", tokens, 2 * inter, model.hidden_size, model, deployment, layers),
+        *_linear(f"{which}down", tokens, model.hidden_size, inter, model, deployment, layers),
+    ]
+
+
+def _linear(
+    name: str, tokens: Amount, n: int, k: int, model: ModelSpec, deployment: Deployment, layers: int
+) -> list[Operation]:
+    """The GEMM of a projection; two, where a checkpoint leaves some layers in 16 bits."""
+    return [
+        Gemm(name + part.suffix, tokens, n, k, part.dtype, part.layers, part.width)
+        for part in stored(model, deployment, name, layers)
     ]
 
 
@@ -145,7 +143,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
         remedy = f"cannot be set, because {model.name} has no experts; leave it out"
         raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
     check_experts(model, deployment)
-    layers, hidden, dtype = model.moe_layers, model.hidden_size, weights_dtype(model, deployment)
+    layers, hidden = model.moe_layers, model.hidden_size
     if not layers:
         return []
     tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
@@ -155,10 +153,13 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     split = (1, tp * ranks) if deployment.enable_expert_parallel else (tp * ranks, 1)
     operations: list[Operation] = [
         Gemm("router", tokens, model.num_experts, hidden, deployment.dtype, layers),
-        Experts("experts", busiest, *shape, *split, dtype, layers, weight_width(dtype, model, deployment)),
+        *(
+            Experts(f"experts{part.suffix}", busiest, *shape, *split, part.dtype, part.layers, part.width)
+            for part in stored(model, deployment, "experts", layers)
+        ),
     ]
     if shared := -(-model.shared_intermediate_size // tp):
-        operations += _mlp("shared ", tokens, hidden, shared, _linear(model, deployment, "mlp"), layers)
+        operations += _mlp("shared ", tokens, shared, model, deployment, layers)
     return operations
 
 

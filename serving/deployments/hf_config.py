@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from serving.deployments.config import parse
+from serving.deployments.kept_layers import kept_layers
 from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.model_spec import ModelSpec, RopeScaling
-from serving.deployments.quantization_config import checkpoint_fields
+from serving.deployments.quantization_config import checkpoint_fields, kept_modules
 from serving.errors import UserError
 
 FAMILIES = {
@@ -170,7 +171,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
     latent = _latent(config, name, family) if family in _LATENT else None
     head_dim = latent.qk_head_dim if latent else config.head_dim or config.hidden_size // heads
     tied = config.tie_word_embeddings
-    fields = {
+    fields: dict[str, Any] = {
         "name": name,
         "family": family,
         "vocab_size": config.vocab_size,
@@ -196,10 +197,16 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "norm_eps": config.rms_norm_eps,
         "bos_id": config.bos_token_id,
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-        **checkpoint_fields(config.quantization_config, name, config.num_hidden_layers),
+        **checkpoint_fields(config.quantization_config, name),
         **(_mixture(config, name, family) if family in _MIXTURES else {}),
         **_window(config, name, family),
     }
+    kept = kept_modules(config.quantization_config, name)
+    dense, experts = fields.get("dense_at", ()), fields.get("num_experts", 0)
+    shared = bool(fields.get("shared_intermediate_size"))
+    fields["checkpoint_kept"] = kept_layers(
+        kept, name, config.num_hidden_layers, dense, experts, shared, latent is not None
+    )
     return parse(ModelSpec, fields, where=name)
 
 

@@ -17,7 +17,7 @@ from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_hel
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
-from serving.deployments.weight_types import check_experts, linear_dtype, weight_width, weights_dtype
+from serving.deployments.weight_types import check_experts, stored, weights_dtype
 from serving.errors import UserError
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
@@ -172,33 +172,45 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
 def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """Weights of all layers, on one device.
 
-    Norms and routers stay in `dtype`, and what `linear_dtype` says. KV projections are repeated where
-    there are fewer KV heads than devices; experts are spread over the whole data-parallel group.
+    Norms and routers stay in `dtype`. KV projections are repeated where there are fewer KV heads than devices; experts
+    are spread over the whole data-parallel group.
     """
-    tp = deployment.tensor_parallel_size
-    plain, kept = DTYPE_BYTES[deployment.dtype], weights_dtype(model, deployment)
-    linear, out, mlp = (
-        weight_width(linear_dtype(model, deployment, part), model, deployment)
-        for part in ("attention", "attention_out", "mlp")
-    )
-    padded = -(-model.hidden_size // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / model.hidden_size if kept == "mxfp4" else 1
+    tp, hidden = deployment.tensor_parallel_size, model.hidden_size
+    plain, sparse = DTYPE_BYTES[deployment.dtype], model.moe_layers
+    mxfp4 = weights_dtype(model, deployment) == "mxfp4"
+    padded = -(-hidden // _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE / hidden if mxfp4 else 1
+
+    def taken(projection: str, weights: float, layers: int) -> float:
+        return weights * sum(part.layers * part.width for part in stored(model, deployment, projection, layers))
+
+    def mlp(which: str, intermediate_size: int, layers: int) -> float:
+        down = hidden * intermediate_size
+        gate_and_up = model.mlp_parameters(intermediate_size) - down
+        return taken(f"{which}gate and up", gate_and_up / tp, layers) + taken(f"{which}down", down / tp, layers)
+
     repeated = max(tp // model.num_kv_heads, 1) - 1
-    keys_and_values = 2 * model.hidden_size * model.num_kv_heads * model.head_dim
+    keys_and_values = 2 * hidden * model.num_kv_heads * model.head_dim
     own, shared, expanding = model.attention_parameters + repeated * keys_and_values, 0, 0.0
     if model.latent is not None:  # decode multiplies the expansion in 16 bits: a copy where weights are quantised
-        own, shared = model.attention_parameters, model.latent.shared_parameters(model.hidden_size)
-        expanding = 0.0 if linear == plain else plain * model.latent.expansion_parameters(model.num_heads) / tp
-    attention = linear * (shared + (own - shared) / tp) + expanding + plain * 2 * model.hidden_size
-    attention += (out - linear) * model.attention_out_parameters / tp
-    experts = model.num_experts * model.expert_parameters * weight_width(kept, model, deployment) * padded
-    mixture = (
-        experts / (tp * deployment.data_parallel_size)
-        + plain * model.router_parameters
-        + (mlp * model.mlp_parameters(model.shared_intermediate_size) / tp if model.shared_intermediate_size else 0)
+        own, shared = model.attention_parameters, model.latent.shared_parameters(hidden)
+        quantised = [part for part in stored(model, deployment, "qkv", model.num_layers) if part.width != plain]
+        copies = sum(part.layers for part in quantised)
+        expanding = plain * copies * model.latent.expansion_parameters(model.num_heads) / tp
+    out = model.attention_out_parameters
+    return (
+        taken("qkv", shared + (own - shared - out) / tp, model.num_layers)
+        + taken("attention out", out / tp, model.num_layers)
+        + expanding
+        + plain * 2 * hidden * model.num_layers
+        + taken(
+            "experts",
+            model.num_experts * model.expert_parameters * padded / (tp * deployment.data_parallel_size),
+            sparse,
+        )
+        + plain * model.router_parameters * sparse
+        + (mlp("shared ", model.shared_intermediate_size, sparse) if model.shared_intermediate_size else 0.0)
+        + mlp("", model.intermediate_size, model.num_layers - sparse)
     )
-    dense = mlp * model.mlp_parameters(model.intermediate_size) / tp
-    moe = model.moe_layers
-    return model.num_layers * attention + moe * mixture + (model.num_layers - moe) * dense
 
 
 def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:

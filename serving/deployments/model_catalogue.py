@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_spec import ModelSpec, Part
+from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import ATTENTION
 from serving.errors import UserError
 
@@ -46,7 +46,8 @@ def find_model(name_or_path: str) -> ModelSpec:
         raise UserError("model", name_or_path, remedy)
     spec, fp8, nvfp4 = entry
     if "-fp4" in name or "-nvfp4" in name:
-        fields: dict[str, Any] = {"checkpoint_quantization": "nvfp4", "checkpoint_kept_parts": nvfp4}
+        kept = tuple((projection, tuple(range(spec.num_layers))) for projection in nvfp4)
+        fields: dict[str, Any] = {"checkpoint_quantization": "nvfp4", "checkpoint_kept": kept}
         return spec.model_copy(update=fields)
     if spec.checkpoint_quantization != "none":
         return spec
@@ -78,7 +79,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _by_key() -> dict[str, tuple[ModelSpec, str, tuple[Part, ...]]]:
+def _by_key() -> dict[str, tuple[ModelSpec, str, tuple[str, ...]]]:
     """Every name that a model goes by, with how its fp8 edition is stored, and what its NVFP4 edition keeps."""
     return {
         _key(known): (spec, entry.get("fp8", "fp8"), tuple(entry.get("nvfp4", ATTENTION if spec.num_experts else ())))

@@ -14,9 +14,6 @@ from serving.deployments.latent_attention import LatentAttention
 from serving.errors import UserError
 from serving.settings import Settings
 
-Part = Literal["attention", "attention_out", "mlp"]
-"""Of a layer's linear weights: attention's but the last, its last, and dense MLPs with shared experts."""
-
 
 class RopeScaling(Settings):
     """Llama 3.1's stretching of long wavelengths (`rope_type: llama3`)."""
@@ -87,8 +84,9 @@ class ModelSpec(Settings):
         0, ge=0, description="inputs that share a scale in int4 and int8; 0: all of an output's"
     )
     checkpoint_zero_points: bool = Field(False, description="groups of int4 and int8 have a zero point each")
-    checkpoint_kept_parts: tuple[Part, ...] = Field((), description="parts of every layer that are stored in 16 bits")
-    checkpoint_kept: tuple[str, ...] = Field((), description="other modules that are stored in 16 bits")
+    checkpoint_kept: tuple[tuple[str, tuple[int, ...]], ...] = Field(
+        (), description="projections that are stored in 16 bits all the same, each with its layers, from 0"
+    )
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:

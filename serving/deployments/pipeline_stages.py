@@ -46,5 +46,9 @@ def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
             "sliding_layers": sliding,
             "sliding_at": (),
             "sliding_window": model.sliding_window if sliding else 0,
+            "checkpoint_kept": tuple(
+                (projection, tuple(layer - first for layer in layers if first <= layer < end))
+                for projection, layers in model.checkpoint_kept
+            ),
         }
     )

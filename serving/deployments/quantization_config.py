@@ -5,31 +5,17 @@ What is not known is refused by name: a format that is nearly read is read wrong
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from serving.errors import UserError
 
-_OUTSIDE_LAYERS = re.compile(
-    "lm_head|embed|norm|router|(^|[.])gate[$]?$|shared_expert_gate|visual|vision_tower|mm_projector|^mtp|correction_bias"
-)
-_ATTENTION = re.compile(r"(?:self|linear)_attn[.]?(\w*)")
-_MLP = re.compile(r"shared_expert|mlp.*[(]gate[|]up[|].*down[)]_proj")
-_PARTS: tuple[tuple[str, set[str]], ...] = (
-    ("attention", {"into"}),
-    ("attention", {"q_proj", "k_proj", "v_proj"}),
-    ("attention", {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}),
-    ("attention_out", {"o_proj"}),
-    ("mlp", {"mlp"}),
-)
-_LAYER = re.compile(r"layers[.](\d+)")
 _KEPT = ("modules_to_not_convert", "ignored_layers", "ignore")  # what the formats call layers left in 16 bits
 KNOWN = "fp8, mxfp4, NVFP4, GPTQ, AWQ, compressed-tensors and unquantised weights"
 
 
-def checkpoint_fields(config: Mapping[str, Any] | None, name: str, layers: int) -> dict[str, Any]:
-    """The fields of `ModelSpec` that say how the weights of the model called `name` with so many `layers` are stored.
+def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """The fields of `ModelSpec` that say how the weights of the model called `name` are stored.
 
     Raises UserError for what cannot be priced.
     """
@@ -37,18 +23,18 @@ def checkpoint_fields(config: Mapping[str, Any] | None, name: str, layers: int) 
         return {}
     method = config.get("quant_method")
     if method in ("gptq", "awq"):
-        return {**_grouped(config, name), **_kept(config, layers)}
+        return _grouped(config, name)
     if method == "compressed-tensors":
-        return {**_compressed(config, name), **_kept(config, layers)}
+        return _compressed(config, name)
     if method == "mxfp4":  # experts only, whatever is listed
         return {"checkpoint_quantization": "mxfp4"}
     if method == "fp8":
         stored = "fp8_block" if config.get("weight_block_size") else "fp8"
-        return {"checkpoint_quantization": stored, **_kept(config, layers)}
+        return {"checkpoint_quantization": stored}
     if method == "fbgemm_fp8" or (method, config.get("quant_algo")) == ("modelopt", "FP8"):
-        return {"checkpoint_quantization": "fp8", **_kept(config, layers)}
+        return {"checkpoint_quantization": "fp8"}
     if (method, config.get("quant_algo")) == ("modelopt", "NVFP4"):
-        return {"checkpoint_quantization": "nvfp4", **_kept(config, layers)}
+        return {"checkpoint_quantization": "nvfp4"}
     raise _unknown(name, config.get("quant_algo") or method)
 
 
@@ -105,38 +91,18 @@ def _integers(name: str, bits: Any, group: Any, zeros: bool) -> dict[str, Any]:
     }
 
 
-def _kept(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Linear weights that stay in 16 bits; embeddings, norms, routers, the head and other towers always do.
-
-    What stays so in every layer is named as the `Part` that it is.
-    """
-    listed = [config.get(key) or [] for key in _KEPT]
-    named = [str(module) for one in listed for module in (one if isinstance(one, list) else [one])]
-    within = []
-    layers_of: dict[str, set[int]] = {}
-    for module in named:
-        layer = _LAYER.search(module)
-        if _OUTSIDE_LAYERS.search(module) or (layer and int(layer[1]) >= layers):  # the last is for drafting
-            continue
-        within.append(module)
-        for weight in _weights(module):
-            layers_of.setdefault(weight, set()).update([int(layer[1])] if layer else range(layers))
-    whole = {weight for weight, found in layers_of.items() if len(found) == layers}
-    parts = {part: weights for part, weights in _PARTS if weights <= whole}
-    explained = {weight for weights in parts.values() for weight in weights}
-    return {
-        "checkpoint_kept_parts": tuple(parts),
-        "checkpoint_kept": tuple(module for module in within if not _weights(module) <= explained),
-    }
-
-
-def _weights(module: str) -> set[str]:
-    """What `module`, a name or a pattern, has of the weights of `_PARTS`; itself if it is none of them."""
-    attention = _ATTENTION.search(module)
-    if attention:
-        weight = attention[1]
-        return {"into", "o_proj"} if not weight else set() if weight.startswith("indexer") else {weight}
-    return {"mlp"} if _MLP.search(module) else {module}
+def kept_modules(config: Mapping[str, Any] | None, name: str) -> list[str]:
+    """Names of modules that stay in 16 bits. Raises UserError for what is no list of names."""
+    if not config or config.get("quant_method") == "mxfp4":  # experts only, whatever is listed
+        return []
+    named: list[str] = []
+    for key in _KEPT:
+        listed = config.get(key) or []
+        modules = [listed] if isinstance(listed, str) else listed
+        if not isinstance(modules, list) or not all(module and isinstance(module, str) for module in modules):
+            raise UserError(f"{name}.quantization_config.{key}", listed, "must be a list of names of modules")
+        named += modules
+    return named
 
 
 def _unknown(name: str, stored: Any) -> UserError:

@@ -2,50 +2,62 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
-from serving.deployments.model_spec import ModelSpec, Part
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale where 16-bit weights are quantised; 0: all of them
-ATTENTION: tuple[Part, ...] = ("attention", "attention_out")
+ATTENTION = ("qkv", "attention out")  # projections, by their names in a step
 _SCALE_BYTES = 2.0
 
 
-def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """What weights are kept in: as the deployment says, else as they are published, else `dtype`.
+class Stored(NamedTuple):
+    """A projection of so many `layers`: `width` bytes a weight, its share of scales included, for GEMMs in `dtype`.
 
-    Not all of a layer need be: see `linear_dtype`. Raises UserError for weights of which more than whole parts are
-    published in another type.
+    suffix  for the names of its operations, where other layers store it otherwise
     """
+
+    layers: int
+    dtype: str
+    width: float
+    suffix: str = ""
+
+
+def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
+    """What weights are kept in: as the deployment says, else as they are published, else `dtype`; some are in 16 bits
+    all the same, see `stored`."""
     if deployment.quantization != "none":
         return deployment.quantization
-    stored = model.checkpoint_quantization
-    if stored != "none" and model.checkpoint_kept:
-        remedy = (
-            "stays in 16 bits, and a mix of precisions has no cost model; set quantization to fp8 or int4, which then "
-            "counts for all layers"
-        )
-        raise UserError(f"{model.name}.quantization_config", model.checkpoint_kept[0][:80], remedy)
-    return deployment.dtype if stored == "none" else stored
+    published = model.checkpoint_quantization
+    return deployment.dtype if published == "none" else published
 
 
-def linear_dtype(model: ModelSpec, deployment: Deployment, part: Part) -> str:
-    """What the weights of a part of every layer are kept in, which are not those of routed experts."""
-    dtype = weights_dtype(model, deployment)
-    return deployment.dtype if part in _kept_parts(model, dtype) else dtype
+def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> list[Stored]:
+    """How `layers` layers keep a projection, named as in a step: first those in the model's usual type, then those in
+    16 bits beside them; either is left out where there are none."""
+    dtype, kept = weights_dtype(model, deployment), _kept(model, deployment, projection, layers)
+    suffix = " (16 bits)" if kept < layers else ""
+    found = [
+        Stored(layers - kept, dtype, weight_width(dtype, model, deployment)),
+        Stored(kept, deployment.dtype, DTYPE_BYTES[deployment.dtype], suffix),
+    ]
+    return [one for one in found if one.layers]
 
 
-def _kept_parts(model: ModelSpec, dtype: str) -> tuple[Part, ...]:
-    """What stays in 16 bits beside weights of `dtype`: as published, else as makers do.
+def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> int:
+    """Of `layers` layers, those that keep a projection in 16 bits: as published, else as makers do.
 
     mxfp4 is for experts only; of mixtures in nvfp4 NVIDIA's editions keep attention in 16 bits.
     """
+    dtype = weights_dtype(model, deployment)
     if dtype == "mxfp4":
-        return "attention", "attention_out", "mlp"
+        return 0 if projection == "experts" else layers
     if dtype == model.checkpoint_quantization:
-        return model.checkpoint_kept_parts
-    return ATTENTION if dtype == "nvfp4" and model.num_experts else ()
+        return len(dict(model.checkpoint_kept).get(projection, ()))
+    return layers if dtype == "nvfp4" and model.num_experts and projection in ATTENTION else 0
 
 
 def check_experts(model: ModelSpec, deployment: Deployment) -> None:

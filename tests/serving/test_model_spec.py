@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from realengine.runnable import check_runnable
-from serving.deployments.config import Deployment
 from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_spec import ModelSpec, Part, RopeScaling
-from serving.deployments.weight_types import linear_dtype, weights_dtype
+from serving.deployments.model_spec import ModelSpec, RopeScaling
 from serving.errors import UserError
 
 BASE: dict[str, Any] = {
@@ -392,43 +390,6 @@ def test_layers_with_a_window_are_counted_by_family_or_as_listed(changes: dict[s
 )
 def test_how_a_checkpoint_is_stored_is_read(config: Any, stored: str) -> None:
     assert spec(quantization_config=config).checkpoint_quantization == stored
-
-
-@pytest.mark.parametrize(
-    ("kept", "named"),
-    [
-        (["lm_head", "model.layers.0.self_attn.q_proj"], "model.layers.0.self_attn.q_proj"),
-        (["re:.*self_attn.o_proj", "model.layers.1.self_attn.q_proj"], "model.layers.1.self_attn.q_proj"),
-        ([None], "None"),
-        (7, "7"),
-    ],
-)
-def test_a_checkpoint_that_is_fp8_in_parts_is_refused_with_a_remedy(kept: Any, named: str) -> None:
-    mixed = spec(quantization_config={"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept})
-    with pytest.raises(UserError, match=f"quantization_config: '?{named}.*set quantization to fp8") as caught:
-        weights_dtype(mixed, Deployment())
-    assert weights_dtype(mixed, Deployment(quantization="fp8")) == "fp8"
-    assert "\n" not in str(caught.value)
-
-
-EXPERTS_ONLY = ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "lm_head"]
-MLA = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-
-
-@pytest.mark.parametrize(
-    ("kept", "sixteen"),
-    [
-        ([f"model.layers.{layer}.self_attn*" for layer in range(32)], ["attention", "attention_out"]),
-        ([f"model.layers.{layer}.self_attn.{w}" for layer in range(32) for w in MLA], ["attention"]),
-        (["*.mlp.shared_expert.*", "model.layers.32*", "mtp.layers.0*", "visual*"], ["mlp"]),
-        (EXPERTS_ONLY, ["attention", "attention_out", "mlp"]),
-        (["lm_head"], []),
-    ],
-)
-def test_whole_parts_of_layers_may_stay_in_16_bits(kept: list[str], sixteen: list[str]) -> None:
-    mixed = spec(**MIXTURE, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": kept})
-    plain = [part for part in get_args(Part) if linear_dtype(mixed, Deployment(), part) == "bfloat16"]
-    assert (weights_dtype(mixed, Deployment()), plain) == ("nvfp4", sixteen)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Which linear layers a quantised checkpoint keeps in 16 bits: from the names that it lists to projections and layers.
+
+A name stands for a module and all within it, from any part of its path on (`self_attn`, `layers.0.mlp.down_proj`), `*`
+in it for anything (modelopt); one that begins with `re:` is a regular expression of the path from its beginning
+(compressed-tensors). Projections that engines multiply at once must be stored alike, as vLLM and the real engine
+demand; so must all that leads into a latent attention. Embeddings, norms, routers, the head, other towers and layers
+for drafting are in 16 bits in any case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import translate
+from operator import eq
+
+from serving.errors import UserError
+
+Kept = tuple[tuple[str, tuple[int, ...]], ...]
+
+_OUTSIDE = re.compile(
+    "lm_head|embed|norm|router|(^|[.])gate[$]?$|shared_expert_gate|visual|vision_tower|mm_projector|^mtp|correction_bias|indexer"
+)
+_QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+_LATENT = tuple((*queries, "kv_a_proj_with_mqa", "kv_b_proj") for queries in (("q_a_proj", "q_b_proj"), ("q_proj",)))
+_GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",))
+_EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+
+
+def kept_layers(
+    patterns: Sequence[str], name: str, layers: int, dense: Collection[int], experts: int, shared: bool, latent: bool
+) -> Kept:
+    """Of each projection, by its name in a step, the layers (from 0) that keep it in 16 bits; others are left out.
+
+    dense   those of the `layers` that are; all, where there are no `experts`
+    shared  whether a mixture has an expert for all tokens
+
+    Raises UserError where only some of what must be stored alike is kept, and for a name of nothing that is known.
+    `name` is the model's.
+    """
+    field = f"{name}.quantization_config"
+    listed = [_Pattern(pattern, field) for pattern in patterns]
+    found: dict[str, list[int]] = {}
+    for layer in range(layers if listed else 0):
+        here = [pattern for pattern in listed if pattern.layer in (None, layer)]
+        for projection, spellings in _projections(not experts or layer in dense, experts, shared, latent):
+            paths = [[f"model.layers.{layer}.{module}" for module in modules] for modules in spellings]
+            held = [[path for path in one if sum(pattern.names(path) for pattern in here)] for one in paths]
+            if any(map(eq, held, paths)):
+                found.setdefault(projection, []).append(layer)
+            elif alone := next(filter(None, held), None):
+                remedy = "is in 16 bits, but not all that must be stored like it; use another checkpoint"
+                raise UserError(field, alone[0], remedy)
+    for pattern in listed:
+        if not pattern.used and not _OUTSIDE.search(pattern.said) and (pattern.layer or 0) < layers:
+            remedy = "names no weights that are known; leave it out if it is no linear layer"
+            raise UserError(field, pattern.said[:80], remedy)
+    return tuple((projection, tuple(at)) for projection, at in found.items())
+
+
+class _Pattern:
+    """layer  the only one that it may stand for; None: any
+    used   whether it has stood for anything"""
+
+    def __init__(self, said: str, field: str) -> None:
+        self.said, self.used = said, False
+        numbered = re.search(r"layers[.](\d+)", said)
+        self.layer = int(numbered[1]) if numbered and not said.startswith("re:") else None
+        at = max(said.find("layers."), 0)  # what comes before it is another wrapper's
+        path = said[3:] if said.startswith("re:") else rf".*\b{translate(said[at:])[:-2]}([.].*)?\Z"
+        try:
+            self._expression = re.compile(path)
+        except re.error as error:
+            raise UserError(field, said[:80], f"is no regular expression ({error}); correct it") from None
+
+    def names(self, module: str) -> bool:
+        """Whether it stands for the module of that path."""
+        names = bool(self._expression.match(module))
+        self.used |= names
+        return names
+
+
+def _projections(dense: bool, experts: int, shared: bool, latent: bool) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Names in a step of a layer's projections, and the modules behind each, in every way they are spelled."""
+    yield "qkv", _within("self_attn", _LATENT if latent else _QKV)
+    yield "attention out", _within("self_attn", (("o_proj",),))
+    if dense:
+        yield from _mlp("", "mlp")
+        return
+    ends = sorted({0, experts - 1})
+    yield (
+        "experts",
+        [
+            tuple(f"{where}.{expert}.{part}" for expert in ends for part in parts)
+            for where, parts in zip(("mlp.experts", "block_sparse_moe.experts"), _EXPERT, strict=True)
+        ],
+    )
+    if shared:
+        yield from _mlp("shared ", "mlp.shared_expert", "mlp.shared_experts")
+
+
+def _mlp(which: str, *places: str) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    yield f"{which}gate and up", [modules for where in places for modules in _within(where, _GATE_UP)]
+    yield f"{which}down", [modules for where in places for modules in _within(where, (("down_proj",),))]
+
+
+def _within(where: str, spellings: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    return [tuple(f"{where}.{module}" for module in modules) for modules in spellings]
