@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from time import monotonic_ns, time
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from apiserver.answers import DONE, ChatStyle, CompletionStyle, Documents, Piece, Style, Usage, event
+from apiserver.answers import ChatStyle, CompletionStyle, Documents, Style, Usage
 from apiserver.api_keys import check_key
 from apiserver.connection import expect
-from apiserver.engine_client import Answer, EngineClient
+from apiserver.delivery import Cut, Told, pieces_of, timed_out, write_stream, write_whole
+from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.kv_transfer import KvTransferParams
-from apiserver.messages import About, Add, Output
+from apiserver.messages import About, Add
 from apiserver.one_replica import of_one_replica
-from apiserver.protocol import ChatMessage, ChatRequest, CompletionRequest, StreamOptions, TokenizeRequest
+from apiserver.protocol import ChatRequest, CompletionRequest, StreamOptions, TokenizeRequest
 from apiserver.refusal import Refusal, answer_to, invalid
 from planning.version import __version__
 from realengine.detokenizer import Detokenizer
@@ -133,7 +134,8 @@ class Api:
         if (body.prompt is None) == (body.messages is None):
             raise Refusal(400, "give prompt or messages, one of them", "prompt")
         if body.messages is not None:
-            tokens = await _apart(request, partial(texts.chat, _for_template(body.messages)))
+            chat = [message.for_template() for message in body.messages]
+            tokens = await _apart(request, partial(texts.chat, chat))
         else:
             tokens = await _apart(request, partial(texts.encode, body.prompt or "", body.add_special_tokens))
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len})
@@ -166,7 +168,8 @@ class Api:
         received_ns = monotonic_ns()
         body = await self._body(request, ChatRequest)
         about, texts = self._served(body.model)
-        prompt = await _apart(request, partial(texts.chat, _for_template(body.messages), body.tools))
+        chat = [message.for_template() for message in body.messages]
+        prompt = await _apart(request, partial(texts.chat, chat, body.tools))
         asked = _asked(body, about, prompt, received_ns, None)
         return await self._generate(request, body, asked, ChatStyle(texts, bool(body.return_token_ids)), "chatcmpl")
 
@@ -188,17 +191,17 @@ class Api:
             told = body.stream_options or StreamOptions()
             so_far = usage if told.include_usage and told.continuous_usage_stats else None
             documents = Documents(style, asked.answer_id, about.model, int(time()), so_far)
-            pieces = _pieces(answer, self._detokenizer(about, body.stop), usage)
+            pieces = pieces_of(answer, self._detokenizer(about, body.stop), usage)
             if body.stream:
                 last = usage if told.include_usage else None
-                return await _stream(request, answer, pieces, documents, last, self._deadline_s)
+                return await write_stream(request, answer, pieces, documents, last, self._deadline_s)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
             handed_on = transfer.answer(about, asked.answer_id, usage.prompt_tokens, host, port)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await _whole(request, answer, pieces, documents, usage, handed_on)
+                    return await write_whole(request, answer, pieces, documents, usage, handed_on)
             except TimeoutError:
-                raise _timed_out() from None
+                raise timed_out() from None
 
     async def _body(self, request: web.Request, kind: type[Body]) -> Body:
         """The JSON document of a request. Raises Refusal for what is no such document."""
@@ -266,127 +269,9 @@ def _asked(
     )
 
 
-async def _pieces(answer: Answer, detokenizer: Detokenizer | Words, usage: Usage) -> AsyncIterator[Piece]:
-    """The answer, text by text. Raises Refusal when it comes to nothing."""
-    async for output in answer:
-        if output.finish in ("refused", "crashed"):
-            raise _refusal(output)
-        text = ""
-        for at, token in enumerate(output.tokens):
-            text += detokenizer.push(token)
-            if detokenizer.stopped:
-                answer.stop()
-                output.finish, output.tokens = "stop", output.tokens[: at + 1]
-                break
-        if output.finish and not detokenizer.stopped:
-            text += detokenizer.finish()
-        usage.completion_tokens += len(output.tokens)
-        logprobs = None if output.logprobs is None else output.logprobs[: len(output.tokens)]
-        yield Piece(text, output.tokens, logprobs, output.finish if output.finish not in ("", "cut") else None)
-        if output.finish == "cut":
-            raise _Cut
-
-
-def _refusal(output: Output) -> Refusal:
-    if output.status:
-        return Refusal(output.status, output.reason, retry_after_s=1)
-    if output.finish == "crashed":
-        return Refusal(503, output.reason, retry_after_s=1)
-    if "tokens" in output.reason or "blocks" in output.reason:
-        return Refusal(400, output.reason, "prompt")
-    return Refusal(429, output.reason, retry_after_s=1)
-
-
-async def _whole(
-    request: web.Request,
-    answer: Answer,
-    pieces: AsyncIterator[Piece],
-    documents: Documents,
-    usage: Usage,
-    handed_on: dict[str, Any] | None,
-) -> web.Response:
-    text, tokens, finish, first_ns = "", [], None, 0
-    logprobs: list[float] | None = None
-    async for piece in pieces:
-        first_ns = first_ns or monotonic_ns()
-        text += piece.text
-        tokens += piece.tokens
-        if piece.logprobs is not None:
-            logprobs = logprobs or []
-            logprobs += piece.logprobs
-        finish = piece.finish
-    made_ns = monotonic_ns()
-    document = documents.whole(Piece(text, tokens, logprobs, finish), usage)
-    response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
-    await response.prepare(request)
-    await response.write_eof()
-    answer.left(whole=True)
-    answer.delivered(first_ns, monotonic_ns(), made_ns)
-    return response
-
-
-async def _stream(
-    request: web.Request,
-    answer: Answer,
-    pieces: AsyncIterator[Piece],
-    documents: Documents,
-    usage: Usage | None,
-    deadline_s: float,
-) -> web.StreamResponse:
-    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-    response: web.StreamResponse | None = None
-    first_text_ns = first_sent_ns = last_text_ns = 0
-    try:
-        async with asyncio.timeout(deadline_s):
-            async for piece in pieces:
-                last_text_ns = monotonic_ns()
-                if response is None:
-                    response = web.StreamResponse(headers=headers)
-                    await response.prepare(request)
-                    if opening := documents.opening():
-                        await response.write(opening)
-                if documents.every or piece.text or piece.finish or piece.logprobs:
-                    await response.write(documents.chunk(piece))
-                    answer.left()
-                if not first_sent_ns:
-                    first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
-    except (Refusal, TimeoutError) as error:
-        refusal = error if isinstance(error, Refusal) else _timed_out()
-        if response is None:
-            raise refusal from None
-        await response.write(event(refusal.document()) + DONE)
-        await response.write_eof()
-        raise _Told(response, refusal.message) from error
-    assert response is not None
-    await response.write((documents.usage(usage) if usage else b"") + DONE)
-    await response.write_eof()
-    answer.delivered(first_text_ns, first_sent_ns, last_text_ns)
-    return response
-
-
-class _Told(Exception):
-    """The client knows already, by `response`."""
-
-    def __init__(self, response: web.StreamResponse, why: str) -> None:
-        super().__init__(why)
-        self.response = response
-
-
-class _Cut(Exception):
-    """The connection is to break, as if the server had died."""
-
-
-def _timed_out() -> Refusal:
-    return Refusal(504, "the request took longer than this server allows")
-
-
 async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
     """Tokens of a request; where they are many, others are served meanwhile."""
     return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
-
-
-def _for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    return [message.for_template() for message in messages]
 
 
 def _plain_header(request: web.Request, name: str, most: int) -> str:
@@ -402,11 +287,11 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     except Refusal as error:
         refusal = error
-    except _Cut:
+    except Cut:
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
-    except _Told as told:
+    except Told as told:
         return told.response
     except ConnectionError:
         raise  # nobody is there to be told

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -71,84 +72,38 @@ class TableSink:
         return pa.concat_tables(blocks) if blocks else arrow_schema(dataset).empty_table()
 
 
+@dataclass(slots=True)
 class _Life:
-    """When things happened to one attempt of a request; None is never."""
+    """When things happened to one attempt of a request; None is never. Without tiers it hits and swaps nothing."""
 
-    __slots__ = (
-        "arrival_ns",
-        "attempts",
-        "demand",
-        "first_token_ns",
-        "preempted_at_ns",
-        "preempted_ns",
-        "prefill_replica",
-        "prefilled",
-        "queued_ns",
-        "replica",
-        "sampled_before",
-        "scheduled_ns",
-        "swapped_in_tokens",
-        "tier_hits",
-        "transfer_ns",
-        "transfer_since_ns",
-        "waits",
-    )
-
-    def __init__(
-        self, replica: int, arrival_ns: int, queued_ns: int | None, demand: int, attempts: int, tiered: bool
-    ) -> None:
-        self.replica = replica
-        self.arrival_ns = arrival_ns
-        self.queued_ns = queued_ns
-        self.demand = demand  # blocks counted while it waits
-        self.attempts = attempts
-        self.waits = False
-        self.scheduled_ns: int | None = None
-        self.first_token_ns: int | None = None
-        self.preempted_at_ns: int | None = None
-        self.preempted_ns = 0
-        self.tier_hits: list[tuple[str, int]] | None = [] if tiered else None
-        self.swapped_in_tokens = 0 if tiered else None
-        self.prefilled: Request | None = None  # what a prefill replica did of it, and which
-        self.prefill_replica: int | None = None
-        self.sampled_before = 0  # tokens that `prefilled` sampled and its user got
-        self.transfer_since_ns = 0
-        self.transfer_ns: int | None = None
+    replica: int
+    arrival_ns: int
+    queued_ns: int | None
+    demand: int  # blocks counted while it waits
+    attempts: int
+    tier_hits: list[tuple[str, int]] | None
+    swapped_in_tokens: int | None
+    waits: bool = False
+    scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    preempted_at_ns: int | None = None
+    preempted_ns: int = 0
+    prefilled: Request | None = None  # what a prefill replica did of it, and which
+    prefill_replica: int | None = None
+    sampled_before: int = 0  # tokens that `prefilled` sampled and its user got
+    transfer_since_ns: int = 0
+    transfer_ns: int | None = None
 
 
 _MEASURED_ONLY = (
-    "schedule_ns",
-    "prepare_ns",
-    "launch_ns",
-    "host_ns",
-    "forward_ns",
-    "sample_ns",
-    "graph",
-    "op_ns",
-    "mask_ns",
-    "thread_ns",
-    "speed",
-    "experts_hit",
-    "expert_imbalance",
-    "draft_ns",
-    "row_accepted",
-    "row_proposed",
-    "heard_ns",
-    "loaded_ids",
-    "released_ids",
-    "kv_attempts",
-    "kv_transfers",
-)
+    "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
+    "thread_ns", "speed", "experts_hit", "expert_imbalance", "draft_ns", "row_accepted", "row_proposed", "heard_ns",
+    "loaded_ids", "released_ids", "kv_attempts", "kv_transfers",
+)  # fmt: skip
 _SERVED_ONLY = (
-    "received_ns",
-    "first_text_ns",
-    "first_sent_ns",
-    "last_text_ns",
-    "last_sent_ns",
-    "client_id",
-    "client_ns",
+    "received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns", "client_id", "client_ns",
     "heard_ns",
-)
+)  # fmt: skip
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
 _STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 
@@ -237,44 +192,33 @@ class RunLog:
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).append(end_ns)
         if self.keeps_steps:
-            row = self._step_row(replica, scheduler, plan, plan_ns, start_ns, end_ns, stages_ns)
-            self._under_way[replica].append(row)
+            rows = plan.rows() if self.keeps_tokens else None
+            *aggregates, drafts = aggregates_of(plan)
+            self._under_way[replica].append(
+                (
+                    replica,
+                    plan.seq,
+                    plan_ns,
+                    start_ns,
+                    end_ns,
+                    *aggregates,
+                    len(scheduler.running),
+                    len(scheduler.waiting),
+                    scheduler.pool.total - scheduler.pool.free,
+                    self._waiting_blocks[replica],
+                    len(plan.preempted),
+                    plan.lag,
+                    None if rows is None else [row.request.id for row in rows],
+                    None if rows is None else [row.tokens for row in rows],
+                    None if rows is None else [request.id for request in plan.preempted],
+                    None if rows is None else [],
+                    drafts or None,
+                    stages_ns,
+                    plan.masked_rows or None,
+                )
+            )
             if self._on_tokens is not None:
                 self._samples[replica].append([row.request for row in plan.rows() if row.samples])
-
-    def _step_row(
-        self,
-        replica: int,
-        scheduler: Scheduler,
-        plan: StepPlan,
-        plan_ns: int,
-        start_ns: int,
-        end_ns: int,
-        stages_ns: list[int] | None,
-    ) -> tuple[Any, ...]:
-        rows = plan.rows() if self.keeps_tokens else None
-        *aggregates, drafts = aggregates_of(plan)
-        return (
-            replica,
-            plan.seq,
-            plan_ns,
-            start_ns,
-            end_ns,
-            *aggregates,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            scheduler.pool.total - scheduler.pool.free,
-            self._waiting_blocks[replica],
-            len(plan.preempted),
-            plan.lag,
-            None if rows is None else [row.request.id for row in rows],
-            None if rows is None else [row.tokens for row in rows],
-            None if rows is None else [request.id for request in plan.preempted],
-            None if rows is None else [],
-            drafts or None,
-            stages_ns,
-            plan.masked_rows or None,
-        )
 
     def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:
         """A step has ended. First tokens: only rows outside the decode set can have one."""
@@ -300,8 +244,9 @@ class RunLog:
     # Requests
 
     def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int) -> None:
-        demand = self._demand[replica](request.known)
-        life = self._lives[request.id] = _Life(replica, arrival_ns, now_ns, demand, attempts, replica in self._tiered)
+        demand, tiered = self._demand[replica](request.known), replica in self._tiered
+        life = _Life(replica, arrival_ns, now_ns, demand, attempts, [] if tiered else None, 0 if tiered else None)
+        self._lives[request.id] = life
         if request.status is not Status.REJECTED:
             self._queue(life)
 
@@ -347,7 +292,8 @@ class RunLog:
 
     def refused(self, arrived: WorkloadRequest, arrival_ns: int, now_ns: int, status: str, reason: str, n: int) -> None:
         """It left after `n` attempts, and is on no replica."""
-        self._add_request(Request(arrived), _Life(_NOWHERE, arrival_ns, None, 0, n, False), now_ns, status, reason)
+        nowhere = _Life(_NOWHERE, arrival_ns, None, 0, n, None, None)
+        self._add_request(Request(arrived), nowhere, now_ns, status, reason)
 
     def ended(self, request: Request, now_ns: int, status: str = "", reason: str = "") -> None:
         """It left its replica for good: finished or rejected, unless `status` says otherwise."""
@@ -438,15 +384,15 @@ class RunLog:
         self._flush_steps()
 
     def _flush_requests(self) -> None:
-        if self._request_rows:
-            self._sink.add_requests(_columns(_REQUEST_COLUMNS, self._request_rows))
-            self._request_rows.clear()
+        _flush(self._sink.add_requests, _REQUEST_COLUMNS, self._request_rows)
 
     def _flush_steps(self) -> None:
-        if self._step_rows:
-            self._sink.add_steps(_columns(_STEP_COLUMNS, self._step_rows))
-            self._step_rows.clear()
+        _flush(self._sink.add_steps, _STEP_COLUMNS, self._step_rows)
 
 
-def _columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
-    return dict(zip(names, zip(*rows, strict=True), strict=True))
+def _flush(
+    add: Callable[[Mapping[str, Sequence[Any]]], None], names: Sequence[str], rows: list[tuple[Any, ...]]
+) -> None:
+    if rows:
+        add(dict(zip(names, zip(*rows, strict=True), strict=True)))
+        rows.clear()

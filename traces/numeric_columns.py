@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,3 +38,15 @@ def known(values: Floats) -> Floats:
     """The values that are no NaN; a copy only if there is one."""
     missing = np.isnan(values)
     return values[~missing] if missing.any() else values
+
+
+def ratio(numerator: Floats | float, denominator: Floats) -> Floats:
+    """One over the other; NaN where there is nothing below."""
+    return np.divide(numerator, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
+
+
+def over(numerator: float | None, denominator: float | None) -> float | None:
+    """The same of two numbers; None where either is not known."""
+    if numerator is None or not denominator or not math.isfinite(denominator):
+        return None
+    return float(numerator / denominator)

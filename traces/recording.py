@@ -21,20 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.directory_lock import LOCK, DirectoryLock
 from serving.errors import UserError, reason
 from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, recording_columns
 from traces.journal import FILE as JOURNAL
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
+from traces.recording_claim import WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
 ROW_GROUP = 8192
 _PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
 _READERS = 2  # columns that are decoded at once
 _FORMAT = "1"
-_WORKLOAD = "workload.parquet"
 _METADATA = ("deployment", "seed", "version", "hardware", "calibration")
 
 
@@ -60,14 +59,14 @@ class RecordingWriter:
         self.path = Path(path)
         self._run = {"version": code_version(), **run}
         _known("runs", self._run)
-        self._made_directory, self._lock = _claim(self.path, overwrite)
+        self._made_directory, self._lock = claim(self.path, overwrite)
         self._open = True
         metadata = {f"tokentwin.{name}": str(self._run.get(name, "")) for name in _METADATA}
         metadata["tokentwin.recording"] = _FORMAT
         try:
             with _written(self.path):
                 if workload is not None:
-                    write_parquet(workload, self._temporary(_WORKLOAD))
+                    write_parquet(workload, self._temporary(WORKLOAD))
                 self._temporary(COLUMNS).write_text(columns_text(recording_columns()), encoding="utf-8")
                 self._datasets = {
                     name: _Dataset(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
@@ -79,7 +78,7 @@ class RecordingWriter:
     @property
     def workload_path(self) -> Path:
         """Where to write a workload that only the run itself makes known; `close` finishes it, too."""
-        return self._temporary(_WORKLOAD)
+        return self._temporary(WORKLOAD)
 
     def add_step(self, **columns: Any) -> None:
         """One row of `steps`; a column not given is null."""
@@ -113,8 +112,8 @@ class RecordingWriter:
         self._datasets["runs"].add({**self._run, **run, "status": status, "duration_ns": duration_ns})
         self._datasets["runs"].close()
         (self.path / "runs.parquet").unlink(missing_ok=True)
-        (self.path / _WORKLOAD).unlink(missing_ok=True)
-        for name in (COLUMNS, _WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
+        (self.path / WORKLOAD).unlink(missing_ok=True)
+        for name in (COLUMNS, WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
             if self._temporary(name).exists():
                 self._temporary(name).replace(self.path / name)
         (self.path / JOURNAL).unlink(missing_ok=True)
@@ -330,10 +329,10 @@ class Recording:
 
     def workload(self) -> Workload:
         """What was offered. Raises UserError when the recording does not hold it."""
-        if not (self.path / _WORKLOAD).is_file():
-            remedy = f"does not hold its trace, {_WORKLOAD}; give the trace it was made from"
+        if not (self.path / WORKLOAD).is_file():
+            remedy = f"does not hold its trace, {WORKLOAD}; give the trace it was made from"
             raise UserError("recording", str(self.path), remedy)
-        return ParquetReader().read(self.path / _WORKLOAD)
+        return ParquetReader().read(self.path / WORKLOAD)
 
     def _file(self, dataset: str) -> Path:
         return self.path / f"{dataset}.parquet"
@@ -375,39 +374,6 @@ def _written(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError("recording", str(path), f"cannot be written: {reason(error)}") from None
-
-
-def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
-    """Make sure that `path` can take a recording, and hold it; True if the directory was made for it."""
-    made = not path.exists()
-    if not made and not path.is_dir():
-        raise UserError("recording", str(path), "is a file; choose a directory")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = DirectoryLock(path, "recording")
-    except OSError as error:
-        raise UserError("recording", str(path), f"cannot be made: {reason(error)}") from None
-    try:
-        if (path / JOURNAL).exists() and not overwrite:
-            remedy = "holds what a killed `tokentwin serve` recorded; start it again there, or choose another"
-            raise UserError("recording", str(path), remedy)
-        if (path / "runs.parquet").exists():
-            if not overwrite:
-                remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
-                raise UserError("recording", str(path), remedy)
-        elif any(not _ours(child.name) for child in path.iterdir()):
-            raise UserError("recording", str(path), "holds other files; choose another directory")
-        for partial in path.glob(".*.partial"):  # left by a run that was killed
-            partial.unlink()
-    except BaseException:
-        lock.close()
-        raise
-    return made, lock
-
-
-def _ours(name: str) -> bool:
-    known = name in (_WORKLOAD, COLUMNS, JOURNAL, LOCK) or name.removesuffix(".parquet") in DATASETS
-    return known or name.endswith(".partial")
 
 
 def _known(dataset: str, columns: Collection[str]) -> None:

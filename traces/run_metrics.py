@@ -9,7 +9,6 @@ requests; everything else stays in the denominator of SLO attainment.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
-from traces.numeric_columns import Floats, has_value, known, known_or_zero, numbers
+from traces.numeric_columns import Floats, has_value, known, known_or_zero, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
@@ -137,11 +136,11 @@ class RunMetrics:
             return (ns(end) - ns(start)) / 1e6
         match name:
             case "tpot_ms":
-                return _ratio(self._request_values("decode_ms"), ns("output_tokens") - 1)
+                return ratio(self._request_values("decode_ms"), ns("output_tokens") - 1)
             case "tpot_inclusive_ms":
-                return _ratio(self._request_values("e2e_ms"), ns("output_tokens"))
+                return ratio(self._request_values("e2e_ms"), ns("output_tokens"))
             case "tok_s_user":
-                return _ratio(1000.0, self.values("tpot_ms"))
+                return ratio(1000.0, self.values("tpot_ms"))
             case _:  # preempted_ms, transfer_ms, client_ms
                 return ns(f"{name.removesuffix('_ms')}_ns") / 1e6
 
@@ -223,18 +222,18 @@ class RunMetrics:
         prompt_tokens, output_tokens = float(np.nansum(prompts[done])), float(np.nansum(outputs[done]))
         good = int(self.meets_slo().sum()) if self.slo else None
         count = self._requests.num_rows
-        input_rate, output_rate = _over(prompt_tokens, seconds), _over(output_tokens, seconds)
-        total_rate = _over(prompt_tokens + output_tokens, seconds)
-        usd_per_hour = _over(self._cost_usd, self._duration_ns / 3.6e12)
+        input_rate, output_rate = over(prompt_tokens, seconds), over(output_tokens, seconds)
+        total_rate = over(prompt_tokens + output_tokens, seconds)
+        usd_per_hour = over(self._cost_usd, self._duration_ns / 3.6e12)
         concurrency, concurrency_peak = self.concurrency()
         return {
-            "request_throughput": _over(int(done.sum()), seconds),
+            "request_throughput": over(int(done.sum()), seconds),
             "input_throughput": input_rate,
             "output_throughput": output_rate,
             "total_throughput": total_rate,
-            "tok_s_gpu": _over(output_rate, self._gpus),
-            "request_goodput": _over(good, seconds),
-            "slo_attainment": _over(good, count),
+            "tok_s_gpu": over(output_rate, self._gpus),
+            "request_goodput": over(good, seconds),
+            "slo_attainment": over(good, count),
             "jain_fairness": self.jain_fairness(),
             "concurrency": concurrency,
             "concurrency_peak": concurrency_peak,
@@ -276,7 +275,7 @@ class RunMetrics:
         served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
         tokens = np.where(served, self._request("prompt_tokens") + self._request("output_tokens"), 0.0)
         service = np.bincount(tenants.indices.to_numpy(), weights=tokens, minlength=len(tenants.dictionary))
-        return _over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
+        return over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
 
     def statuses(self) -> dict[str, int]:
         """How many requests ended in each status."""
@@ -300,7 +299,7 @@ class RunMetrics:
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
-        return _over(float(np.nansum(self._request("prefix_hit_tokens")[self._admitted])), self._looked_up)
+        return over(float(np.nansum(self._request("prefix_hit_tokens")[self._admitted])), self._looked_up)
 
     def speculation(self) -> dict[str, Any]:
         """What drafts were good for, None where no draft token was verified; every request counts, finished or not."""
@@ -323,7 +322,6 @@ class RunMetrics:
 
     @property
     def _tiered(self) -> bool:
-        """Whether some replica had KV tiers."""
         return has_value(self._requests, "tier_hit_tokens")
 
     def _peak(self, name: str) -> float | None:
@@ -397,18 +395,5 @@ class RunMetrics:
         return float(self._run.get("replicas") or 1)
 
 
-def _ratio(numerator: Floats | float, denominator: Floats) -> Floats:
-    out: Floats = np.full(len(denominator), np.nan)
-    np.divide(numerator, denominator, out=out, where=denominator > 0)
-    return out
-
-
-def _over(numerator: float | None, denominator: float | None) -> float | None:
-    if numerator is None or not denominator or not math.isfinite(denominator):
-        return None
-    return float(numerator / denominator)
-
-
 def _per_mtok(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
-    """Dollars per million tokens."""
-    return _over(usd_per_hour, tokens_per_s and tokens_per_s * 3600 / 1e6)
+    return over(usd_per_hour, tokens_per_s and tokens_per_s * 3600 / 1e6)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from traces.numeric_columns import Floats, ratio
+
 Ints = NDArray[np.int64]
 
 LEVEL = 0.95
@@ -44,7 +45,7 @@ class Ratio:
         return cls(sums, np.bincount(unit[known], minlength=units).astype(np.float64))
 
     def __call__(self, weights: Ints) -> Floats:
-        return _divided(weights @ self._numerators, weights @ self._denominators)
+        return ratio(weights @ self._numerators, weights @ self._denominators)
 
 
 class Percentile:
@@ -82,12 +83,7 @@ class Jain:
 
     def __call__(self, weights: Ints) -> Floats:
         service = weights @ self._service
-        return _divided(service.sum(axis=1) ** 2, service.shape[1] * (service**2).sum(axis=1))
-
-
-def _divided(above: Floats, below: Floats) -> Floats:
-    """NaN where there is nothing below."""
-    return np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
+        return ratio(service.sum(axis=1) ** 2, service.shape[1] * (service**2).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)

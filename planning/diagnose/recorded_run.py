@@ -10,9 +10,10 @@ from typing import Any
 from planning.diagnose import diagnosis as search
 from planning.diagnose.diagnosis import Diagnosis
 from planning.diagnose.document import DiagnosisDocument, Symptom, Trust
+from planning.diagnose.evidence import Evidence
 from planning.diagnose.request import DiagnoseRequest
 from planning.diagnose.simulated_again import another_run
-from planning.diagnose.symptoms import Evidence, symptoms
+from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import price_scenario
 from planning.progress import Tell, quiet
 from planning.version import __version__

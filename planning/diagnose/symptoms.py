@@ -7,28 +7,20 @@ worth is for the counterfactuals to say (`diagnosis`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from calibration.validation.decision_replay import recorded_deployment
-from planning.compare.unit_bootstrap import Floats
 from planning.diagnose.constraint_lifts import Lifecycle, dispersion
 from planning.diagnose.document import shown_ms
-from serving.deployments.config import Deployment
-from serving.errors import UserError
+from planning.diagnose.evidence import Evidence
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.distribution import Distribution
-from traces.recording import Recording
 from traces.replica_lives import Lives, serving_ns, unserved_ns
-from traces.run_metrics import RunMetrics
 
 LOW_UTILISATION = "low utilisation"
-_IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
 _QUEUE_STEPS = 3  # waiting for so many steps is queueing, for fewer it is waiting for the next step
 _TAIL = 3.0  # p99 over p50 of gaps between tokens
 _SPIKE = 10.0  # p99 over p50 of TTFT
@@ -37,10 +29,6 @@ _HALF = 0.5
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
-_COLUMNS = [
-    "replica", "step", "plan_ns", "start_ns", "end_ns", "prefill_rows", "decode_rows", "running", "waiting",
-    "used_blocks", "preempted",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,74 +41,6 @@ class Symptom:
     metric: str
     evidence: str
     proof: str
-
-
-class Evidence:
-    """A recording, as far as symptoms look at it. Step figures are weighted by time; None without steps.
-
-    Raises UserError for a recording of which nothing finished.
-    """
-
-    def __init__(self, recording: Recording, slo: Mapping[str, float] | None = None) -> None:
-        self.metrics = RunMetrics.of(recording, slo)
-        self.run = recording.run
-        self.deployment = recorded_deployment(recording)
-        if not self.metrics.finished.any():
-            remedy = "has no finished request, so nothing can be explained; give another recording"
-            raise UserError("recording", self.run["run_id"], remedy)
-        steps = recording.table("steps", _COLUMNS)
-        self.has_steps = steps.num_rows > 0
-        self._steps = {name: steps[name].cast("float64").to_numpy() for name in _COLUMNS}
-        self._recording = recording
-
-    def as_run(self) -> Deployment:
-        """The deployment with the KV blocks that it had, where it left their number to the device's memory."""
-        blocks = self.run["num_blocks"]
-        if self.deployment.gpu_memory_utilization is None or not blocks:
-            return self.deployment
-        return self.deployment.rescheduled(num_blocks=blocks + 1).model_copy(update={"gpu_memory_utilization": None})
-
-    @cached_property
-    def requests(self) -> list[WorkloadRequest]:
-        """What was offered; nothing where the recording does not hold it."""
-        try:
-            return list(self._recording.workload().requests)
-        except UserError:
-            return []
-
-    @cached_property
-    def step_ns(self) -> Floats:
-        return self._steps["end_ns"] - self._steps["start_ns"]
-
-    @cached_property
-    def host_share(self) -> float:
-        """Of the time in which there was something to do, the share in which no step ran."""
-        order = np.lexsort((self._steps["step"], self._steps["replica"]))
-        replica, plan, start, end = (self._steps[name][order] for name in ("replica", "plan_ns", "start_ns", "end_ns"))
-        follows = (replica[1:] == replica[:-1]) & (plan[1:] - end[:-1] <= _IDLE_NS)
-        between = float(np.maximum(start[1:] - end[:-1], 0.0)[follows].sum())
-        return between / (between + float(self.step_ns.sum()))
-
-    def time_share(self, of: NDArray[np.bool_]) -> float:
-        """Share of the steps' time."""
-        return float(self.step_ns[of].sum() / max(self.step_ns.sum(), 1.0))
-
-    def step(self, name: str) -> Floats:
-        return self._steps[name]
-
-    @cached_property
-    def prompt_share(self) -> float:
-        """Of the steps' time, what those with prompts take beyond a step of decodes alone."""
-        prompts = self._steps["prefill_rows"] > 0
-        if not prompts.any():
-            return 0.0
-        plain = float(np.median(self.step_ns[~prompts])) if (~prompts).any() else 0.0
-        decodes = np.where(self._steps["decode_rows"] > 0, plain, 0.0)
-        return float(np.maximum(self.step_ns - decodes, 0.0)[prompts].sum() / self.step_ns.sum())
-
-    @cached_property
-    def kv_usage(self) -> Floats:
-        return self.metrics.values("kv_usage")
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
@@ -395,20 +315,9 @@ def _missed_prefixes(e: Evidence) -> Symptom | None:
 
 
 _LOOKS: tuple[Callable[[Evidence], Symptom | None], ...] = (
-    _overload,
-    _turned_away,
-    _failures,
-    _high_ttft,
-    _prompts,
-    _high_itl,
-    _slow_host,
-    _low_utilisation,
-    _full_kv,
-    _no_places,
-    _bursts,
-    _tail,
-    _missed_prefixes,
-)
+    _overload, _turned_away, _failures, _high_ttft, _prompts, _high_itl, _slow_host, _low_utilisation, _full_kv,
+    _no_places, _bursts, _tail, _missed_prefixes,
+)  # fmt: skip
 
 
 def attainable_hit_rate(requests: Iterable[WorkloadRequest]) -> float:

@@ -64,10 +64,8 @@ def drawn_again(page):
 @pytest.mark.parametrize(
     ("label", "last", "address"),
     [
-        ("GPUs", "Spare replicas", "?spares=2"),
         ("Traffic", "Spare replicas", "?traffic=shape&rate=25&price=H100%3A2.5"),
         ("Seeds", "Tensor parallel", "policy-lab"),
-        ("Decode rows", "Tokens of each chunk", "step"),
     ],
 )
 def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(server, page, label, last, address):
@@ -90,7 +88,7 @@ def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(server, pa
 def test_shape_and_preset_in_quick_turns(server, page):
     page.goto(server)
     page.get_by_label("Peak req/s").first.wait_for()
-    for turn in range(12):
+    for turn in range(6):
         page.get_by_role("radio", name=("Shape", "Preset")[turn % 2]).first.click()
         page.wait_for_timeout((50, 100, 200, 400)[turn % 4])
     idle(page)

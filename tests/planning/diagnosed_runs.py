@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from planning.diagnose.diagnosis import Diagnosis, diagnose
-from planning.diagnose.symptoms import Evidence, symptoms
+from planning.diagnose.evidence import Evidence
+from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig

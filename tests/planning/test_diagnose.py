@@ -27,10 +27,11 @@ from planning.diagnose.constraint_lifts import (
     one_more_replica,
 )
 from planning.diagnose.diagnosis import Diagnosis
+from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import FreePrefill, NoCpuTime, TwiceTheBandwidth, repriced, twice_the_bandwidth
 from planning.diagnose.recorded_run import diagnosis_document
 from planning.diagnose.simulated_again import another_run
-from planning.diagnose.symptoms import Evidence, attainable_hit_rate, symptoms
+from planning.diagnose.symptoms import attainable_hit_rate, symptoms
 from planning.priced_scenario import PricedScenario
 from serving.cost_model import CostModel, TokenCost
 from serving.decode_set import DecodeSet

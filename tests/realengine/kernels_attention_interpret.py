@@ -157,7 +157,7 @@ SHAPES = (
 MULTIPROCESSORS = st.sampled_from((1, 3, 16, 132))
 
 
-@examples(0.05)
+@examples(0.1)
 @given(
     st.sampled_from(SHAPES),
     st.lists(st.sampled_from((1, 15, 64, 65, 130, 300)), min_size=1, max_size=4),
@@ -175,7 +175,7 @@ def decode(shape: Shape, contexts: list[int], padding: int, multiprocessors: int
     close(shape, out[padding:], attended(shape, batch)[padding:], f"{shape}, {contexts}, {multiprocessors}, {fixed}")
 
 
-@examples(0.05)
+@examples(0.1)
 @given(
     st.sampled_from(SHAPES[:5]),
     st.lists(st.sampled_from(((150, 1), (1, 1), (65, 1))), max_size=2),
@@ -202,7 +202,7 @@ def prefill(
     close(shape, out, attended(shape, batch), f"{shape}, {decodes}, {chunks}, {multiprocessors}, {fixed}")
 
 
-@examples(0.02)
+@examples(0.06)
 @given(
     st.sampled_from((SHAPES[1], SHAPES[3], SHAPES[4])),
     st.lists(st.sampled_from((1, 64, 65, 130, 300)), min_size=1, max_size=3),
@@ -228,7 +228,7 @@ def windows(
     close(shape, out, wanted, f"{shape}, {contexts}, {chunks}, window {window}, {multiprocessors}, {fixed}")
 
 
-@examples(0.4)
+@examples(0.8)
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16))
 def splits(contexts: list[int], programs: int, most: int) -> None:
     """Every step of 64 tokens is in one part, no part is empty, none is longer than it must be, and all fit in."""
