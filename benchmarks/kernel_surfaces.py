@@ -57,7 +57,7 @@ def gaps(tables: str, names: Iterable[str]) -> None:
                 by_key[m.key].append(m)
         for key, measured in by_key.items():
             seen = [m for m in measured if not _in_gap(m)]
-            kernels = KernelSurfaces(find_gpu(name), {key: fit_kernel(find_gpu(name), seen)[0]}, {})
+            kernels = KernelSurfaces(find_gpu(name), {key: fit_kernel(find_gpu(name), seen)[0]})
             print(f"  {name:<14}{key:<16}{_errors(kernels, [m for m in measured if _in_gap(m)])}")
 
 

@@ -172,12 +172,16 @@ class Experts:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels."""
+    """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels.
+
+    after   the all-reduce just before it, with which one kernel may do both
+    """
 
     name: str
     moved: Amount
     launches: int = 1
     count: int = 1
+    after: Collective | None = None
 
     @property
     def size(self) -> Amount:

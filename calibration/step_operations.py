@@ -166,7 +166,9 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
 def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
     """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations."""
     heads, kv_heads = heads_per_device(model, tp)
-    operations: list[Operation] = [Elementwise("norms", tokens * (8.0 * model.hidden_size), count=2 * model.num_layers)]
+    hidden, norms = tokens * float(model.hidden_size), 2 * model.num_layers
+    after = Collective("all-reduce", "all_reduce", tp, hidden) if tp > 1 else None
+    operations: list[Operation] = [Elementwise("norms", 8.0 * hidden, count=norms, after=after)]
     if model.latent is not None:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:

@@ -89,23 +89,24 @@ class _Table:
     everywhere: bool = True
 
 
-def measurements(source: str, gpu: str) -> Iterator[Measured]:
-    """Every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`.
+def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
+    """Every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`. `of` is what
+    the tables' own folders begin with.
 
     Raises UserError for a GPU that is not tabulated, and for a file that is missing, unreadable or of another kind.
     """
     root = _root(source, gpu)
-    for table, path in _files(root):
+    for table, path in _files(root, of):
         columns = _columns(path, table)
         if len(columns["latency"]):
             yield from _grouped(table, columns)
 
 
-def provenance(source: str, gpu: str) -> str:
+def provenance(source: str, gpu: str, of: str = "") -> str:
     """What `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
     root = _root(source, gpu)
     whose = f"aiconfigurator-core {version('aiconfigurator-core')}: " if source == PACKAGE else ""
-    folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root))
+    folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root, of))
     return whose + ", ".join(folders)
 
 
@@ -121,8 +122,8 @@ def _root(source: str, gpu: str) -> Path:
     return Path(found.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
 
 
-def _files(root: Path) -> Iterator[tuple[_Table, Path]]:
-    for table in _TABLES:
+def _files(root: Path, of: str) -> Iterator[tuple[_Table, Path]]:
+    for table in (table for table in _TABLES if table.folder.startswith(of)):
         if table.everywhere or any(root.glob(f"{table.folder}/*/{table.name}_perf.parquet")):
             yield table, _newest(root, table)
 
@@ -163,8 +164,8 @@ def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
         shape = [columns[name][rows[:1]].tolist()[0] for name in table.shape]
         sizes = [columns[name][rows].astype(np.float64) for name in table.sizes]
         operation = table.operation(*shape, *sizes)
-        key = table.key or structure_of(operation).key(operation)
-        yield Measured(key, operation, 1e6 * columns["latency"][rows])
+        key = f"nccl/{operation.kind}" if isinstance(operation, Collective) else structure_of(operation).key(operation)
+        yield Measured(table.key or key, operation, 1e6 * columns["latency"][rows])
 
 
 _ATTENTION = ("num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
@@ -204,6 +205,11 @@ _TABLES = (
         "comm/vllm", "custom_allreduce", ("num_gpus",), ("message_size",), ("kernel_source",),
         lambda c: c["kernel_source"] == "vLLM_custom_graph",
         lambda gpus, elements: Collective("", "all_reduce", gpus, elements), "custom/all_reduce",
+    ),
+    _Table(
+        "comm/trtllm", "custom_allreduce", ("num_gpus",), ("message_size",), ("allreduce_dtype",),
+        lambda c: np.isin(c["allreduce_dtype"], ("half", "float16", "bfloat16")),
+        lambda gpus, elements: Collective("", "all_reduce", gpus, elements), "fused/all_reduce", everywhere=False,
     ),
     _Table(
         "mla/trtllm", "context_mla", ("num_heads", "kv_cache_dtype"), ("batch_size", "isl"), ("step",),

@@ -18,24 +18,6 @@ from calibration.operations import Collective
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.errors import UserError
 
-# Messages up to which vLLM takes its own all-reduce, by number of GPUs; beyond two, only over NVLink
-# (vllm/distributed/device_communicators/all_reduce_utils.py; 8 MiB for architectures that it does not list).
-_MIB = 2**20
-_HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
-_B200 = {2: 2 * _MIB, 4: 2 * _MIB, 8: _MIB}
-_B300 = {2: 4 * _MIB, 4: 4 * _MIB, 8: 4 * _MIB}
-_NVLINK = {2: 8 * _MIB, 4: 8 * _MIB, 8: 8 * _MIB}
-_PCIE = {2: 8 * _MIB}
-_CUSTOM_BYTES = {
-    "H100": _HOPPER,
-    "H200": _HOPPER,
-    "B200": _B200,
-    "GB200": _B200,
-    "B300": _B300,
-    "L40S": _PCIE,
-    "RTX-PRO-6000": _PCIE,
-}
-
 _TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
 _FEWEST_SHAPES = 20
 _TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # where vLLM's latent attention is another kernel than the tables'
@@ -52,16 +34,16 @@ def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple
     """
     by_key: dict[str, list[Measured]] = defaultdict(list)
     for measured in measurements(tables, gpu.name):
-        by_key[measured.key].append(measured)
+        if not isinstance(measured.operation, Collective):  # `collective_fit` has closed forms for these
+            by_key[measured.key].append(measured)
     fits: dict[str, KernelFit] = {}
     errors = {}
     for key, measured_of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
-        collective = isinstance(measured_of_key[0].operation, Collective)
         if key in known:
             continue
         latent = key.startswith("mla_")
         few = len(measured_of_key) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
-        if (gpu.name, key) in _UNTUNED or (few and not collective) or (latent and gpu.name in _TRITON_MLA):
+        if (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA):
             continue
         like = fits.get(_TIMED_WITH_HOST.get(key, ""))
         fits[key], held_out = fit_kernel(gpu, measured_of_key, like)
@@ -72,7 +54,7 @@ def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple
         "tables": provenance(tables, gpu.name),
         "held_out": errors,
     }
-    return KernelSurfaces(gpu, fits, _CUSTOM_BYTES.get(gpu.name, _NVLINK)), about
+    return KernelSurfaces(gpu, fits), about
 
 
 def main(arguments: list[str] | None = None) -> int:

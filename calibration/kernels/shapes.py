@@ -16,7 +16,7 @@ from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit, fitted
 from calibration.kernels.times import Estimate
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention
+from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec
 
 NO_WINDOW = 2**17  # as a feature of shapes without a sliding window
@@ -102,10 +102,6 @@ def _experts(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operat
     return Experts("", sizes[0], hidden, inter, topk, experts, 1, round(experts / on_device), dtype)
 
 
-def _collective(kind: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    return Collective("", kind, round(shape[0]), sizes[0])
-
-
 _HEADS = ("KV heads", "query heads per KV head", "head size", "window (tokens)")
 _LATENT = ("heads", "key size", "value size")
 _EXPERTS = ("hidden size", "intermediate size", "experts per token", "experts", "experts on a GPU")
@@ -119,8 +115,6 @@ KINDS = {
     "mla_decode": KernelKind("latent decode attention", _LATENT, ("rows", "context of each (tokens)"), _latent_decode),
     "head_gemm": KernelKind("GEMM by head", ("heads", "n (columns)", "k (rows)"), ("m (tokens)",), _head_gemm),
     "experts": KernelKind("experts", _EXPERTS, ("tokens",), _experts),
-    "nccl": KernelKind("NCCL", ("GPUs",), ("message (elements)",), _collective),
-    "custom": KernelKind("vLLM's own", ("GPUs",), ("message (elements)",), _collective),
 }
 
 

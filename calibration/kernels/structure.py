@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import Collective, DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
+from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
 from serving.deployments.gpu_spec import GpuSpec
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
@@ -31,7 +31,7 @@ class Efficiency:
     """What a kernel makes of a GPU.
 
     launch_ns       before and after its work
-    compute, memory shares of the datasheet's rates; of a collective, `memory` is the share of the links'
+    compute, memory shares of the datasheet's rates
     unit_ns         every piece of work takes so long, however small: a row of activations that has to be quantised,
                     a wave of thread blocks of an attention
     """
@@ -57,7 +57,7 @@ class Structure(NamedTuple):
 
 
 def structure_of(operation: Operation) -> Structure:
-    """The structure of an operation's kind; KeyError for one without shape, such as `Elementwise`."""
+    """The structure of an operation's kind; KeyError for one without shape, such as `Elementwise` or `Collective`."""
     return _STRUCTURES[type(operation)]
 
 
@@ -110,11 +110,6 @@ def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
     """Weights of the experts that some token chose are read; each expert's rows are padded to a tile."""
     compute = 1e9 * experts.flops / gpu.flop_per_s(experts.dtype) / efficiency.compute
     return _launched(gpu, experts, efficiency, compute, experts.tokens)
-
-
-def _collective_ns(gpu: GpuSpec, collective: Collective, efficiency: Efficiency) -> Any:
-    """Bytes that a device sends over its links by the ring algorithm."""
-    return efficiency.launch_ns + 1e9 * collective.bytes / gpu.link_bytes_per_s / efficiency.memory
 
 
 def _launched(gpu: GpuSpec, operation: Any, efficiency: Efficiency, compute_ns: Any, units: Any) -> Any:
@@ -186,11 +181,5 @@ _STRUCTURES: dict[type, Structure] = {
         lambda e: (e.hidden, e.inter / e.tp, e.topk, e.experts, e.experts / e.ep),
         lambda e: (e.tokens,),
         _experts_ns,
-    ),
-    Collective: Structure(
-        lambda collective: f"nccl/{collective.kind}",
-        lambda collective: (collective.gpus,),
-        lambda collective: (collective.elements,),
-        _collective_ns,
     ),
 }

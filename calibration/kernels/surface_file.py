@@ -34,7 +34,6 @@ def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -
     metadata = {
         "format": FORMAT,
         "gpu": kernels.gpu.name,
-        "custom_bytes": {str(gpus): limit for gpus, limit in kernels.custom_bytes.items()},
         "kernels": described,
         "about": about,
     }
@@ -124,7 +123,7 @@ def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
                 known["spread"],
             ),
         )
-    return KernelSurfaces(gpu, fits, {int(gpus): limit for gpus, limit in metadata["custom_bytes"].items()})
+    return KernelSurfaces(gpu, fits)
 
 
 def about_surfaces(path: Path) -> dict[str, Any]:

@@ -37,8 +37,6 @@ _KNOTS: dict[str, tuple[tuple[float, ...], ...]] = {
     ),
     "head_gemm": ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),),
     "experts": ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384),),
-    "nccl": (tuple(2.0**i for i in range(8, 30, 2)),),
-    "custom": (tuple(2.0**i for i in range(7, 30, 2)),),
 }
 _SMOOTH = 0.03  # weight of a knot's difference from its neighbour, against one measurement at it
 _SAMPLE = 6000  # points that the three coefficients are fitted to

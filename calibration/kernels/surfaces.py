@@ -6,11 +6,14 @@ Every operation answers; what its tables do not cover is marked as extrapolated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from calibration.kernels.collectives import Collectives, collectives_of
 from calibration.kernels.structure import Efficiency, structure_of
 from calibration.kernels.surface import Surface
 from calibration.kernels.times import Coverage, Estimate, floor_ns
@@ -46,22 +49,17 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
 
 @dataclass
 class KernelSurfaces:
-    """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `nccl/all_reduce`, ...).
-
-    custom_bytes    message up to which vLLM takes its own all-reduce kernel, by number of GPUs
-    """
+    """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `decode/bfloat16`, ...)."""
 
     gpu: GpuSpec
     fits: dict[str, KernelFit]
-    custom_bytes: dict[int, int]
 
     def time(self, operation: Operation) -> Estimate:
         if isinstance(operation, Elementwise):
             return self._elementwise(operation)
-        key = structure_of(operation).key(operation)
         if isinstance(operation, Collective):
-            return self._collective(operation, key)
-        return self._looked_up(operation, key)
+            return self._collectives.time(operation)
+        return self._looked_up(operation, structure_of(operation).key(operation))
 
     def _looked_up(self, operation: Operation, key: str) -> Estimate:
         """By its own fit, else by that of a similar type, else by the structure alone."""
@@ -77,22 +75,21 @@ class KernelSurfaces:
                 return Estimate(found.ns, sigma, np.full_like(found.coverage, Coverage.EXTRAPOLATED))
         return self._plain(operation)
 
-    def _collective(self, operation: Collective, key: str) -> Estimate:
-        """As vLLM does: its own all-reduce for small messages, NCCL beyond and for everything else."""
-        nccl = self._looked_up(operation, key)
-        custom = self.fits.get(f"custom/{operation.kind}")
-        limit = self.custom_bytes.get(operation.gpus, 0)
-        if custom is None or limit == 0:
-            return nccl
-        own = fitted(self.gpu, operation, custom)
-        taken = 2.0 * np.asarray(operation.elements) <= limit
-        return Estimate(*(np.where(taken, one, other) for one, other in zip(own, nccl, strict=True)))
+    @cached_property
+    def _collectives(self) -> Collectives:
+        return collectives_of(self.gpu)
 
     def _elementwise(self, operation: Elementwise) -> Estimate:
-        """Bytes at the bandwidth that GEMMs reach, and a launch each in a CUDA graph as short as the shortest GEMM."""
+        """Bytes at the bandwidth that GEMMs reach, and a launch each in a CUDA graph as short as the shortest GEMM.
+
+        What an all-reduce before it does, too, needs no launch of its own.
+        """
         efficiency = self._typical()
+        launches: Any = operation.launches
+        if operation.after is not None:
+            launches = np.where(self._collectives.fuses(operation.after), 0, launches)
         moving = 1e9 * np.asarray(operation.bytes, dtype=np.float64) / self.gpu.memory_bytes_per_s / efficiency.memory
-        ns = operation.launches * efficiency.launch_ns + moving
+        ns = np.asarray(launches * efficiency.launch_ns + moving)
         coverage = np.full(ns.shape, Coverage.INTERPOLATED, dtype=np.int8)
         return Estimate(ns, np.full(ns.shape, _ELEMENTWISE_SIGMA), coverage)
 

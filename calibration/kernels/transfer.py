@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibration.kernels.collectives import collectives_of
 from calibration.kernels.surface_file import read_surfaces
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage, Estimate
@@ -26,7 +27,6 @@ _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left
     LatentPrefill: 0.55,
     LatentDecode: 0.4,
     Experts: 0.75,
-    Collective: 0.6,
     Elementwise: 0.4,
 }
 
@@ -45,6 +45,8 @@ class TransferredKernels:
         return cls(gpu, tuple(replace(kernels, gpu=gpu) for kernels in fitted))
 
     def time(self, operation: Operation) -> Estimate:
+        if isinstance(operation, Collective):
+            return collectives_of(self.gpu).time(operation)
         logs = np.array([np.log(donor.time(operation).ns) for donor in self.donors])
         ns = np.exp(logs.mean(axis=0))
         sigma = np.hypot(_SIGMA[type(operation)], logs.std(axis=0))

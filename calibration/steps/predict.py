@@ -8,6 +8,7 @@ from hashlib import blake2b
 from importlib.resources import files
 
 from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.collectives import COLLECTIVES
 from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.kernels.times import KernelTimes
 from calibration.steps.external_calibration import ExternalCalibration
@@ -30,7 +31,7 @@ def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
     """Twelve hexadecimal digits that change when the calibration does, or the kernel tables behind it."""
     digest = blake2b((calibration or blind()).id.encode(), digest_size=6)
     own = bundled(find_gpu(gpu).name)
-    for path in [own] if own.exists() else map(bundled, bundled_names()):
+    for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

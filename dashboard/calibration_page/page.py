@@ -121,10 +121,7 @@ def _of_map(known: charts.Known) -> Provenance:
 
 
 def _titled(key: str) -> str:
-    kind, _, of = key.partition("/")
-    return (
-        f"{kind_of(key).title}, {of.replace('_', ' ')}" if kind in ("nccl", "custom") else f"{kind_of(key).title}, {of}"
-    )
+    return f"{kind_of(key).title}, {key.partition('/')[2]}"
 
 
 def _shape(key: str, fit: KernelFit) -> tuple[int, int]:

@@ -30,6 +30,7 @@ class GpuSpec(Settings):
     sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
     link_bytes_per_s: float = Field(gt=0, description="to another GPU of the node, one direction")
     pcie_bytes_per_s: float = Field(gt=0, description="to the host, one direction")
+    peer_access: bool = Field(True, description="over PCIe, whether GPUs read each other's memory")
     usd_per_hour: float = Field(ge=0, description="price of one GPU")
     price_as_of: str = Field(description="date of the price")
     price_source: str = Field(description="whose price it is")

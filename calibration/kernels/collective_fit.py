@@ -1,0 +1,139 @@
+"""Tables of collectives in, closed forms out: `python -m calibration.kernels.collective_fit --tables package`.
+
+Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. The engines' own
+all-reduces have a one-shot algorithm and two rings (their two-shot algorithms), NCCL's collectives two rings (its
+protocols for small and for large messages), and its all-reduce a switch that adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements, provenance
+from calibration.kernels.collectives import Algorithm, ClosedForm, Line, taken_up_to
+from calibration.operations import Collective
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.errors import UserError
+
+Floats = NDArray[np.float64]
+
+_OWN: tuple[Algorithm, ...] = ("one_shot", "ring", "ring")
+_ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
+    "custom/all_reduce": _OWN,
+    "fused/all_reduce": _OWN,
+    "nccl/all_reduce": ("ring", "ring", "switch"),
+}
+_RINGS: tuple[Algorithm, ...] = ("ring", "ring")
+_LOW, _HIGH = (6.0, 0.0, -6.0, 0.0), (13.0, 12.0, 0.0, 3.0)  # log ns, log ns, log share, crowding
+_STARTS = 6
+_OUTLIER = 0.1
+_BEYOND = 2.0  # times the bytes up to which an engine takes its own all-reduce: larger messages do not matter
+_NORMAL_90 = 1.645
+
+
+def fit_form(gpu: GpuSpec, measured: list[Measured]) -> tuple[ClosedForm, dict[str, float]]:
+    """The form of one kernel, and its absolute errors at the points that it was fitted to."""
+    algorithms = _ALGORITHMS.get(measured[0].key, _RINGS)
+    log_ns = np.log(np.concatenate([m.ns for m in measured]))
+
+    def lines(x: Floats) -> tuple[Line, ...]:
+        rows = x.reshape(-1, 4)
+        return tuple(
+            Line(float(np.exp(a)), float(np.exp(b)), float(np.exp(c)), float(d), algorithm)
+            for (a, b, c, d), algorithm in zip(rows, algorithms, strict=True)
+        )
+
+    def off(x: Floats) -> Floats:
+        form = ClosedForm(lines(x), 0.0)
+        return np.concatenate([np.log(form.ns(_collective(m), gpu.link_bytes_per_s)) for m in measured]) - log_ns
+
+    least = log_ns.min()
+    start = np.array([(least + at, 6.0 + at, -2.0 + at / 2, 0.05) for at in range(len(algorithms))]).ravel()
+    low, high = np.tile(_LOW, len(algorithms)), np.tile(_HIGH, len(algorithms))
+    rng = np.random.default_rng(0)
+    found = []
+    for attempt in range(_STARTS):
+        at = np.clip(start + (rng.normal(0.0, 0.5, len(start)) if attempt else 0.0), low + 1e-3, high - 1e-3)
+        found.append(least_squares(off, at, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER))
+    best = min(found, key=lambda fit: fit.cost).x
+    errors = np.abs(np.expm1(off(best)))
+    stated = {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
+    most_bytes = max(2.0 * float(np.max(_collective(m).elements)) for m in measured)
+    most_gpus = max(_collective(m).gpus for m in measured)
+    return ClosedForm(lines(best), stated["p90"] / _NORMAL_90, most_bytes, most_gpus), stated
+
+
+def fit_collectives(tables: str, gpu: GpuSpec) -> dict[str, Any]:
+    """What `gpus/collectives.json` says of one GPU. Raises UserError for tables that cannot be read."""
+    by_key: dict[str, list[Measured]] = defaultdict(list)
+    for measured in measurements(tables, gpu.name, "comm/"):
+        kernel, all_reduce = measured.key.partition("/")[0], _collective(measured)
+        near = np.ones(len(measured.ns), dtype=np.bool_)
+        if kernel != "nccl":
+            near = 2.0 * np.asarray(all_reduce.elements) <= _BEYOND * taken_up_to(kernel, gpu, all_reduce.gpus)
+        if near.any():
+            taken = replace(all_reduce, elements=np.asarray(all_reduce.elements)[near])
+            by_key[measured.key].append(Measured(measured.key, taken, measured.ns[near]))
+    forms = {}
+    for key, measured_of_key in sorted(by_key.items()):
+        form, errors = fit_form(gpu, measured_of_key)
+        forms[key] = {
+            "lines": [_rounded(line) for line in form.lines],
+            "error": round(form.error, 3),
+            "most_bytes": form.most_bytes,
+            "most_gpus": form.most_gpus,
+            "off_by": {name: round(value, 3) for name, value in errors.items()},
+        }
+    said = "NVIDIA aiconfigurator kernel tables (ai-dynamo/aiconfigurator), Apache-2.0; "
+    return {"source": said + provenance(tables, gpu.name, "comm/"), "forms": forms}
+
+
+def _collective(measured: Measured) -> Collective:
+    assert isinstance(measured.operation, Collective)
+    return measured.operation
+
+
+def _rounded(line: Line) -> dict[str, Any]:
+    return {
+        "start_ns": round(line.start_ns),
+        "rank_ns": round(line.rank_ns),
+        "share": round(line.share, 4),
+        "crowding": round(line.crowding, 3),
+        "algorithm": line.algorithm,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.collective_fit", description=__doc__)
+    parser.add_argument("--tables", default=PACKAGE, help="`package`, or the folder that holds the systems' folders")
+    parser.add_argument("--gpu", action="append", help="GPU to fit; can be repeated. Default: all that have tables")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; other GPUs in it are kept")
+    given = parser.parse_args(arguments)
+    known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    try:
+        for name in given.gpu or SYSTEMS:
+            gpu = find_gpu(name)
+            where = given.tables if given.tables == PACKAGE else str(Path(given.tables) / SYSTEMS.get(gpu.name, name))
+            known[gpu.name] = fit_collectives(where, gpu)
+            for key, form in known[gpu.name]["forms"].items():
+                off = form["off_by"]
+                print(f"{gpu.name:<14}{key:<22}{100 * off['median']:6.1f} %{100 * off['p90']:8.1f} %")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    given.out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

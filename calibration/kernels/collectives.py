@@ -1,0 +1,197 @@
+"""How long a collective takes: closed forms of few numbers, by kind of link and by algorithm.
+
+One algorithm on g devices takes
+
+    start + rank (g - 1) + bytes sent by a device / (share of the link's rate) * (g / 2)^crowding
+
+(Hockney's model, Parallel Computing 20, 1994, with a synchronisation for each further rank, and with links that
+devices share, which PCIe's are). A *one-shot* all-reduce reads every other device's whole message, a *ring* sends
+2 (g - 1) / g of it, and a *switch* that adds (NVLS) takes it once. A kernel takes the fastest of its algorithms, so its time grows with bytes and with devices, as
+each of theirs does. What an engine takes when:
+
+- over NVLink up to a number of bytes FlashInfer's all-reduce, which does the norm behind it, too (Blackwell), or
+  vLLM's own (the others), and NCCL beyond; the faster of the two where both may serve;
+- over PCIe where devices read each other's memory the same, in pairs;
+- over PCIe where they do not, NCCL through the host's memory, which nothing measured here knows.
+
+The numbers of a GPU are in `gpus/collectives.json`, made by `python -m calibration.kernels.collective_fit`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.operations import Collective
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+
+COLLECTIVES = Path(str(files("calibration.kernels").joinpath("gpus", "collectives.json")))
+
+Algorithm = Literal["one_shot", "ring", "switch"]
+
+_MIB = 2**20
+
+# Messages up to which engines take their own all-reduce, by number of devices: vLLM's all_reduce_utils.py, and
+# FlashInfer's fusion with the norm in vLLM's PassConfig, which is on by default for Blackwell.
+_HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
+_B200 = {2: 2 * _MIB, 4: 2 * _MIB, 8: _MIB}
+_B300 = {2: 4 * _MIB, 4: 4 * _MIB, 8: 4 * _MIB}
+_OTHER_NVLINK = {2: 8 * _MIB, 4: 8 * _MIB, 8: 8 * _MIB}
+_CUSTOM = {"H100": _HOPPER, "H200": _HOPPER, "B200": _B200, "GB200": _B200, "B300": _B300}
+_FUSED = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB}
+FUSING = ("B200", "B300", "GB200")
+_PCIE = {2: 8 * _MIB}
+
+_HOST_SHARE = 0.26  # of PCIe's rate, in and out of the host's memory: 16 GB/s over PCIe 5, 8 over PCIe 4
+_HOST_SIGMA = 0.35
+_NVLINK_SIGMA, _PCIE_SIGMA = 0.26, 1.16  # 9 of 10 errors of GPUs left out in turn lie within 1.645 of it
+_STAND_IN = {"p2p": "all_to_all"}  # two devices exchange halves of twice the message
+
+
+@dataclass(frozen=True)
+class Line:
+    """One algorithm; `share` is of the link's rate."""
+
+    start_ns: float
+    rank_ns: float
+    share: float
+    crowding: float = 0.0
+    algorithm: Algorithm = "ring"
+
+    def ns(self, operation: Collective, link_bytes_per_s: float) -> Any:
+        """Nanoseconds, as long as `operation.elements` is."""
+        gpus = operation.gpus
+        message = 2.0 * np.asarray(operation.elements, dtype=np.float64)
+        sent = {"one_shot": message * (gpus - 1), "ring": operation.bytes, "switch": message}[self.algorithm]
+        rate = self.share * link_bytes_per_s * (gpus / 2) ** -self.crowding
+        return self.start_ns + self.rank_ns * (gpus - 1) + 1e9 * sent / rate
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """The fastest of some algorithms; `error` is the standard error of its log time at measured points, of which the
+    largest messages were of `most_bytes` and among `most_gpus`."""
+
+    lines: Sequence[Line]
+    error: float
+    most_bytes: float = 0.0
+    most_gpus: int = 0
+
+    def ns(self, operation: Collective, link_bytes_per_s: float) -> Any:
+        return np.minimum.reduce([line.ns(operation, link_bytes_per_s) for line in self.lines])
+
+
+_HOST = ClosedForm((Line(8_000.0, 4_000.0, _HOST_SHARE, 0.3),), _HOST_SIGMA)
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Collectives of one GPU by `forms` of it, or of each of its kind of link, whose geometric mean then counts.
+
+    forms   by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
+    own     whether they were fitted to measurements of this very GPU
+    """
+
+    gpu: GpuSpec
+    forms: Sequence[Mapping[str, ClosedForm]]
+    own: bool
+
+    def time(self, operation: Collective) -> Estimate:
+        """Never below the link's rate, never less for more bytes or more devices."""
+        elements = np.asarray(operation.elements, dtype=np.float64)
+        found = [self._of(forms, operation) for forms in self.forms]
+        logs = np.array([np.log(ns) for ns, _ in found])
+        ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
+        error = np.array([error for _, error in found]).mean(axis=0)
+        if not self.own and self.forms[0]:
+            error = np.hypot(_NVLINK_SIGMA if over_nvlink(self.gpu) else _PCIE_SIGMA, logs.std(axis=0))
+        nccl = self.forms[0].get(_nccl(operation))
+        known = self.own and nccl is not None and operation.gpus <= nccl.most_gpus and operation.kind not in _STAND_IN
+        within = known & (2.0 * elements <= (nccl.most_bytes if nccl else 0.0))
+        coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
+        return Estimate(ns, np.broadcast_to(error, ns.shape), coverage)
+
+    def fuses(self, operation: Collective) -> Any:
+        """Whether the norm behind this all-reduce is done by the same kernel."""
+        return 2.0 * np.asarray(operation.elements) <= taken_up_to("fused", self.gpu, operation.gpus)
+
+    def _of(self, forms: Mapping[str, ClosedForm], operation: Collective) -> tuple[Any, Any]:
+        link = self.gpu.link_bytes_per_s
+        sent = Collective("", "all_to_all", 2, 2.0 * operation.elements) if operation.kind == "p2p" else operation
+        if not forms:
+            ns = _HOST.ns(sent, self.gpu.pcie_bytes_per_s)
+            return ns, np.full(np.shape(ns), _HOST.error)
+        nccl = forms[_nccl(operation)]
+        ns = nccl.ns(sent, link)
+        error = np.full(np.shape(ns), nccl.error)
+        for kernel in ("custom", "fused"):
+            form = forms.get(f"{kernel}/{operation.kind}")
+            if form is not None:
+                own = form.ns(operation, link)
+                limit = taken_up_to(kernel, self.gpu, operation.gpus)
+                taken = (2.0 * np.asarray(operation.elements) <= limit) & (own < ns)
+                ns, error = np.where(taken, own, ns), np.where(taken, form.error, error)
+        return ns, error
+
+
+def taken_up_to(kernel: str, gpu: GpuSpec, gpus: int) -> int:
+    """Bytes of a message up to which engines take their `custom` or `fused` all-reduce.
+
+    The limit of the next larger number of devices that has one, 0 where none has.
+    """
+    if kernel == "fused":
+        limits = _FUSED if gpu.name in FUSING else {}
+    else:
+        limits = _CUSTOM.get(gpu.name, _OTHER_NVLINK) if over_nvlink(gpu) else _PCIE
+    return next((limits[of] for of in sorted(limits) if of >= gpus), 0)
+
+
+def over_nvlink(gpu: GpuSpec) -> bool:
+    """Whether the GPUs of a node have links of their own, faster than PCIe."""
+    return gpu.link_bytes_per_s > gpu.pcie_bytes_per_s
+
+
+def collectives_of(gpu: GpuSpec) -> Collectives:
+    """By what was measured on `gpu`, on others over its kind of link, or through the host's memory."""
+    if not over_nvlink(gpu) and not gpu.peer_access:
+        return Collectives(gpu, [{}], False)
+    known = _bundled()
+    if gpu.name in known:
+        return Collectives(gpu, [known[gpu.name]], True)
+    return transferred(gpu, known)
+
+
+def transferred(gpu: GpuSpec, known: Mapping[str, Mapping[str, ClosedForm]]) -> Collectives:
+    """By `known` GPUs over the same kind of link, each at its share of `gpu`'s rate."""
+    alike = [forms for name, forms in known.items() if over_nvlink(find_gpu(name)) == over_nvlink(gpu)]
+    return Collectives(gpu, alike, False)
+
+
+def read_forms(data: Mapping[str, Any]) -> dict[str, dict[str, ClosedForm]]:
+    """Of every GPU in a file like `gpus/collectives.json`."""
+    return {
+        gpu: {
+            key: ClosedForm(
+                tuple(Line(**line) for line in form["lines"]), form["error"], form["most_bytes"], form["most_gpus"]
+            )
+            for key, form in about["forms"].items()
+        }
+        for gpu, about in data.items()
+    }
+
+
+@cache
+def _bundled() -> dict[str, dict[str, ClosedForm]]:
+    return read_forms(json.loads(COLLECTIVES.read_text(encoding="utf-8")))
+
+
+def _nccl(operation: Collective) -> str:
+    return f"nccl/{_STAND_IN.get(operation.kind, operation.kind)}"
