@@ -34,9 +34,6 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     if deployment.quantization not in ("none", stored := files.spec.checkpoint_quantization) and stored != "none":
         remedy = f"cannot be made of {files.spec.name}, which is stored in {stored}; leave it out"
         raise UserError("quantization", deployment.quantization, remedy)
-    if files.spec.num_experts and deployment.quantization != "none":
-        remedy = "works only in the simulator for mixtures; the real engine quantises dense models"
-        raise UserError("quantization", deployment.quantization, remedy)
     if deployment.enable_expert_parallel and not files.spec.num_experts:
         raise UserError("enable_expert_parallel", True, f"needs a mixture; {files.spec.name} is dense; leave it out")
     shard_spec(files.spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)

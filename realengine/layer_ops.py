@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from realengine import sampling
+from realengine.expert_weights import StoredWeight, stacked
 from realengine.kv_cache import LayerKv, write
 from realengine.packed_weight import PackedWeight
 from realengine.projection import DenseProjection, Fp8Rows, Projection
@@ -44,6 +46,10 @@ class LayerOps(Protocol):
         """Linear layers with packed integers, for activations of `dtype`."""
         ...
 
+    def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> Any:
+        """The same linear layers of `count` experts, stored alike, as `experts` takes them; activations are `dtype`."""
+        ...
+
     def rotation(self, rope: Rope, batch: Batch) -> Any:
         """What rotating this step's tokens needs, the same for every layer."""
         ...
@@ -71,11 +77,11 @@ class LayerOps(Protocol):
         """`silu_mul`, and what `Fp8Rows.of` makes of it."""
         ...
 
-    def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
         """`x` `[T, hidden]` through the experts that `routing` says, weighed and summed by token.
 
-        gate_up  `[experts, 2 * n, hidden]`
-        down     `[experts, hidden, n]`
+        gate_up  `expert_weights` of layers `[2 * n, hidden]`
+        down     of layers `[hidden, n]`
         """
         ...
 
@@ -96,6 +102,10 @@ class TorchOps:
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
         return DenseProjection(weight.dense(dtype), bias)
+
+    def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> torch.Tensor:
+        made: torch.Tensor = stacked((w if isinstance(w, torch.Tensor) else w.dense(dtype) for w in weights), count)
+        return made
 
     def rotation(self, rope: Rope, batch: Batch) -> tuple[Rope, torch.Tensor, torch.Tensor, torch.Tensor]:
         return rope, *rope.at(batch.positions), batch.slots.long()

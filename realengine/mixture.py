@@ -44,7 +44,7 @@ class MixtureNames(NamedTuple):
 
     @property
     def shared_gate(self) -> str:
-        return f"{self.mixture}.shared_expert_gate.weight"
+        return f"{self.mixture}.shared_expert_gate"
 
 
 _NAMES = {
@@ -73,7 +73,7 @@ def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{names.of_shared('up')}.weight", (shared, hidden)
         yield f"{names.of_shared('down')}.weight", (hidden, shared)
     if spec.shared_gate:
-        yield names.shared_gate, (1, hidden)
+        yield f"{names.shared_gate}.weight", (1, hidden)
 
 
 class Mixture:
@@ -83,22 +83,13 @@ class Mixture:
 
     def __init__(self, spec: ModelSpec, weights: WeightLoader, index: int, own: range) -> None:
         names, at = _NAMES[spec.family], f"model.layers.{index}."
-
-        def get(name: str) -> torch.Tensor:
-            return weights.take(at + name)
-
-        self._route = Router(spec, get, names.router, own)
+        self._route = Router(spec, weights, at + names.router, own)
         self._shared = None
         if spec.shared_intermediate_size:
             self._shared = DenseMlp(weights, *(at + names.of_shared(part) for part in ("gate", "up", "down")))
-        self._shared_gate = get(names.shared_gate) if spec.shared_gate else None
-        inter = spec.moe_intermediate_size
-        self._gate_up = self._route.weight.new_empty(len(own), 2 * inter, spec.hidden_size)
-        self._down = self._route.weight.new_empty(len(own), spec.hidden_size, inter)
-        for place, expert in enumerate(own):
-            self._gate_up[place, :inter] = get(f"{names.of(expert, 'gate')}.weight")
-            self._gate_up[place, inter:] = get(f"{names.of(expert, 'up')}.weight")
-            self._down[place] = get(f"{names.of(expert, 'down')}.weight")
+        self._shared_gate = weights.unrounded(at + names.shared_gate) if spec.shared_gate else None
+        self._gate_up = weights.experts([[at + names.of(e, part) for part in ("gate", "up")] for e in own])
+        self._down = weights.experts([[at + names.of(e, "down")] for e in own])
 
     @property
     def chosen(self) -> torch.Tensor:

@@ -7,36 +7,35 @@ of each, chooses by that plus a bias learnt for balance, and weighs without it. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.nn.functional import linear
 
 from realengine.layer_ops import Routing
+from realengine.loading import WeightLoader
 from serving.deployments.model_spec import ModelSpec
 
 BIAS = "e_score_correction_bias"
 
 
 class Router:
-    """The router `gate` of a layer's mixture, whose weights `get` gives; `own` are the experts of this rank.
+    """The router called `gate` of a layer's mixture; `own` are the experts of this rank.
 
     `chosen` are the experts `[T, k]` of each token of the last step.
     """
 
     chosen: torch.Tensor
 
-    def __init__(self, spec: ModelSpec, get: Callable[[str], torch.Tensor], gate: str, own: range) -> None:
+    def __init__(self, spec: ModelSpec, weights: WeightLoader, gate: str, own: range) -> None:
         self._spec = spec
-        self.weight = get(f"{gate}.weight")
-        self._bias = get(f"{gate}.{BIAS}").float() if spec.router_bias else None
+        self._weight = weights.unrounded(gate)
+        self._bias = weights.take(f"{gate}.{BIAS}").float() if spec.router_bias else None
         if spec.router_bias:  # DeepSeek computes all of this router in float32
-            self.weight = self.weight.float()
-        self._bounds = torch.arange(own.start, own.stop + 1, device=self.weight.device)
+            self._weight = self._weight.float()
+        self._bounds = torch.arange(own.start, own.stop + 1, device=self._weight.device)
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Of `x` `[T, hidden]`. Mixtral's softmax over the best k is that over all experts, normalised."""
-        logits = linear(x.to(self.weight.dtype), self.weight).float()
+        logits = linear(x.to(self._weight.dtype), self._weight).float()
         scores = logits.softmax(-1) if self._bias is None else logits.sigmoid()
         ranked = scores if self._bias is None else scores + self._bias
         if self._spec.expert_groups:

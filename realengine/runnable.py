@@ -27,9 +27,6 @@ def check_runnable(spec: ModelSpec) -> None:
         raise UserError(f"{name}.sliding_window", 1, f"{simulated} windows of at least 2 tokens")
     if spec.sliding_layers and not spec.sliding_at:
         raise UserError(f"{name}.sliding_layers", spec.sliding_layers, "must come with sliding_at, which names them")
-    if spec.num_experts and spec.checkpoint_quantization != "none":
-        remedy = f"{simulated} mixtures with weights in 16 bits"
-        raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)
     if spec.checkpoint_quantization not in _STORED:
         remedy = f"{simulated} weights in 16 bits, {', '.join(_STORED[1:])}"
         raise UserError(f"{name}.quantization_config", spec.checkpoint_quantization, remedy)

@@ -106,7 +106,7 @@ class ModelRunner:
 
     def _weight_bytes(self, files: ModelFiles) -> int:
         """What loading takes: weights are quantised one by one as they are read, but random ones are made whole, and
-        the reference makes packed ones wide."""
+        the reference makes packed ones and experts wide."""
         spec, size = self.spec, self._dtype.itemsize
         if self._own is not None:
             spec = spec.model_copy(update={"num_experts": len(self._own)})
@@ -114,6 +114,8 @@ class ModelRunner:
         if kept == "none" or files.is_random or (kept in GROUP_SIZE and not self._in_triton):
             return spec.weight_bytes(size)
         wide = spec.embedding_parameters
+        if not self._in_triton:
+            wide += spec.moe_layers * spec.num_experts * spec.expert_parameters
         return int((spec.parameters - wide) * weight_width(kept, spec, self.deployment)) + wide * size
 
     @property

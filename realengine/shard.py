@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+from realengine.fp8_weight import FP8_BLOCK
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -44,6 +45,11 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
             if inputs // size % group:
                 remedy = f"would split a group of {group} of the {inputs} inputs of {spec.name}'s {name}"
                 raise UserError("tensor_parallel_size", size, remedy)
+    expert = spec.moe_intermediate_size
+    blocks = spec.checkpoint_quantization == "fp8_block" and "moe_intermediate_size" in inner and expert > FP8_BLOCK
+    if size > 1 and blocks and expert // size % FP8_BLOCK:
+        remedy = f"would split a block of {FP8_BLOCK} of the {expert} outputs of {spec.name}'s experts"
+        raise UserError("tensor_parallel_size", size, f"{remedy}; set enable_expert_parallel to true")
     return spec.model_copy(update={name: getattr(spec, name) // size for name in divided})
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from realengine.expert_weights import StoredWeight, stacked
 from realengine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_fp8
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
-from realengine.kernels.grouped_gemm import grouped_mlp
+from realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
+from realengine.kernels.packed_gemm import kernel_weight
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul, silu_mul_fp8
 from realengine.kernels.token_mask import token_mask
@@ -29,6 +33,10 @@ class TritonOps:
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> PackedProjection:
         return PackedProjection(weight, bias)
+
+    def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> ExpertWeights:
+        made: ExpertWeights = stacked((kernel_weight(w) if isinstance(w, PackedWeight) else w for w in weights), count)
+        return made
 
     def rotation(self, rope: Rope, batch: Batch) -> Rope:
         return rope
@@ -64,7 +72,7 @@ class TritonOps:
     def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
         return Fp8Rows(*silu_mul_fp8(gate_up), gate_up.dtype)
 
-    def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights, routing: Routing) -> torch.Tensor:
         return grouped_mlp(x, gate_up, down, *routing)
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:

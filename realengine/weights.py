@@ -289,7 +289,7 @@ def _stored_shapes(spec: ModelSpec, state: dict[str, torch.Tensor]) -> Iterator[
             continue
         yield name, shape
         if f"{module}.weight_scale" in state:
-            yield f"{module}.weight_scale", (shape[0], 1)
+            yield f"{module}.weight_scale", tuple(state[f"{module}.weight_scale"].shape)  # which its reader checked
 
 
 def _stored_types(name: str, state: dict[str, torch.Tensor]) -> tuple[torch.dtype, ...]:

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 
 from realengine.checkpoints.tensors import CheckpointTensors
+from realengine.fp8_weight import FP8_BLOCK
 from realengine.projection import quantised
 from serving.deployments.model_spec import ModelSpec
 
-_BLOCK = (128, 128)
+_BLOCK = (FP8_BLOCK, FP8_BLOCK)
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
 
 
 def read(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Scales become `[out, 1]` float32. Blocks are rounded anew, to what the largest number of a channel allows.
+    """Scales become `[out, 1]` float32. Blocks are rounded anew, to what the largest number of a channel allows; but
+    experts keep blocks of 128 x 128, which their GEMM has, or such parts of one output where these fill no block.
 
     Raises UserError for tensors that are missing, of another type or of a shape that no scheme has.
     """
@@ -33,13 +35,16 @@ def read(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec)
             rows, columns = config.get("weight_block_size") or _BLOCK
             if scale.numel() in (1, outputs):
                 scale = scale.reshape(-1, 1).expand(outputs, 1)
-            elif scale.shape == (-(-outputs // rows), -(-inputs // columns)):
-                wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
-                weight, scale = quantised(weight.float() * wide)
-            else:
+            elif scale.shape != (-(-outputs // rows), -(-inputs // columns)):
                 raise tensors.fault(
                     f"{module}.{part} has shape {tuple(scale.shape)}, which fits no way to scale weights"
                 )
+            elif ".experts." in module and (rows, columns) == _BLOCK:
+                if outputs % rows:
+                    scale = scale.repeat_interleave(rows, 0)[:outputs]
+            else:
+                wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
+                weight, scale = quantised(weight.float() * wide)
             tensors.state[f"{module}.weight"] = weight
             tensors.state[f"{module}.weight_scale"] = scale.contiguous()
     for part in _OF_ACTIVATIONS:

@@ -128,7 +128,9 @@ def _small_cases(backend: str, device: torch.device) -> Iterator[Case]:
     for size in (14336, 3072, 1536):
         yield silu_case(backend, 300, size, _BF16, device)
     yield silu_case(backend, 1, 14336, _F16, device)
-    for mixture in (Mixture(4096, 7168, 8, 2), Mixture(2048, 768, 128, 8)):  # Mixtral 8x7B on two ranks, Qwen3-30B-A3B
+    mixtures = [Mixture(4096, 7168, 8, 2), Mixture(2048, 768, 128, 8)]  # Mixtral 8x7B on two ranks, Qwen3-30B-A3B
+    mixtures += [mixtures[1]._replace(quantization=name) for name in ("fp8", "int4", "int8")]
+    for mixture in mixtures:
         for tokens in (1, 300):
             yield experts_case(backend, mixture, tokens, _BF16, device)
     for vocab in (128_256, 151_936):
@@ -153,6 +155,7 @@ def _tiny_cases(backend: str, device: torch.device) -> Iterator[Case]:
         yield norm_case(backend, 3, 96, dtype, True, device)
         yield silu_case(backend, 3, 48, dtype, device)
         yield experts_case(backend, Mixture(72, 48, 6, 2), 40, dtype, device)
+    yield experts_case(backend, Mixture(72, 48, 6, 2, "int4"), 40, _F32, device)
     yield norm_case(backend, 2, 64, _F32, False, device)
     yield argmax_case(backend, 3, 300, _F32, device)
     yield draw_case(backend, 9, 300, _F32, device)
@@ -291,8 +294,8 @@ def experts_case(backend: str, mixture: Mixture, tokens: int, dtype: torch.dtype
     """Tokens through experts, some of which are another rank's."""
 
     def prepare() -> Prepared:
-        batch, ops = ExpertBatch(mixture, tokens, dtype, Numbers(device, tokens)), _ops(backend, dtype, device)
-        return lambda: (batch.run(ops),), lambda out: relative_error(out[0], batch.expected())
+        batch = ExpertBatch(mixture, tokens, dtype, Numbers(device, tokens), _ops(backend, dtype, device))
+        return lambda: (batch.run(),), lambda out: relative_error(out[0], batch.expected())
 
     return Case("grouped_gemm", f"{tokens} tokens, {mixture}", dtype, LIMIT[dtype], prepare)
 

@@ -9,41 +9,49 @@ from torch import Tensor
 
 from realengine.gpu_suite.ragged_batch import Numbers
 from realengine.layer_ops import LayerOps, Routing
+from realengine.loading import rounded
 
 
 class Mixture(NamedTuple):
-    """The sizes of a layer's experts: `inner` of one, how many there are, and how many a token goes to."""
+    """The sizes of a layer's experts: `inner` of one, how many there are, how many a token goes to; and what their
+    weights are rounded to, as `Deployment` names it."""
 
     hidden: int
     inner: int
     experts: int
     topk: int
+    quantization: str = "none"
 
 
 class ExpertBatch:
-    """`tokens` tokens and the experts of `mixture`; the first fifth of the experts belong to another rank."""
+    """`tokens` tokens and the experts of `mixture` for `ops`; the first fifth of them belong to another rank."""
 
-    def __init__(self, mixture: Mixture, tokens: int, dtype: torch.dtype, numbers: Numbers) -> None:
-        hidden, inner, experts, topk = mixture
+    def __init__(self, mixture: Mixture, tokens: int, dtype: torch.dtype, numbers: Numbers, ops: LayerOps) -> None:
+        hidden, inner, experts, topk, quantization = mixture
+        self._ops = ops
         self._first = experts // 5
         own = experts - self._first
         self._x = numbers(tokens, hidden, dtype=dtype)
-        self._gate_up = numbers(own, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
-        self._down = numbers(own, hidden, inner, dtype=dtype, scale=inner**-0.5)
+        self._stored = []
+        for shape in ((2 * inner, hidden), (hidden, inner)):
+            drawn = (numbers(*shape, dtype=dtype, scale=shape[1] ** -0.5) for _ in range(own))
+            self._stored.append([rounded(weight, quantization) for weight in drawn])
+        self._weights = [ops.expert_weights(stored, own, dtype) for stored in self._stored]
         shares, self._chosen = numbers(tokens, experts, dtype=torch.float32).softmax(-1).topk(topk)
         ordered, choices = self._chosen.flatten().sort(stable=True)
         bounds = torch.arange(self._first, experts + 1, device=shares.device)
         self._routing = Routing(choices, torch.searchsorted(ordered, bounds, out_int32=True), shares)
 
-    def run(self, ops: LayerOps) -> Tensor:
+    def run(self) -> Tensor:
         """What `ops` make of it, `[tokens, hidden]`."""
-        return ops.experts(self._x, self._gate_up, self._down, self._routing)
+        return self._ops.experts(self._x, *self._weights, self._routing)
 
     def expected(self) -> Tensor:
         """The same in float64, from the definition, expert by expert."""
         x, shares = self._x.double(), self._routing.shares.double()
         out = torch.zeros_like(x)
-        for place, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
+        for place, stored in enumerate(zip(*self._stored, strict=True)):
+            gate_up, down = (each if isinstance(each, Tensor) else each.dense(torch.float64) for each in stored)
             tokens, number = (self._chosen == self._first + place).nonzero(as_tuple=True)
             gate, up = (x[tokens] @ gate_up.double().T).chunk(2, dim=1)
             answer = (gate / (1 + (-gate).exp()) * up) @ down.double().T

@@ -1,8 +1,11 @@
 """The experts of a mixture as two grouped GEMMs: gate and up with SwiGLU's product, then down with weights.
 
-A program takes a tile: some choices of one expert by some columns. Which expert that is it finds in `offsets`, on the
+A program takes a tile: some choices of one expert by some outputs. Which expert that is it finds in `offsets`, on the
 GPU, so that the grid depends on the number of tokens alone and a launch may be captured in a graph; programs beyond the
 last tile end at once. The inner tensor lies sorted by expert, the answers by token, where its k answers are summed.
+
+Weights in FP8 and of 4 and 8 bits become floats in registers, the latter as in `packed_gemm`, whose orientation this
+is, too: weights are the left operand, tokens the right. A tile has rows of gate and up by turns.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,15 +15,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from realengine.fp8_weight import FP8_BLOCK, Fp8Weight
 from realengine.kernels.attention_shapes import TRITON_NAME
 from realengine.kernels.interpreting import compute_dtype
+from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
 
-_FEW = 16  # rows of a tile while experts have few: the least that tensor cores take
-_MANY = 64  # rows of a tile of wgmma
-_BLOCK_N, _BLOCK_K = 64, 64
+ExpertWeights = Tensor | Fp8Weight | KernelWeight  # of all experts, with a dimension for them in front
+
+_FEW = 16  # tokens of a tile while experts have few
+_MANY = 64
+_BLOCK_K = 64
+_STORED = {**TRITON_NAME, torch.int32: "i32", torch.uint8: "u8"}
 
 
 @triton.jit
@@ -41,114 +49,147 @@ def _rows_of_tile(offsets, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _gate_up(
-    x,
-    weight,
-    choices,
-    offsets,
-    out,
-    INNER: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    TOPK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    expert, rows, held = _rows_of_tile(offsets, tl.program_id(0), EXPERTS, BLOCK_M)
-    if expert < EXPERTS:
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        inside = columns < INNER
-        tokens = tl.load(choices + rows, mask=held, other=0) // TOPK
-        gates = weight + expert.to(tl.int64) * 2 * INNER * HIDDEN + columns.to(tl.int64)[None, :] * HIDDEN
-        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for first in tl.range(0, HIDDEN, BLOCK_K):
-            k = first + tl.arange(0, BLOCK_K)
-            some = k < HIDDEN
-            a = tl.load(
-                x + tokens.to(tl.int64)[:, None] * HIDDEN + k[None, :], mask=held[:, None] & some[None, :], other=0.0
-            )
-            taken = some[:, None] & inside[None, :]
-            b = tl.load(gates + k[:, None], mask=taken, other=0.0)
-            c = tl.load(gates + INNER * HIDDEN + k[:, None], mask=taken, other=0.0)
-            gate = tl.dot(a.to(COMPUTE), b.to(COMPUTE), gate, input_precision="ieee")
-            up = tl.dot(a.to(COMPUTE), c.to(COMPUTE), up, input_precision="ieee")
-        product = gate * tl.sigmoid(gate) * up
-        places = rows.to(tl.int64)[:, None] * INNER + columns[None, :]
-        tl.store(out + places, product.to(out.dtype.element_ty), mask=held[:, None] & inside[None, :])
+def _float_sum(
+    tokens, held_tokens, values, scales, rows, held_rows,
+    INPUTS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """As `packed_sum`, of floats. `SHARED` rows and `GROUP` inputs share a scale; SHARED is 0 where there is none."""
+    GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
+    total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    for first in tl.range(0, INPUTS, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        some = k < INPUTS
+        weight = tl.load(
+            values + rows.to(tl.int64)[:, None] * INPUTS + k[None, :],
+            mask=held_rows[:, None] & some[None, :],
+            other=0.0,
+        ).to(COMPUTE)
+        activation = tl.load(tokens[None, :] + k[:, None], mask=some[:, None] & held_tokens[None, :], other=0.0).to(
+            COMPUTE
+        )
+        if GROUPS > 1:
+            part = tl.dot(weight, activation, input_precision="ieee")
+            scale = tl.load(scales + rows // SHARED * GROUPS + first // GROUP, mask=held_rows, other=0.0)
+            total += part * scale[:, None]
+        else:
+            total = tl.dot(weight, activation, total, input_precision="ieee")
+    if SHARED and GROUPS == 1:
+        total *= tl.load(scales + rows // SHARED, mask=held_rows, other=0.0)[:, None]
+    return total
 
 
 @triton.jit
-def _down(
-    inner,
-    weight,
-    choices,
-    offsets,
-    shares,
-    out,
-    INNER: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    expert, rows, held = _rows_of_tile(offsets, tl.program_id(0), EXPERTS, BLOCK_M)
+def _grouped(
+    x, values, scales, zeros, choices, offsets, shares, out,
+    GATED: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EXPERTS: tl.constexpr, TOPK: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, ASYMMETRIC: tl.constexpr, SPAN: tl.constexpr,
+    BASE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    expert, places, held = _rows_of_tile(offsets, tl.program_id(0), EXPERTS, TOKENS)
     if expert < EXPERTS:
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        inside = columns < HIDDEN
-        weights = weight + expert.to(tl.int64) * HIDDEN * INNER + columns.to(tl.int64)[None, :] * INNER
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for first in tl.range(0, INNER, BLOCK_K):
-            k = first + tl.arange(0, BLOCK_K)
-            some = k < INNER
-            a = tl.load(
-                inner + rows.to(tl.int64)[:, None] * INNER + k[None, :], mask=held[:, None] & some[None, :], other=0.0
-            )
-            b = tl.load(weights + k[:, None], mask=some[:, None] & inside[None, :], other=0.0)
-            total = tl.dot(a.to(COMPUTE), b.to(COMPUTE), total, input_precision="ieee")
-        choice = tl.load(choices + rows, mask=held, other=0)
-        total *= tl.load(shares + choice, mask=held, other=0.0)[:, None]
-        places = choice.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
-        tl.store(out + places, total.to(out.dtype.element_ty), mask=held[:, None] & inside[None, :])
+        rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        WEIGHTS: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+        held_rows = rows < WEIGHTS
+        if GATED:
+            rows = rows // 2 + rows % 2 * OUTPUTS
+            tokens = x + tl.load(choices + places, mask=held, other=0) // TOPK * INPUTS
+        else:
+            tokens = x + places.to(tl.int64) * INPUTS
+        which = expert.to(tl.int64)
+        if BITS == 16:
+            SCALES: tl.constexpr = WEIGHTS // max(SHARED, 1) * ((INPUTS + GROUP - 1) // GROUP)
+            total = _float_sum(
+                tokens, held, values + which * WEIGHTS * INPUTS, scales + which * SCALES, rows, held_rows,
+                INPUTS, GROUP, SHARED, TOKENS, ROWS, BLOCK_K, COMPUTE,
+            )  # fmt: skip
+        else:
+            STEPS: tl.constexpr = (INPUTS * BITS + 511) // 512
+            SCALES: tl.constexpr = WEIGHTS * ((INPUTS + GROUP - 1) // GROUP)
+            total = packed_sum(
+                tokens, held, values + which * STEPS * WEIGHTS * 16, scales + which * SCALES, zeros + which * SCALES,
+                rows, held_rows, 0, STEPS,
+                WEIGHTS, INPUTS, GROUP, BITS, ASYMMETRIC, SPAN, TOKENS, ROWS, COMPUTE, BASE,
+            )  # fmt: skip
+        if GATED:
+            WIDTH: tl.constexpr = ROWS // 2
+            gate, up = tl.split(tl.permute(tl.reshape(total, (WIDTH, 2, TOKENS)), (0, 2, 1)))
+            found = gate * tl.sigmoid(gate) * up
+            into = places.to(tl.int64)
+        else:
+            WIDTH: tl.constexpr = ROWS
+            into = tl.load(choices + places, mask=held, other=0)
+            found = total * tl.load(shares + into, mask=held, other=0.0)[None, :]
+        columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+        to = out + into[None, :] * OUTPUTS + columns[:, None]
+        tl.store(to, found.to(out.dtype.element_ty), mask=held[None, :] & (columns < OUTPUTS)[:, None])
 
 
-def grouped_mlp(x: Tensor, gate_up: Tensor, down: Tensor, choices: Tensor, offsets: Tensor, shares: Tensor) -> Tensor:
+def grouped_mlp(
+    x: Tensor, gate_up: ExpertWeights, down: ExpertWeights, choices: Tensor, offsets: Tensor, shares: Tensor
+) -> Tensor:
     """Each token through its experts, weighed and summed: `[T, hidden]`.
 
     x        [T, hidden] bf16, fp16 or fp32
-    gate_up  [experts, 2 n, hidden], `down` [experts, hidden, n], as `x`; all contiguous
+    gate_up  of layers [2 n, hidden], `down` of layers [hidden, n], stacked; floats are as `x` or in FP8; all contiguous
     choices  [T k] int64, token x k + number of the choice, sorted by expert
     offsets  [experts + 1] int32, where the choices of each of these experts begin; those outside add nothing
     shares   [T, k] float32, the weights of the choices
     """
     tokens, hidden = x.shape
-    experts, _, inner = down.shape
-    rows, topk = len(choices), shares.shape[1]
-    compiled = _compiled_in(inner, hidden, experts, rows, x.dtype)
-    tiles = min(rows, experts) + rows // compiled["BLOCK_M"]  # each expert has at most one that is not full
-    product = x.new_empty(rows, inner)
+    experts, rows, topk = len(offsets) - 1, len(choices), shares.shape[1]
+    first = _compiled_in(gate_up, True, experts, rows, topk, x.dtype)
+    second = _compiled_in(down, False, experts, rows, topk, x.dtype)
+    tiles = min(rows, experts) + rows // first["TOKENS"]  # each expert has at most one that is not full
+    product = x.new_empty(rows, first["OUTPUTS"])
     answers = x.new_zeros(tokens, topk, hidden)
-    _gate_up[(tiles, triton.cdiv(inner, _BLOCK_N))](x, gate_up, choices, offsets, product, TOPK=topk, **compiled)
-    _down[(tiles, triton.cdiv(hidden, _BLOCK_N))](product, down, choices, offsets, shares, answers, **compiled)
+    for compiled, weight, into, out in ((first, gate_up, x, product), (second, down, product, answers)):
+        grid = (tiles, triton.cdiv(compiled["OUTPUTS"] * (1 + compiled["GATED"]), compiled["ROWS"]))
+        _grouped[grid](into, *_tensors(weight), choices, offsets, shares, out, **compiled)
     return answers.sum(1)
 
 
-def _compiled_in(inner: int, hidden: int, experts: int, rows: int, dtype: torch.dtype) -> dict[str, Any]:
-    """All of a launch that is compiled into both kernels."""
+def _tensors(weight: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, scales and zero points; where there are none, something of them that is not read."""
+    if isinstance(weight, Tensor):
+        return weight, weight, weight
+    if isinstance(weight, Fp8Weight):
+        return weight.values, weight.scale, weight.scale
+    return weight.words, weight.scale, weight.words if weight.zero is None else weight.zero
+
+
+def _compiled_in(
+    weight: ExpertWeights, gated: bool, experts: int, rows: int, topk: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    few = rows < _FEW * experts
+    if isinstance(weight, KernelWeight):
+        outputs, of_weight = weight.words.shape[-2], {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
+    else:
+        values = weight if isinstance(weight, Tensor) else weight.values
+        outputs, inputs = values.shape[1:]
+        grouped = isinstance(weight, Fp8Weight) and weight.scale.shape[2] > 1
+        of_weight = {
+            "INPUTS": inputs,
+            "GROUP": FP8_BLOCK if grouped else inputs,
+            "BITS": 16,
+            "ASYMMETRIC": False,
+            "SPAN": 0,
+            "COMPUTE": compute_dtype(dtype),
+            "BASE": 0,
+            "SHARED": outputs // weight.scale.shape[1] if isinstance(weight, Fp8Weight) else 0,
+            "BLOCK_K": _BLOCK_K if dtype != torch.float32 else 32,
+        }
     return {
-        "INNER": inner,
-        "HIDDEN": hidden,
+        **of_weight,
+        "GATED": gated,
+        "OUTPUTS": outputs // 2 if gated else outputs,
         "EXPERTS": experts,
-        "BLOCK_M": _FEW if rows < _FEW * experts else _MANY,
-        "BLOCK_N": _BLOCK_N,
-        "BLOCK_K": _BLOCK_K if dtype != torch.float32 else 32,
-        "COMPUTE": compute_dtype(dtype),
-        "num_warps": 4,
-        "num_stages": 3,
+        "TOPK": topk,
+        "TOKENS": _FEW if few else _MANY,
+        "ROWS": 64 if few else 128,
+        "num_warps": 4 if few else 8,
+        "num_stages": 4 if few else 3,
     }
 
 
@@ -157,28 +198,57 @@ def specialisations() -> list["Specialisation"]:
     from realengine.kernels.aot import Specialisation
 
     found = []
-    for name, inner, hidden, experts, topk in [("8x7B/2", 7168, 4096, 8, 2), ("30B-A3B", 768, 2048, 128, 8)]:
+    for name, kind, experts, hidden, inner, topk in [
+        ("8x7B/2", "bf16", 8, 4096, 7168, 2),
+        ("30B-A3B", "bf16", 128, 2048, 768, 8),
+        ("30B-A3B", "fp8", 128, 2048, 768, 8),
+        ("30B-A3B", "fp8 by block", 128, 2048, 768, 8),
+        ("30B-A3B", "int4", 128, 2048, 768, 8),
+        ("30B-A3B", "int4 with zeros", 128, 2048, 768, 8),
+        ("30B-A3B", "int8", 128, 2048, 768, 8),
+    ]:
         for rows in (topk, 8192 * topk):
-            for kernel in (_gate_up, _down):
-                constexprs = _compiled_in(inner, hidden, experts, rows, torch.bfloat16)
-                stored = "*" + TRITON_NAME[torch.bfloat16]
-                signature = {"weight": stored, "choices": "*i64", "offsets": "*i32", "out": stored}
-                if kernel is _gate_up:
-                    constexprs["TOPK"] = topk
-                    signature["x"] = stored
-                else:
-                    signature |= {"inner": stored, "shares": "*fp32"}
-                size = constexprs["BLOCK_M"]
+            for gated, outputs, inputs in ((True, 2 * inner, hidden), (False, hidden, inner)):
+                weight = _shaped(kind, experts, outputs, inputs)
+                constexprs = _compiled_in(weight, gated, experts, rows, topk, torch.bfloat16)
+                values, scales, zeros = ("*" + _STORED[each.dtype] for each in _tensors(weight))
                 found.append(
                     Specialisation(
-                        name=f"grouped{kernel.fn.__name__} {name} by {size}",
-                        kernel=kernel,
-                        signature=signature,
+                        name=f"grouped_gemm {'gate and up' if gated else 'down'} {name} {kind}, "
+                        f"by {constexprs['TOKENS']}",
+                        kernel=_grouped,
+                        signature={
+                            "x": "*bf16",
+                            "values": values,
+                            "scales": scales,
+                            "zeros": zeros,
+                            "choices": "*i64",
+                            "offsets": "*i32",
+                            "shares": "*fp32",
+                            "out": "*bf16",
+                        },
                         num_warps=constexprs.pop("num_warps"),
                         num_stages=constexprs.pop("num_stages"),
                         constexprs=constexprs,
-                        register_ceiling=128,
-                        expects=("cp.async", *(("wgmma",) if size == _MANY else ())),
+                        register_ceiling=80 if constexprs["TOKENS"] == _FEW else 128,
+                        expects=("wgmma", "cp.async"),
                     )
                 )
     return found
+
+
+def _shaped(kind: str, experts: int, outputs: int, inputs: int) -> ExpertWeights:
+    """Weights of such shapes and no content."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(experts, *shape, dtype=dtype, device="meta")
+
+    if kind == "bf16":
+        return empty(outputs, inputs)
+    if kind.startswith("fp8"):
+        blocks = (outputs // FP8_BLOCK, inputs // FP8_BLOCK) if kind == "fp8 by block" else (outputs, 1)
+        return Fp8Weight(empty(outputs, inputs, dtype=torch.float8_e4m3fn), empty(*blocks, dtype=torch.float32))
+    bits, groups = (8, 1) if kind == "int8" else (4, inputs // 128)
+    zero = empty(groups, outputs, dtype=torch.uint8) if kind.endswith("zeros") else None
+    words = empty(inputs * bits // 512, outputs, 16, dtype=torch.int32)
+    return KernelWeight(words, empty(groups, outputs), zero, bits, inputs // groups, inputs)

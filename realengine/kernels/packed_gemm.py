@@ -66,29 +66,22 @@ def _exact(integer, BASE: tl.constexpr, COMPUTE: tl.constexpr):
     return number.to(COMPUTE, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def _packed_gemm(
-    x, words, scales, zeros, out, tokens,
+@triton.jit
+def packed_sum(
+    tokens, held_tokens, words, scales, zeros, rows, held_rows, begin, end,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
-    SPAN: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr,
-    BASE: tl.constexpr,
+    SPAN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr, BASE: tl.constexpr,
 ):  # fmt: skip
+    """Rows of weights by tokens `[ROWS, TOKENS]`, over the steps from `begin` to `end`; `tokens` point to theirs."""
     VALUES: tl.constexpr = 32 // BITS
     STEP: tl.constexpr = 16
-    STEPS: tl.constexpr = (INPUTS + STEP * VALUES - 1) // (STEP * VALUES)
-    SHARE: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     LARGEST: tl.constexpr = 2**BITS - 1
     MIDDLE: tl.constexpr = 2 ** (BITS - 1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    batch = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    split = tl.program_id(2)
     inner = tl.arange(0, STEP)
-    held_rows = rows < OUTPUTS
-    held_batch = batch < tokens
     from_words = words + rows[:, None] * STEP + inner[None, :]
-    from_x = x + batch[None, :].to(tl.int64) * INPUTS + inner[:, None]
+    from_tokens = tokens[None, :] + inner[:, None]
     total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
-    for step in range(split * SHARE, tl.minimum(split * SHARE + SHARE, STEPS)):
+    for step in range(begin, end):
         packed = tl.load(from_words + step * OUTPUTS * STEP, mask=held_rows[:, None], other=0)
         part = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
         for at in tl.static_range(VALUES):
@@ -105,12 +98,34 @@ def _packed_gemm(
                 weight = _exact(integer, BASE, COMPUTE) - _exact(zero, BASE, COMPUTE)[:, None]
             else:
                 weight = (integer - zero[:, None]).to(COMPUTE)
-            held = (inner + first < INPUTS)[:, None] & held_batch[None, :]
-            activation = tl.load(from_x + first, mask=held, other=0.0).to(COMPUTE)
+            held = (inner + first < INPUTS)[:, None] & held_tokens[None, :]
+            activation = tl.load(from_tokens + first, mask=held, other=0.0).to(COMPUTE)
             part = tl.dot(weight, activation, part, input_precision="ieee")
             if (at + 1) * STEP % SPAN == 0:
                 total += part * scale[:, None]
                 part = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _packed_gemm(
+    x, words, scales, zeros, out, tokens,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
+    SPAN: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr,
+    BASE: tl.constexpr,
+):  # fmt: skip
+    STEPS: tl.constexpr = (INPUTS * BITS + 511) // 512
+    SHARE: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    batch = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    split = tl.program_id(2)
+    held_rows = rows < OUTPUTS
+    held_batch = batch < tokens
+    total = packed_sum(
+        x + batch.to(tl.int64) * INPUTS, held_batch, words, scales, zeros, rows, held_rows,
+        split * SHARE, tl.minimum(split * SHARE + SHARE, STEPS),
+        OUTPUTS, INPUTS, GROUP, BITS, ASYMMETRIC, SPAN, TOKENS, ROWS, COMPUTE, BASE,
+    )  # fmt: skip
     into = out + (split * tokens + batch[None, :]).to(tl.int64) * OUTPUTS + rows[:, None]
     tl.store(into, total.to(out.dtype.element_ty), mask=held_rows[:, None] & held_batch[None, :])
 
@@ -149,25 +164,31 @@ def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> i
     return splits
 
 
-def _compiled_in(weight: KernelWeight, tokens: int, dtype: torch.dtype, splits: int) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    steps, outputs, _ = weight.words.shape
+def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
+    """All of a weight, or of one of those stacked in it, that is compiled into a kernel which calls `packed_sum`."""
     step = _STEP * 32 // weight.bits
-    group = weight.group if len(weight.scale) > 1 else steps * step
-    batch, rows = _tile(tokens)
+    group = weight.group if weight.scale.shape[-2] > 1 else weight.words.shape[-3] * step
     compute = compute_dtype(dtype)
     return {
-        "OUTPUTS": outputs,
         "INPUTS": weight.inputs,
         "GROUP": group,
         "BITS": weight.bits,
         "ASYMMETRIC": weight.zero is not None,
         "SPAN": gcd(group, step),
+        "COMPUTE": compute,
+        "BASE": _BASE[compute.name],
+    }
+
+
+def _compiled_in(weight: KernelWeight, tokens: int, dtype: torch.dtype, splits: int) -> dict[str, Any]:
+    """All of a launch that is compiled into its kernel."""
+    batch, rows = _tile(tokens)
+    return {
+        **compiled_weight(weight, dtype),
+        "OUTPUTS": weight.words.shape[-2],
         "SPLITS": splits,
         "TOKENS": batch,
         "ROWS": rows,
-        "COMPUTE": compute,
-        "BASE": _BASE[compute.name],
         "num_warps": 4,
         "num_stages": 4 if tokens <= _FEW else 3,
     }

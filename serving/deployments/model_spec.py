@@ -143,8 +143,9 @@ class ModelSpec(Settings):
 
     @property
     def router_parameters(self) -> int:
-        """Weights that choose a layer's experts."""
-        return self.num_experts * (self.hidden_size + (1 if self.mlp_bias or self.router_bias else 0))
+        """Weights that choose a layer's experts, or weigh its shared expert's answer."""
+        chosen = self.num_experts * (self.hidden_size + (1 if self.mlp_bias or self.router_bias else 0))
+        return chosen + (self.hidden_size if self.shared_gate else 0)
 
     @property
     def embedding_parameters(self) -> int:
@@ -181,8 +182,7 @@ class ModelSpec(Settings):
         moe = self.moe_layers
         mixture = experts * self.expert_parameters + self.router_parameters
         if self.shared_intermediate_size:
-            gate = self.hidden_size if self.shared_gate else 0
-            mixture += self.mlp_parameters(self.shared_intermediate_size) + gate
+            mixture += self.mlp_parameters(self.shared_intermediate_size)
         return (
             self.num_layers * (self.attention_parameters + 2 * self.hidden_size)
             + (self.num_layers - moe) * self.mlp_parameters(self.intermediate_size)

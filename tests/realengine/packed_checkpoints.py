@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 Ints = NDArray[np.int64]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LINEAR = ("_proj", "w1", "w2", "w3")  # ends of the names of linear layers
 
 
 def words(numbers: Ints, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -139,6 +140,11 @@ FP8_FORMATS: dict[str, tuple[dict[str, Any], tuple[int, int], Any]] = {  # confi
         (16, 24),
         lambda r: {"weight": r.weight, "weight_scale_inv": r.scale},
     ),
+    "fp8 by block of 128": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        (128, 128),
+        lambda r: {"weight": r.weight, "weight_scale_inv": r.scale},
+    ),
     "fbgemm_fp8": (
         {"quant_method": "fbgemm_fp8"},
         (1, 10**6),
@@ -159,7 +165,7 @@ def write_fp8(plain: Path, quantised: Path, dense: Path, name: str, kept: str, k
     stood_for = {}
     for key, weight in load_file(plain / "model.safetensors").items():
         module = key.removesuffix(".weight")
-        if module.endswith("_proj") and kept not in module:
+        if module.endswith(LINEAR) and kept not in module:
             made = Rounded(weight, *block)
             stood_for[key] = made.dense
             stored |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts(made).items()}
@@ -180,7 +186,7 @@ def write(plain: Path, quantised: Path, dense: Path, name: str, kept: str = "not
     stored: dict[str, torch.Tensor] = {}
     for key, weight in sorted(state.items()):
         module = key.removesuffix(".weight")
-        if module.endswith("_proj") and kept not in module:
+        if module.endswith(LINEAR) and kept not in module:
             made = Quantised(draw, *weight.shape, **scheme(config))
             stood_for[key] = torch.from_numpy(made.dense)
             stored |= {f"{module}.{part}": tensor for part, tensor in pack(made).items()}

@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save("mixtral", folder / "mixture window", window)
     write(folder / "llama", folder / "int4", folder / "dense", "gptq symmetric")
     write(folder / "window", folder / "int4 window", folder / "dense window", "gptq symmetric")
+    write(folder / "mixture window", folder / "int4 mixture", folder / "dense mixture", "awq")
     scales = {"k_scale": 0.5, "v_scale": 0.25}
     write_fp8(folder / "llama", folder / "fp8", folder / "dense fp8", "fbgemm_fp8", "nothing", scales)
     return folder
@@ -92,6 +93,7 @@ def plain(folder: Path, model: str, kv_cache_dtype: str) -> list[list[int]]:
         ("int4 window", {**NGRAM, **ASYNC, "num_blocks": 60}, {}),
         ("mixture", {**TIGHT, **ASYNC, "draft": "fp8"}, FP8),
         ("int4 window", ASYNC, {}),
+        ("int4 mixture", {**NGRAM, **TIGHT}, FP8),
         ("fp8", {**TIGHT, "draft": "int4"}, FP8),
         ("fp8", TIGHT, {**FP8, **TIER}),
         ("int4", {**TIGHT, "draft": "mixture"}, FP8),
@@ -115,7 +117,6 @@ def test_tokens_are_those_of_the_plain_engine(
         ("mixture", ASYNC, TIER, "scheduler.async_scheduling: True: cannot be combined with kv_tiers"),
         ("window", {"draft": "llama"}, {}, "scheduler.speculative.method: 'draft_model': cannot be combined with the"),
         ("llama", {"draft": "window"}, {}, "scheduler.speculative.model: .* has a sliding window"),
-        ("mixture", {}, {"quantization": "int4"}, "quantization: 'int4': works only in the simulator for mixtures"),
         ("int4", {}, {"quantization": "fp8"}, "quantization: 'fp8': cannot be made of int4"),
         ("int4", {}, {"tensor_parallel_size": 2}, "tensor_parallel_size: 2: would split a group of 16"),
     ],

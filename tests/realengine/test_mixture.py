@@ -91,7 +91,6 @@ def test_tokens_of_each_expert_are_counted_and_padding_is_not(model: tuple[Path,
 @pytest.mark.parametrize(
     ("model_name", "settings", "says"),
     [
-        ("mixtral", {"quantization": "fp8"}, "quantization: 'fp8': works only in the simulator for mixtures"),
         ("llama", {"enable_expert_parallel": True}, "enable_expert_parallel: True: needs a mixture"),
         (
             "mixtral",

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="transformers makes the models here; 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from realengine.engine import Engine  # noqa: E402
+from realengine.fp8_weight import Fp8Weight  # noqa: E402
 from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
 from realengine.kv_cache import write as store  # noqa: E402
 from realengine.layer_ops import TorchOps  # noqa: E402
@@ -43,8 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answers(folder: Path, **settings: Any) -> list[list[int]]:
     """Greedy tokens of a few prompts at once."""
-    deployment = Deployment(model=str(folder), dtype="float32", scheduler=SCHEDULER, **settings)
-    engine = Engine(deployment, load_model_files(str(folder), Path()))
+    engine = engine_of(folder, **settings)
     try:
         sequences = []
         for number, length in enumerate((30, 5, 1)):
@@ -57,12 +57,73 @@ def answers(folder: Path, **settings: Any) -> list[list[int]]:
         engine.close()
 
 
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """With a shared expert and a dense layer; with blocks of FP8 that an expert's inner size fills, and does not."""
+    folder = tmp_path_factory.mktemp("mixtures")
+    save("mixtral", folder / "mixtral")
+    save("qwen2-moe", folder / "qwen2-moe")
+    save("qwen3-moe", folder / "whole", {"moe_intermediate_size": 256})
+    save("qwen3-moe", folder / "partial", {"moe_intermediate_size": 144})
+    return {path.name: path for path in folder.iterdir()}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_answers_as_the_weights_that_it_stands_for(name: str, plain: Path, tmp_path: Path) -> None:
     write(plain, tmp_path / "quantised", tmp_path / "dense", name, kept="layers.0.mlp")
     found = answers(tmp_path / "quantised")
     assert found == answers(tmp_path / "dense")
     assert found != answers(plain)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "kept"),
+    [
+        ("mixtral", "gptq symmetric", "layers.1.block"),
+        ("qwen2-moe", "gptq asymmetric", "layers.1.mlp"),  # the dense layer
+        ("qwen2-moe", "awq", "nothing"),
+        ("qwen2-moe", "pack-quantized asymmetric", "shared"),
+        ("qwen2-moe", "int-quantized", "self_attn"),
+        ("whole", "fp8 by tensor", "self_attn"),
+        ("whole", "float-quantized by channel", "self_attn"),
+        ("whole", "fp8 by block of 128", "self_attn"),
+        ("partial", "fp8 by block of 128", "self_attn"),
+        ("partial", "gptq_v2 int8", "nothing"),
+    ],
+)
+def test_a_mixture_answers_as_the_weights_that_it_stands_for(
+    model: str, name: str, kept: str, mixtures: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of experts in FP8 only weights are rounded."""
+    folders = mixtures[model], tmp_path / "quantised", tmp_path / "dense"
+    if name in FORMATS:
+        write(*folders, name, kept)
+    else:
+        write_fp8(*folders, name, kept, {})
+    found = answers(tmp_path / "quantised")
+    assert found == answers(tmp_path / "dense")
+    assert found != answers(mixtures[model])
+
+
+def test_experts_that_are_not_stored_alike_are_one_line(mixtures: dict[str, Path], tmp_path: Path) -> None:
+    write(mixtures["qwen2-moe"], tmp_path / "quantised", tmp_path / "dense", "awq", kept="experts.3.up")
+    with pytest.raises(UserError, match=r"experts.3.up_proj.: is not stored as model.layers.0.mlp.experts.0.gate_proj"):
+        answers(tmp_path / "quantised")
+
+
+def test_two_ranks_have_the_blocks_of_one(mixtures: dict[str, Path], tmp_path: Path) -> None:
+    write_fp8(mixtures["whole"], tmp_path / "fp8", tmp_path / "dense", "fp8 by block of 128", "nothing", {})
+    files = load_model_files(str(tmp_path / "fp8"), Path())
+    states = [files.state, *(shard_state(files.state or {}, rank, 2, None) for rank in range(2))]
+    for part, along in (("gate", 0), ("up", 0), ("down", 1)):
+        name = f"model.layers.1.mlp.experts.5.{part}_proj.weight"
+        whole, *parts = (Fp8Weight(state[name], state[f"{name}_scale"]) for state in states if state)
+        assert len(whole.scale) == (2 if part != "down" else 32)
+        assert torch.equal(whole.dense(torch.float32), torch.cat([each.dense(torch.float32) for each in parts], along))
+    wide = files.spec.model_copy(update={"moe_intermediate_size": 384})
+    with pytest.raises(UserError, match=r"tensor_parallel_size: 2: would split a block of 128 of the 384 outputs"):
+        shard_spec(wide, 2)
+    assert shard_spec(wide, 2, expert_parallel=True).moe_intermediate_size == 384
 
 
 @given(data=st.data(), bits=st.sampled_from([4, 8]), rows=st.integers(1, 5), words=st.integers(1, 4))
@@ -89,16 +150,34 @@ def test_rounding_is_to_the_nearest_and_keeps_the_largest_of_a_group(quantizatio
         assert ((part - whole).abs().amax(1) <= half_a_step * largest * 1.001).all()
 
 
-@pytest.mark.parametrize(("setting", "limit"), [("int8", 0.04), ("int4", 0.3)])
+@pytest.mark.parametrize(("setting", "limit"), [("int8", 0.04), ("int4", 0.3), ("fp8", 0.15)])
 def test_weights_in_16_bits_can_be_rounded_on_loading(setting: str, limit: float, plain: Path) -> None:
-    """Logits are near, by as much as the integers are coarse, and far enough to show that they were rounded."""
+    """Logits are near, by as much as the numbers are coarse, and far enough to show that they were rounded."""
     exact, rounded = logits(plain), logits(plain, quantization=setting)
     assert limit / 50 < float((rounded - exact).norm() / exact.norm()) < limit
 
 
-def logits(folder: Path, **settings: Any) -> Any:
+@pytest.mark.parametrize(("setting", "limit"), [("int8", 0.01), ("int4", 0.15), ("fp8", 0.05)])
+def test_experts_are_rounded_on_loading_and_routers_are_not(
+    setting: str, limit: float, mixtures: dict[str, Path]
+) -> None:
+    """An engine's logits would say little: another expert may be chosen."""
+    exact, rounded = (
+        engine_of(mixtures["qwen2-moe"], quantization=name).runner.model._layers[0].mlp for name in ("none", setting)
+    )
+    assert torch.equal(rounded._route._weight, exact._route._weight)
+    for ours, wanted in ((rounded._gate_up, exact._gate_up), (rounded._down, exact._down)):
+        for found, weight in zip(ours, wanted, strict=True):
+            assert limit / 10 < float((found - weight).norm() / weight.norm()) < limit
+
+
+def engine_of(folder: Path, **settings: Any) -> Engine:
     deployment = Deployment(model=str(folder), dtype="float32", scheduler=SCHEDULER, **settings)
-    engine = Engine(deployment, load_model_files(str(folder), Path()))
+    return Engine(deployment, load_model_files(str(folder), Path()))
+
+
+def logits(folder: Path, **settings: Any) -> Any:
+    engine = engine_of(folder, **settings)
     try:
         row = RowInput([3, 14, 15, 92, 65], 0, np.arange(1, 3, dtype=np.int32), 0)
         step = pack_step([row], 4, 4, engine.runner.attention.tiles).step

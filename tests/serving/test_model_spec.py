@@ -336,7 +336,7 @@ def test_which_layers_of_a_mixture_stay_dense(changes: dict[str, Any], dense: Se
 def test_a_shared_expert_is_met_by_every_token() -> None:
     plain = spec(**{**MIXTURE, "architectures": ["Qwen2MoeForCausalLM"]})
     shared = spec(**{**MIXTURE, "architectures": ["Qwen2MoeForCausalLM"]}, shared_expert_intermediate_size=512)
-    more = 32 * (3 * 4096 * 512 + 4096)  # with what weighs its answer
+    more = 32 * 3 * 4096 * 512
     assert shared.parameters - plain.parameters == shared.active_parameters - plain.active_parameters == more
 
 

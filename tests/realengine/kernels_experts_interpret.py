@@ -1,0 +1,69 @@
+"""The grouped GEMM of experts in Triton's interpreter, against float64; `interpreted.py` runs these checks."""
+
+import torch
+from torch import Tensor
+
+from realengine.expert_weights import StoredWeight
+from realengine.fp8_weight import Fp8Weight
+from realengine.layer_ops import Routing
+from realengine.packed_weight import PackedWeight, pack
+from realengine.triton_ops import TritonOps
+from realengine.weights import RANDOM
+from tests.realengine.kernels_fused_interpret import BF16, F16, F32, FP8, close
+
+
+def layer(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[StoredWeight, Tensor]:
+    """Random weights stored as `kind` says, and what they stand for, from the definition, in float64."""
+    if kind == "floats":
+        weight = torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype)
+        return weight, weight.double()
+    if kind.startswith("fp8"):
+        values = (torch.randn(outputs, inputs) * 50).to(FP8)
+        rows, columns = (128 if outputs % 128 == 0 else 1, 128) if kind == "fp8 by block" else (1, inputs)
+        scale = (torch.rand(outputs // rows, -(-inputs // columns)) + 0.5) * inputs**-0.5 / 50
+        wide = scale[torch.arange(outputs) // rows][:, torch.arange(inputs) // columns]
+        return Fp8Weight(values, scale), values.double() * wide.double()
+    bits, group = (8, inputs) if kind == "int8" else (4, 32)
+    integers = torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8)
+    scale = ((torch.rand(outputs, -(-inputs // group)) + 0.5) * 4 / 2**bits * inputs**-0.5).to(dtype)
+    zero = torch.randint(0, 2**bits, scale.shape, dtype=torch.uint8) if kind == "int4 with zeros" else None
+    of = torch.arange(inputs) // group
+    middle = torch.full_like(scale, 2 ** (bits - 1)) if zero is None else zero
+    dense = (integers.double() - middle.double()[:, of]) * scale.double()[:, of]
+    return PackedWeight(pack(integers, bits), scale, zero, bits, group), dense
+
+
+def experts() -> None:
+    """Sizes that no tile divides, experts without tokens, with many, of another rank; every way to store weights."""
+    torch.manual_seed(0)
+    ops = TritonOps(RANDOM["mixtral"])
+    for tokens, topk, count, own, hidden, inner, dtype, kind in [
+        (5, 2, 4, range(4), 96, 80, F32, "floats"),
+        (1, 3, 8, range(8), 64, 48, BF16, "floats"),
+        (150, 2, 3, range(3), 72, 100, F16, "floats"),
+        (40, 4, 12, range(3, 6), 64, 64, F32, "floats"),
+        (5, 2, 3, range(1, 3), 72, 80, F32, "fp8"),
+        (3, 2, 2, range(2), 192, 256, F32, "fp8 by block"),
+        (5, 2, 4, range(1, 4), 72, 80, F32, "int4"),
+        (33, 2, 2, range(2), 48, 40, F16, "int4 with zeros"),
+        (2, 1, 3, range(3), 40, 48, BF16, "int8"),
+    ]:
+        x = torch.randn(tokens, hidden).to(dtype)
+        gate_up, down = ([layer(kind, *shape, dtype) for _ in own] for shape in ((2 * inner, hidden), (hidden, inner)))
+        shares, chosen = torch.randn(tokens, count).softmax(-1).topk(topk)
+        chosen[:, 0] = own[0]  # two columns may then name it: a choice is what counts
+        ordered, choices = chosen.flatten().sort(stable=True)
+        bounds = torch.searchsorted(ordered, torch.arange(own.start, own.stop + 1), out_int32=True)
+        weights = (ops.expert_weights((stored for stored, _ in each), len(own), dtype) for each in (gate_up, down))
+        out = ops.experts(x, *weights, Routing(choices, bounds, shares))
+        expected = torch.zeros(tokens, hidden, dtype=torch.float64)
+        for token in range(tokens):
+            for share, expert in zip(shares[token].double(), chosen[token].tolist(), strict=True):
+                if expert in own:
+                    (_, wide), (_, narrow) = gate_up[expert - own.start], down[expert - own.start]
+                    gate, up = (wide @ x[token].double()).chunk(2)
+                    expected[token] += share * (narrow @ (gate / (1 + (-gate).exp()) * up))
+        close(out, expected, dtype, f"experts {tokens} x {topk} of {count}, {dtype}, {kind}")
+
+
+CHECKS = (experts,)
