@@ -59,9 +59,6 @@ def _check_tiers(deployment: Deployment, files: ModelFiles) -> None:
     if len(names) > 1:
         remedy = "real engines have one tier, the host's memory; leave the others out"
         raise UserError("kv_tiers.tiers", ", ".join(names), remedy)
-    if deployment.scheduler.async_scheduling:
-        remedy = "cannot be combined with kv_tiers on the real engine, which finds a block once its tokens are known"
-        raise UserError("scheduler.async_scheduling", True, f"{remedy}; set it to false")
     if deployment.tensor_parallel_size > 1:
         remedy = "cannot be combined with kv_tiers on the real engine; set it to 1"
         raise UserError("tensor_parallel_size", deployment.tensor_parallel_size, remedy)

@@ -293,7 +293,7 @@ class Engine:
             return None
         rows = plan.rows()
         if self.tier is not None:
-            self.tier.before_step(plan)
+            self.tier.before_step(plan, [flight.launched for flight in self._in_flight if flight.launched])
         flight = Flight(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns)
         if self._drafter is None or not self._in_flight:
             self._hand_over(flight)  # else it waits for what is accepted of the step under way, and drafted then
@@ -355,7 +355,7 @@ class Engine:
         told = verify_step(flight.rows, flight.sampled_rows, launched, tokens, self.sequences)
         self._verified.accepted_tokens = told.accepted
         if self.tier is not None:
-            self.tier.copy_out()
+            self.tier.step_ended()
         proposed, draft_ns = self._draft(flight, told.stopped)
         draft_thread_ns = thread_time_ns() - thread_ns if draft_ns is not None else 0
         finished = self._policy.commit(plan, told.stopped)

@@ -3,12 +3,16 @@
 What lies there, and what is found, is decided by the rules that the simulator has, `serving.kv.tiered_blocks`. A copy
 never meets a step that writes to the same block: a block is copied out after the step that filled it, blocks of an
 ended request are kept until they are out, and before a step that may reuse others' all copies out are waited for.
+
+In the overlapped loop a step is planned behind one whose tokens are not known, and a block is found by its tokens. What
+the later one fills is looked up when the earlier has ended, before anybody asks. A load begins once the step under way
+has ended: that may still write, for nobody, to blocks that a request had given back.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
@@ -18,11 +22,12 @@ import torch
 
 from realengine.copier import Copier, Copy, StreamCopier, ThreadCopier
 from realengine.kv_cache import KvCache
+from realengine.launched import Launched
 from serving.contract import Contract
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.kv.content import Content
-from serving.kv.tiered_blocks import TieredBlocks, tier_blocks
+from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
 from serving.request import Request
 from serving.step_plan import StepPlan
 
@@ -38,9 +43,11 @@ class Transfer(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A plan at `plan_ns` that ran nothing, and what the scheduler had been told since the plan before; see below."""
+    """A plan at `plan_ns`, behind so many steps, that ran nothing, and what the scheduler had been told since the plan
+    before; see below."""
 
     plan_ns: int
+    in_flight: int
     loaded: list[int]
     released: list[int]
 
@@ -113,21 +120,25 @@ class HostTier(TieredBlocks):
         self._copy_of: dict[bytes, int] = {}  # the number of the copy that writes each block, or wrote it
         self._submitted = self._ended = 0  # copies so far, which end in the order in which they are submitted
         self._under_way: deque[_UnderWay] = deque()
+        self._in_flight = 0  # steps
+        self._filling: Filling | None = None  # of the step planned last, if it was behind another
+        self._loading: list[tuple[Request, list[int], list[bytes]]] = []  # loads to begin: blocks, and what goes there
         self._kept: list[tuple[int, Request]] = []  # and the number of the copy that each waits for
         self._events = TierEvents([], [], [], [], [])
         self._loads_noted = 0
 
     @property
     def busy(self) -> bool:
-        """Whether copies are under way."""
-        return bool(self._under_way)
+        """Whether copies are under way, or about to be."""
+        return bool(self._under_way or self._loading)
 
     # What the scheduler asks
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         keys = self.loaded_keys(request, start, tokens)
-        blocks = request.blocks[start // self.block_size :]
-        self._submit([(block, self._slots[key]) for block, key in zip(blocks, keys, strict=False)], request)
+        self._loading.append((request, request.blocks[start // self.block_size :], keys))
+        if not self._in_flight:
+            self._copy()
         self._events.loads.append((request.id, tokens, request.preemptions > 0))
         self._use(keys)
 
@@ -137,7 +148,8 @@ class HostTier(TieredBlocks):
     def keeps(self, request: Request) -> bool:
         """What is still to be written stays until it is."""
         written = self._store(request, 0, request.computed // self.block_size, 0)
-        self.copy_out()
+        if not self._in_flight:
+            self._copy()
         if written <= self._ended:
             return False
         self._kept.append((written, request))
@@ -170,25 +182,42 @@ class HostTier(TieredBlocks):
         """A plan had nothing to run."""
         loaded, released, loads, _, attempts = self._events
         if not attempts or loaded or released or len(loads) > self._loads_noted:
-            attempts.append(Attempt(plan_ns, list(loaded), list(released)))
+            attempts.append(Attempt(plan_ns, self._in_flight, list(loaded), list(released)))
             loaded.clear()
             released.clear()
             self._loads_noted = len(loads)
 
-    def before_step(self, plan: StepPlan) -> None:
-        """`plan` is about to run: what it fills is to be copied out, and what it may write to is out."""
+    def before_step(self, plan: StepPlan, under_way: Iterable[Launched]) -> None:
+        """`plan` is about to run, behind steps under way: what it fills is to be copied out, and what it may write to
+        is out."""
         if self.must_settle:
+            for launched in under_way:
+                launched.wait()
+            self._copy()
             self.settle()
             self.must_settle = False
-        self.planned(plan, 0)
+        if self._in_flight:
+            self._filling = self.filling(plan)
+        else:
+            self.planned(plan, 0)
+        self._in_flight += 1
 
     def settle(self) -> None:
         """Wait for all copies, so that a step may write to any block."""
         for one in self._under_way:
             one.copy.wait()
 
-    def copy_out(self) -> None:
-        """The step under way has ended: copy out what it has filled."""
+    def step_ended(self) -> None:
+        """The oldest step under way has ended, and its tokens are known: copy out what it has filled."""
+        self._in_flight -= 1
+        self._copy()
+        if self._filling is not None:
+            spans = [span for span in self._filling.spans if not span[0].ended]  # not of who was aborted
+            self.fill(self._filling._replace(spans=spans), 0)
+            self._filling = None
+
+    def _copy(self) -> None:
+        """Copy out what has been filled, then in what waits for that."""
         pairs = []
         for key, block in self._filled:
             if key not in self._slots and self.has(key):
@@ -197,6 +226,9 @@ class HostTier(TieredBlocks):
         if self._filled:  # even if none of it is wanted any more: somebody may wait for this copy
             self._filled.clear()
             self._submit(pairs)
+        for request, blocks, keys in self._loading:
+            self._submit([(block, self._slots[key]) for block, key in zip(blocks, keys, strict=False)], request)
+        self._loading.clear()
 
     def events(self) -> TierEvents:
         """What has happened since this was last asked."""

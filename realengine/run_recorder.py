@@ -261,4 +261,5 @@ def _tier_columns(tier: TierEvents | None, origin_ns: int) -> dict[str, Any]:
         for one in tier.attempts
     ]
     came = {"loaded_ids": tier.loaded, "released_ids": tier.released, "kv_attempts": attempts}
-    return {**came, "kv_transfers": transfers}
+    in_flight = [one.in_flight for one in tier.attempts]
+    return {**came, "kv_transfers": transfers, "kv_attempts_in_flight": in_flight if any(in_flight) else None}

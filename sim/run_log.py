@@ -98,7 +98,7 @@ class _Life:
 _MEASURED_ONLY = (
     "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
     "thread_ns", "speed", "experts_hit", "expert_imbalance", "draft_ns", "row_accepted", "row_proposed", "heard_ns",
-    "loaded_ids", "released_ids", "kv_attempts", "kv_transfers",
+    "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
 )  # fmt: skip
 _SERVED_ONLY = (
     "received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns", "client_id", "client_ns",

@@ -31,7 +31,7 @@ from sim.run_log import TableSink
 from traces.recording import Recording
 
 _DECISIONS = ("row_ids", "row_tokens", "preempted_ids")
-_TIERED = ("loaded_ids", "released_ids", "kv_attempts")
+_TIERED = ("loaded_ids", "released_ids", "kv_attempts", "kv_attempts_in_flight")
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,24 @@ class GivenTimes:
     plans_ns   when each step was planned
     in_flight  steps under way at that time: 0, or 1 in the overlapped loop
     end_ns     when the last step ended
-    tried_ns   when a plan was first made for each step: before it, where nothing could run then
+    tried      for each step, plans before it that could run nothing: when, and how many steps were under way then
 
     A plan is made as soon as an earlier step ends, so those ends follow from the plans: with none in flight, the step
     before has ended; with one, the step before that. Two ends that one plan waited for are a nanosecond apart.
     """
 
     def __init__(
-        self, plans_ns: list[int], in_flight: list[int], end_ns: int, tried_ns: list[int] | None = None
+        self,
+        plans_ns: list[int],
+        in_flight: list[int],
+        end_ns: int,
+        tried: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         count = len(plans_ns)
+        made = zip(plans_ns, in_flight, strict=True)
+        plans = [[*tries, one] for tries, one in zip(tried or [()] * count, made, strict=True)]
         ends: list[int | None] = [None] * count
-        for number, (planned, lag) in enumerate(zip(tried_ns or plans_ns, in_flight, strict=True)):
+        for number, (planned, lag) in ((number, one) for number, its in enumerate(plans) for one in its):
             last = number - 1 - lag
             if last >= 0 and ends[last] is None:
                 ends[last] = planned
@@ -86,9 +92,10 @@ class GivenTimes:
         for number, end in enumerate(ends):
             assert end is not None
             start = max(plans_ns[number], free)
-            if number + 1 < count and in_flight[number] == 0 and in_flight[number + 1] == 1:
-                self._cpu_ns[number] = plans_ns[number + 1] - plans_ns[number]  # the next is planned at once
-                start = max(plans_ns[number + 1], free)
+            if number + 1 < count and in_flight[number] == 0 and plans[number + 1][0][1] == 1:
+                next_ns, _ = plans[number + 1][0]
+                self._cpu_ns[number] = next_ns - plans_ns[number]  # the next is planned at once
+                start = max(next_ns, free)
             self._step_ns[number] = end - start
             free = end
 
@@ -147,8 +154,7 @@ def _replay_engine(
 ) -> DecisionReplay:
     """Of one engine: the only one, or the one that `replica` numbers."""
     plans = [row["plan_ns"] for row in real_steps]
-    attempts = [[one["plan_ns"] for one in row.get("kv_attempts") or ()] for row in real_steps]
-    tried = [min([planned, *tries]) for planned, tries in zip(plans, attempts, strict=True)]
+    tried = [_attempts(row) for row in real_steps]
     times = GivenTimes(plans, [row["in_flight"] or 0 for row in real_steps], real_steps[-1]["end_ns"], tried)
     sink = TableSink()
     columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
@@ -157,7 +163,8 @@ def _replay_engine(
     had = recording.table("requests", [*columns, "replica", "queued_ns", "arrival_ns", "end_ns", "reason"])
     if replica is not None:
         had = had.filter(pc.equal(had["replica"], replica))
-    offered, seen_ns = _as_seen(recording.workload(), had, np.array(sorted([*plans, *chain.from_iterable(attempts)])))
+    planned_ns = sorted([*plans, *(at_ns for at_ns, _ in chain.from_iterable(tried))])
+    offered, seen_ns = _as_seen(recording.workload(), had, np.array(planned_ns))
     on_wall = recording.run["clock"] == "wall"
     untiered = deployment.model_copy(update={"kv_tiers": None}) if on_wall else deployment
     cluster = Cluster(untiered, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
@@ -177,6 +184,12 @@ def _replay_engine(
     if difference is not None and replica is not None:
         difference = f"replica {replica}, {difference}"
     return DecisionReplay(len(real_steps), identical, len(real), same, difference)
+
+
+def _attempts(step: dict[str, Any]) -> list[tuple[int, int]]:
+    """Plans before a recorded step that ran nothing: when, and how many steps were under way."""
+    times_ns = [one["plan_ns"] for one in step.get("kv_attempts") or ()]
+    return list(zip(times_ns, step.get("kv_attempts_in_flight") or [0] * len(times_ns), strict=True))
 
 
 def recorded_deployment(recording: Recording) -> Deployment:

@@ -7,6 +7,7 @@ does, and move down as newer ones come. What a transfer is, and how long it take
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
@@ -16,6 +17,13 @@ from serving.request import Request
 from serving.step_plan import StepPlan
 
 _GIB = 1024**3
+
+
+class Filling(NamedTuple):
+    """What a step uses of the tiers, and fills: requests preempted for it, and blocks of requests `(first, last)`."""
+
+    preempted: list[Request]
+    spans: list[tuple[Request, int, int]]
 
 
 class TieredBlocks:
@@ -47,14 +55,24 @@ class TieredBlocks:
         return request.keys[start // self.block_size : (start + tokens) // self.block_size]
 
     def planned(self, plan: StepPlan, end_ns: int) -> None:
-        """`plan` runs until `end_ns`; what it fills is written then."""
-        for request in plan.preempted:
-            self._use([key for key in request.keys if self.has(key)])
-        for request, start, tokens, *_ in plan.listed:
-            self._store(request, start // self.block_size, (start + tokens) // self.block_size, end_ns)
+        """`plan`, the last made, runs until `end_ns`; what it fills is written then."""
+        self.fill(self.filling(plan), end_ns)
+
+    def filling(self, plan: StepPlan) -> Filling:
+        """What `plan`, the last made, uses and fills."""
+        size = self.block_size
+        spans = [(request, start // size, (start + tokens) // size) for request, start, tokens, *_ in plan.listed]
         for request in plan.decodes.crossing().values():
-            full = request.computed // self.block_size
-            self._store(request, full - 1, full, end_ns)
+            full = request.computed // size
+            spans.append((request, full - 1, full))
+        return Filling(list(plan.preempted), spans)
+
+    def fill(self, filling: Filling, end_ns: int) -> None:
+        """The step of `filling` runs until `end_ns`; what it fills is written then."""
+        for request in filling.preempted:
+            self._use([key for key in request.keys if self.has(key)])
+        for request, first, last in filling.spans:
+            self._store(request, first, last, end_ns)
 
     def _store(self, request: Request, first: int, last: int, ready_ns: int) -> int:
         """Blocks from `first` up to but not including `last` are used; those in no tier are written to the first.

@@ -98,7 +98,7 @@ def plain(folder: Path, model: str, kv_cache_dtype: str) -> list[list[int]]:
         ("fp8", TIGHT, {**FP8, **TIER}),
         ("int4", {**TIGHT, "draft": "mixture"}, FP8),
         ("mixture", {**TIGHT, "draft": "fp8"}, {}),
-        ("mixture", TIGHT, {**FP8, **TIER}),
+        ("mixture", {**TIGHT, **ASYNC}, {**FP8, **TIER}),
     ],
 )
 def test_tokens_are_those_of_the_plain_engine(
@@ -114,7 +114,6 @@ def test_tokens_are_those_of_the_plain_engine(
     ("model", "scheduler", "settings", "says"),
     [
         ("window", {}, TIER, "kv_tiers.tiers: 'cpu': cannot be combined with the sliding window of window"),
-        ("mixture", ASYNC, TIER, "scheduler.async_scheduling: True: cannot be combined with kv_tiers"),
         ("window", {"draft": "llama"}, {}, "scheduler.speculative.method: 'draft_model': cannot be combined with the"),
         ("llama", {"draft": "window"}, {}, "scheduler.speculative.model: .* has a sliding window"),
         ("int4", {}, {"quantization": "fp8"}, "quantization: 'fp8': cannot be made of int4"),

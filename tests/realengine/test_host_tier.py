@@ -30,6 +30,8 @@ pytestmark = pytest.mark.engine
 BLOCK = 4
 BLOCK_GIB = 8 * 1024 / 1024**3  # more than a block of the model takes
 
+ASYNC = {"async_scheduling": True}
+
 DISK = KvTier(name="disk", capacity_gib=1, read_gb_s=1, write_gb_s=1)
 
 
@@ -90,11 +92,14 @@ def outputs(engine: Engine, seed: int) -> dict[int, list[int]]:
     blocks=st.sampled_from([34, 40, 60]),
     room=st.sampled_from([1.5, 12, 200]),
     preemption=st.sampled_from(["swap", "recompute"]),
+    overlapped=st.booleans(),
 )
-def test_outputs_are_those_without_a_tier(seed: int, blocks: int, room: float, preemption: str) -> None:
+def test_outputs_are_those_without_a_tier(
+    seed: int, blocks: int, room: float, preemption: str, overlapped: bool
+) -> None:
     said = []
     for kv_tiers in (None, tiers(room, preemption=preemption)):
-        made = engine(deployed(blocks, kv_tiers))
+        made = engine(deployed(blocks, kv_tiers, async_scheduling=overlapped))
         said.append(outputs(made, seed))
         made.close()
     finished = [number for number, output in said[0].items() if len(output) == len(said[1][number]) == 12]
@@ -105,8 +110,9 @@ def test_outputs_are_those_without_a_tier(seed: int, blocks: int, room: float, p
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 @pytest.mark.parametrize("room", [20, 200])  # fewer blocks than the engine has, and all that there are
-def test_every_decision_is_made_again(preemption: str, room: float, tmp_path: Path) -> None:
-    made = engine(deployed(36, tiers(room, preemption=preemption)))
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_every_decision_is_made_again(overlapped: bool, preemption: str, room: float, tmp_path: Path) -> None:
+    made = engine(deployed(36, tiers(room, preemption=preemption), async_scheduling=overlapped))
     workload = talk(1)
     workload = replace(
         workload, requests=[replace(r, output_len=30 if r.id % 5 == 0 else 8) for r in workload.requests]
@@ -151,7 +157,6 @@ def test_a_link_is_learnt_from_its_copies(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"kv_tiers": KvTiersConfig(tiers=(*tiers().tiers, DISK))}, "one tier"),
-        ({"scheduler": SchedulerConfig(async_scheduling=True)}, "async_scheduling"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"kv_tiers": tiers(0.01)}, "smaller than one KV block"),
     ],
