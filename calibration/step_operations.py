@@ -9,6 +9,7 @@ import numpy as np
 
 from calibration.expert_routing import busiest_over_mean
 from calibration.latent_attention import latent_attention, latent_elementwise, latent_projections
+from calibration.linear_attention import linear_attention
 from calibration.operations import (
     Amount,
     Collective,
@@ -23,7 +24,7 @@ from calibration.operations import (
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import check_experts, stored
+from serving.deployments.weight_types import check_experts, check_linear_heads, stored
 from serving.errors import UserError
 
 
@@ -69,17 +70,25 @@ def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
 def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
     """Those of attention, and of dense layers' MLPs."""
     tp, tokens = deployment.tensor_parallel_size, sizes.tokens
-    layers, hidden = model.num_layers, model.hidden_size
+    layers, hidden = model.kv_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
+    queries = 2 * heads if model.attention_gate else heads
     gemms: list[Operation]
     if (latent := model.latent) is not None:
         gemms = latent_projections(model, latent, heads, sizes, deployment)
     else:
         gemms = [
-            *_linear("qkv", tokens, (heads + 2 * kv_heads) * model.head_dim, hidden, model, deployment, layers),
+            *_linear("qkv", tokens, (queries + 2 * kv_heads) * model.head_dim, hidden, model, deployment, layers),
             *_linear("attention out", tokens, hidden, heads * model.head_dim, model, deployment, layers),
         ]
-    if dense := layers - model.moe_layers:
+    if (linear := model.linear) is not None:
+        into, gates, out = linear.conv_dim + linear.value_dim, 2 * linear.linear_num_value_heads, linear.value_dim // tp
+        gemms += [
+            *_linear("linear in", tokens, into // tp, hidden, model, deployment, model.linear_layers),
+            Gemm("linear gates", tokens, gates // tp, hidden, deployment.dtype, model.linear_layers),
+            *_linear("linear out", tokens, hidden, out, model, deployment, model.linear_layers),
+        ]
+    if dense := model.num_layers - model.moe_layers:
         gemms += _mlp("", tokens, -(-model.intermediate_size // tp), model, deployment, dense)
     return gemms
 
@@ -110,7 +119,7 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         return latent_attention(model.latent, heads, sizes, kv, model.num_layers)
     operations: list[Operation] = []
     for suffix, window, layers in (
-        ("", 0, model.num_layers - model.sliding_layers),
+        ("", 0, model.full_layers),
         (" (window)", model.sliding_window, model.sliding_layers),
     ):
         if not layers:
@@ -127,6 +136,9 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
                 context = np.minimum(context, rows * window)
             queries = 1 + drafted / np.maximum(rows, 1)
             operations.append(DecodeAttention(f"decode attention{suffix}", rows, context, *shape, queries))
+    if model.linear is not None:
+        tp = deployment.tensor_parallel_size
+        operations += linear_attention(model.linear, tp, sizes, model.linear_layers, deployment.dtype)
     return operations
 
 
@@ -143,6 +155,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
         remedy = f"cannot be set, because {model.name} has no experts; leave it out"
         raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
     check_experts(model, deployment)
+    check_linear_heads(model, deployment.tensor_parallel_size)
     layers, hidden = model.moe_layers, model.hidden_size
     if not layers:
         return []
@@ -173,7 +186,12 @@ def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:
         moved = tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim)
-        operations.append(Elementwise("rotary, KV write", moved, count=model.num_layers))
+        operations.append(Elementwise("rotary, KV write", moved, count=model.kv_layers))
+    if model.attention_gate:
+        operations.append(Elementwise("attention gate", tokens * (6.0 * heads * model.head_dim), count=model.kv_layers))
+    if model.linear is not None:
+        moved = tokens * (6.0 * (model.linear.value_dim // tp))
+        operations.append(Elementwise("gated norm", moved, count=model.linear_layers))
     if dense := model.num_layers - model.moe_layers:
         operations.append(Elementwise("activation", tokens * (6.0 * (model.intermediate_size // tp)), count=dense))
     return operations

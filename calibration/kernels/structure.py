@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
 from serving.deployments.gpu_spec import GpuSpec
 
@@ -106,6 +107,20 @@ def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency)
     return _launched(gpu, attention, efficiency, compute, waves)
 
 
+def _linear_prefill_ns(gpu: GpuSpec, attention: LinearPrefill, efficiency: Efficiency) -> Any:
+    """Chunks of a prompt follow one another: a thread block takes one prompt's value head."""
+    blocks = np.maximum(attention.rows * attention.value_heads, 1.0)
+    idle = np.maximum(gpu.sm_count / blocks, 1.0)
+    compute = 1e9 * attention.flops * idle / gpu.flop_per_s("bfloat16") / efficiency.compute
+    return _launched(gpu, attention, efficiency, compute, blocks / gpu.sm_count)
+
+
+def _linear_decode_ns(gpu: GpuSpec, attention: LinearDecode, efficiency: Efficiency) -> Any:
+    """States are read and written."""
+    compute = 1e9 * attention.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
+    return _launched(gpu, attention, efficiency, compute, attention.rows * attention.value_heads / gpu.sm_count)
+
+
 def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
     """Weights of the experts that some token chose are read; each expert's rows are padded to a tile."""
     compute = 1e9 * experts.flops / gpu.flop_per_s(experts.dtype) / efficiency.compute
@@ -135,6 +150,10 @@ def _heads(operation: PrefillAttention | DecodeAttention) -> tuple[float, ...]:
 
 def _latent_heads(operation: LatentPrefill | LatentDecode) -> tuple[float, ...]:
     return operation.heads, operation.head_dim, operation.value_dim
+
+
+def _linear_heads(operation: LinearPrefill) -> tuple[float, ...]:
+    return operation.key_heads, operation.value_heads, operation.key_dim, operation.value_dim
 
 
 def _equal_prompts(operation: PrefillAttention) -> tuple[Any, Any]:
@@ -175,6 +194,18 @@ _STRUCTURES: dict[type, Structure] = {
     ),
     LatentDecode: Structure(
         lambda attention: f"mla_decode/{_sixteen_bits(attention.kv_dtype)}", _latent_heads, _decode_sizes, _decode_ns
+    ),
+    LinearPrefill: Structure(
+        lambda attention: "linear_prefill/bfloat16",
+        _linear_heads,
+        lambda attention: (attention.rows, attention.tokens / np.maximum(attention.rows, 1)),
+        _linear_prefill_ns,
+    ),
+    LinearDecode: Structure(
+        lambda attention: "linear_decode/bfloat16",
+        _linear_heads,
+        lambda attention: (attention.rows,),
+        _linear_decode_ns,
     ),
     Experts: Structure(
         lambda e: f"experts/{_sixteen_bits(e.dtype)}",

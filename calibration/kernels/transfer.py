@@ -29,6 +29,7 @@ _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left
     Experts: 0.75,
     Elementwise: 0.4,
 }
+_UNTABLED_SIGMA = 0.7  # of what no GPU has tables
 
 
 @dataclass
@@ -49,5 +50,5 @@ class TransferredKernels:
             return collectives_of(self.gpu).time(operation)
         logs = np.array([np.log(donor.time(operation).ns) for donor in self.donors])
         ns = np.exp(logs.mean(axis=0))
-        sigma = np.hypot(_SIGMA[type(operation)], logs.std(axis=0))
+        sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), logs.std(axis=0))
         return Estimate(ns, sigma, np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))

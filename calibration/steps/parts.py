@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.times import Estimate, KernelTimes
 from calibration.latent_attention import LatentDecode
+from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import (
     Collective,
     DecodeAttention,
@@ -93,6 +94,8 @@ def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[st
 _KINDS = {
     DecodeAttention: "decode attention",
     LatentDecode: "decode attention",
+    LinearPrefill: "prompt attention",
+    LinearDecode: "decode attention",
     Elementwise: "elementwise",
     Collective: "collectives",
 }
@@ -113,7 +116,7 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
     if model.latent is not None:
         return 0.0 * np.asarray(sizes.decode_rows)
     _, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
-    head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * (model.num_layers - model.sliding_layers)
+    head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * model.full_layers
     ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s
     rows = np.asarray(sizes.decode_rows)
     if not deployment.enforce_eager:  # a graph launches the blocks of its bucket

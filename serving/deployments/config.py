@@ -47,6 +47,12 @@ class SchedulerConfig(Settings):
         description="the groups of layers that share a block table: the sliding window of each in tokens, 0 for full "
         "attention. Follows from the model; empty: one group with full attention",
     )
+    state_blocks: int = Field(
+        0,
+        ge=0,
+        description="KV blocks that a request holds for layers with a constant state, beside those of its tokens. "
+        "Follows from the model, without prefix caching and windows",
+    )
     prefix_cache_retention_interval: int | None = Field(
         0,
         ge=0,
@@ -100,6 +106,8 @@ class SchedulerConfig(Settings):
 
     @model_validator(mode="after")
     def _groups_are_kept_as_vllm_keeps_them(self) -> SchedulerConfig:
+        if self.state_blocks and (self.kv_groups or self.enable_prefix_caching):
+            raise ValueError("state_blocks cannot be combined with kv_groups or enable_prefix_caching; leave them out")
         windows = {window for window in self.kv_groups if window}
         if self.kv_groups and (len(windows) != 1 or min(windows) < 2):
             raise ValueError("kv_groups must have groups with one sliding window, of at least 2 tokens")
@@ -111,7 +119,7 @@ class SchedulerConfig(Settings):
     def _without_groups(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What models with full attention have no use for is not written: their recordings stay as they were."""
         data: dict[str, Any] = dump(self)
-        for name, default in (("kv_groups", ()), ("prefix_cache_retention_interval", 0)):
+        for name, default in (("kv_groups", ()), ("state_blocks", 0), ("prefix_cache_retention_interval", 0)):
             if name in data and getattr(self, name) == default:
                 del data[name]
         return data

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from serving.deployments.config import parse
 from serving.deployments.kept_layers import kept_layers
 from serving.deployments.latent_attention import LatentAttention
+from serving.deployments.linear_attention import LinearAttention
 from serving.deployments.model_spec import ModelSpec, RopeScaling
 from serving.deployments.quantization_config import checkpoint_fields, kept_modules
 from serving.errors import UserError
@@ -26,6 +27,9 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "GptOssForCausalLM": "gpt_oss",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "Phi3ForCausalLM": "phi3",
@@ -37,15 +41,33 @@ FAMILIES = {
     "Dots1ForCausalLM": "dots1",
 }
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+_TEXT_OF = {  # architectures with other towers, of which the text model is read from `text_config`
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+}
+_LINEAR = "linear_attention"
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "dots1", *_LATENT)
+_MIXTURES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "gpt_oss",
+    "minimax_m2",
+    "dots1",
+    *_LATENT,
+)
 _SHARES_AS_THEY_ARE = (
     "qwen2_moe",
     "qwen3_moe",
     "dots1",
     *_LATENT,
 )  # unless norm_topk_prob, experts' weights keep their sum
-_QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3", "dots1")
+_QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3", "dots1", *_HYBRID)
+_SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 _QKV_BIAS = ("qwen2", "qwen2_moe")
 _TIED_BY_DEFAULT = ("gemma2", "gemma3")
 _FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: one layer of so many sees everything
@@ -92,7 +114,7 @@ class _HfConfig(BaseModel):
     num_attention_heads: int = Field(ge=1, le=100_000)
     num_key_value_heads: int | None = Field(None, ge=1)
     head_dim: int | None = Field(None, le=100_000)
-    intermediate_size: int = Field(ge=1, le=100_000_000)
+    intermediate_size: int | None = Field(None, ge=1, le=100_000_000)
     max_position_embeddings: int = Field(ge=1, le=1_000_000_000)
     rope_theta: float | None = None
     rope_scaling: _Rope | None = None
@@ -127,6 +149,13 @@ class _HfConfig(BaseModel):
     qk_nope_head_dim: int | None = Field(None, le=100_000)
     qk_rope_head_dim: int | None = Field(None, le=100_000)
     v_head_dim: int | None = Field(None, le=100_000)
+    linear_num_key_heads: int | None = Field(None, le=100_000)
+    linear_num_value_heads: int | None = Field(None, le=100_000)
+    linear_key_head_dim: int | None = Field(None, le=100_000)
+    linear_value_head_dim: int | None = Field(None, le=100_000)
+    linear_conv_kernel_dim: int | None = Field(None, le=100_000)
+    mamba_ssm_dtype: str | None = None
+    full_attention_interval: int = Field(4, ge=1)  # hybrid attention: one layer of so many sees everything
     n_routed_experts: int | None = Field(None, le=100_000)
     n_shared_experts: int | None = Field(None, ge=0, le=100_000)
     n_group: int | None = Field(None, ge=1)
@@ -145,8 +174,11 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
     """
     if not isinstance(config, Mapping):
         raise UserError(f"{name}.config", config, "must be a JSON object; give a Hugging Face config.json")
-    named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else named
+    architecture = _architecture(config)
+    text = config.get("text_config")
+    if isinstance(architecture, str) and architecture in _TEXT_OF and isinstance(text, Mapping):
+        shared = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+        config, architecture = {**shared, **text}, _TEXT_OF[architecture]
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if isinstance(architecture, str) and config.get("kv_lora_rank") and family not in _LATENT:
         of = ", ".join(name for name, family in FAMILIES.items() if family in _LATENT)
@@ -155,10 +187,18 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
     if family is None:
         remedy = f"must be one of {', '.join(FAMILIES)}; if your model is built like one of them, name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
-    for key, field in _HfConfig.model_fields.items():
-        if field.is_required() and config.get(key) is None:
+    required = [key for key, field in _HfConfig.model_fields.items() if field.is_required()]
+    if not config.get("moe_intermediate_size"):  # of a mixture without dense layers it would mean nothing
+        required.insert(4, "intermediate_size")
+    for key in required:
+        if config.get(key) is None:
             raise UserError(f"{name}.{key}", None, "is missing; add it to config.json")
     return _spec(parse(_HfConfig, config, where=name), name, family)
+
+
+def _architecture(config: Mapping[str, Any]) -> object:
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named else named
 
 
 def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
@@ -180,7 +220,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": config.intermediate_size or config.moe_intermediate_size,
         "max_positions": config.max_position_embeddings,
         "rope_theta": 10000.0 if rope.rope_theta is None else rope.rope_theta,
         "rope_scaling": rope.scaling(name),
@@ -200,12 +240,13 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         **checkpoint_fields(config.quantization_config, name),
         **(_mixture(config, name, family) if family in _MIXTURES else {}),
         **_window(config, name, family),
+        **(_linear(config, name, family) if family in _HYBRID else {}),
     }
     kept = kept_modules(config.quantization_config, name)
     dense, experts = fields.get("dense_at", ()), fields.get("num_experts", 0)
     shared = bool(fields.get("shared_intermediate_size"))
     fields["checkpoint_kept"] = kept_layers(
-        kept, name, config.num_hidden_layers, dense, experts, shared, latent is not None
+        kept, name, config.num_hidden_layers, dense, experts, shared, latent is not None, _linear_at(config, family)
     )
     return parse(ModelSpec, fields, where=name)
 
@@ -217,6 +258,24 @@ def _latent(config: _HfConfig, name: str, family: str) -> LatentAttention:
             raise UserError(f"{name}.{size}", None, remedy)
     sizes = {size: getattr(config, size) for size in _LATENT_SIZES}
     return parse(LatentAttention, {"q_lora_rank": config.q_lora_rank or 0, **sizes}, where=name)
+
+
+def _linear(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
+    sizes = {size: getattr(config, size) for size in LinearAttention.model_fields}
+    for size, field in LinearAttention.model_fields.items():
+        if field.is_required() and sizes[size] is None:
+            remedy = f"is missing; add it to config.json, because a {family} model needs it"
+            raise UserError(f"{name}.{size}", None, remedy)
+    layers = len(_linear_at(config, family))
+    return {"linear": parse(LinearAttention, sizes, where=name), "linear_layers": layers, "attention_gate": True}
+
+
+def _linear_at(config: _HfConfig, family: str) -> list[int]:
+    """The layers that have a constant state."""
+    layers, interval = range(config.num_hidden_layers if family in _HYBRID else 0), config.full_attention_interval
+    if config.layer_types is not None:
+        return [layer for layer, kind in zip(layers, config.layer_types, strict=False) if kind == _LINEAR]
+    return [layer for layer in layers if (layer + 1) % interval]
 
 
 def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
@@ -231,7 +290,7 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
         missing = "num_experts_per_tok" if experts else "n_routed_experts" if family in _LATENT else "num_experts"
         remedy = f"is missing; add it to config.json, because a {family} model needs it"
         raise UserError(f"{name}.{missing}", None, remedy)
-    inter = config.moe_intermediate_size or config.intermediate_size
+    inter = config.moe_intermediate_size or config.intermediate_size or 0
     shared = config.shared_expert_intermediate_size or config.shared_intermediate_size
     grouped = config.n_group is not None and config.topk_group is not None and config.topk_group < config.n_group
     return {
@@ -240,7 +299,7 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
         "norm_topk_prob": config.norm_topk_prob or family not in _SHARES_AS_THEY_ARE,
         "moe_intermediate_size": inter,
         "shared_intermediate_size": shared or inter * (config.n_shared_experts or 0),
-        "shared_gate": family == "qwen2_moe",
+        "shared_gate": family in _SHARED_GATE,
         "router_bias": family == "dots1",
         "routed_scaling_factor": config.routed_scaling_factor,
         "expert_groups": (config.n_group or 0) if grouped else 0,
@@ -276,8 +335,9 @@ def _sliding_layers(config: _HfConfig, name: str, family: str) -> Sequence[int]:
     layers = range(config.num_hidden_layers)
     if config.layer_types is not None:
         for kind in config.layer_types:
-            if kind not in ("full_attention", "sliding_attention"):
-                remedy = "has no cost model; only full_attention and sliding_attention have one"
+            known = ("full_attention", _LINEAR if family in _HYBRID else "sliding_attention")
+            if kind not in known:
+                remedy = f"has no cost model in a {family} model; only {' and '.join(known)} have one"
                 raise UserError(f"{name}.layer_types", kind, remedy)
         return [layer for layer, kind in zip(layers, config.layer_types, strict=False) if kind == "sliding_attention"]
     if family in _FULL_EVERY:

@@ -20,20 +20,30 @@ Kept = tuple[tuple[str, tuple[int, ...]], ...]
 
 _OUTSIDE = re.compile(
     "lm_head|embed|norm|router|(^|[.])gate[$]?$|shared_expert_gate|visual|vision_tower|mm_projector|^mtp|correction_bias|indexer"
+    "|in_proj_(a|b|ba)$|conv1d"
 )
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
 _LATENT = tuple((*queries, "kv_a_proj_with_mqa", "kv_b_proj") for queries in (("q_a_proj", "q_b_proj"), ("q_proj",)))
+_LINEAR = (("in_proj_qkv", "in_proj_z"), ("in_proj_qkvz",))
 _GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",))
 _EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 
 
 def kept_layers(
-    patterns: Sequence[str], name: str, layers: int, dense: Collection[int], experts: int, shared: bool, latent: bool
+    patterns: Sequence[str],
+    name: str,
+    layers: int,
+    dense: Collection[int],
+    experts: int,
+    shared: bool,
+    latent: bool,
+    linear: Collection[int] = (),
 ) -> Kept:
     """Of each projection, by its name in a step, the layers (from 0) that keep it in 16 bits; others are left out.
 
     dense   those of the `layers` that are; all, where there are no `experts`
     shared  whether a mixture has an expert for all tokens
+    linear  those of the `layers` that have attention with a constant state
 
     Raises UserError where only some of what must be stored alike is kept, and for a name of nothing that is known.
     `name` is the model's.
@@ -43,7 +53,8 @@ def kept_layers(
     found: dict[str, list[int]] = {}
     for layer in range(layers if listed else 0):
         here = [pattern for pattern in listed if pattern.layer in (None, layer)]
-        for projection, spellings in _projections(not experts or layer in dense, experts, shared, latent):
+        attention = _LINEAR if layer in linear else _LATENT if latent else _QKV
+        for projection, spellings in _projections(not experts or layer in dense, experts, shared, attention):
             paths = [[f"model.layers.{layer}.{module}" for module in modules] for modules in spellings]
             held = [[path for path in one if sum(pattern.names(path) for pattern in here)] for one in paths]
             if any(map(eq, held, paths)):
@@ -80,10 +91,16 @@ class _Pattern:
         return names
 
 
-def _projections(dense: bool, experts: int, shared: bool, latent: bool) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+def _projections(
+    dense: bool, experts: int, shared: bool, attention: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     """Names in a step of a layer's projections, and the modules behind each, in every way they are spelled."""
-    yield "qkv", _within("self_attn", _LATENT if latent else _QKV)
-    yield "attention out", _within("self_attn", (("o_proj",),))
+    if attention is _LINEAR:
+        yield "linear in", _within("linear_attn", _LINEAR)
+        yield "linear out", _within("linear_attn", (("out_proj",),))
+    else:
+        yield "qkv", _within("self_attn", attention)
+        yield "attention out", _within("self_attn", (("o_proj",),))
     if dense:
         yield from _mlp("", "mlp")
         return

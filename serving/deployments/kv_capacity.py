@@ -12,12 +12,11 @@ from typing import NamedTuple
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_bytes import kv_dtype
-from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_held
+from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
-from serving.deployments.weight_types import check_experts, stored, weights_dtype
+from serving.deployments.weight_types import check_experts, check_linear_heads, stored, weights_dtype
 from serving.errors import UserError
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
@@ -120,6 +119,8 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
         remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
     check_experts(model, deployment)
+    check_linear_heads(model, tp)
+    deployment = with_states(model, deployment)
     weights = stage_weight_bytes(model, deployment)
     layers = stage_models(model, deployment.pipeline_parallel_size)
     layouts = [_block_layout(layer, deployment) for layer in layers]
@@ -127,7 +128,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     if speculative is not None and speculative.model is not None:  # its KV lies in the same blocks, after the target's
         draft = find_model(speculative.model)
         weights[-1] += weight_bytes(draft, deployment)
-        layouts[-1]["block"] += _page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("pages", 1)
+        layouts[-1]["block"] += page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("pages", 1)
     forward, last = _forward_bytes(model, deployment), len(layers) - 1
     received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
     stages = [
@@ -197,9 +198,12 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
         copies = sum(part.layers for part in quantised)
         expanding = plain * copies * model.latent.expansion_parameters(model.num_heads) / tp
     out = model.attention_out_parameters
+    linear_out = hidden * model.linear.value_dim if model.linear is not None else 0
     return (
-        taken("qkv", shared + (own - shared - out) / tp, model.num_layers)
-        + taken("attention out", out / tp, model.num_layers)
+        taken("qkv", shared + (own - shared - out) / tp, model.kv_layers)
+        + taken("attention out", out / tp, model.kv_layers)
+        + taken("linear in", (model.linear_parameters - linear_out) / tp, model.linear_layers)
+        + taken("linear out", linear_out / tp, model.linear_layers)
         + expanding
         + plain * 2 * hidden * model.num_layers
         + taken(
@@ -224,6 +228,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
     widths = [2 * (model.num_heads + model.num_kv_heads) * model.head_dim / tp]
     if model.latent is not None:
         widths = [2 * model.num_heads * (model.head_dim + model.latent.v_head_dim) / tp]
+    if model.linear is not None:
+        widths.append(2 * (model.linear.conv_dim + model.linear.value_dim) / tp)
     if model.moe_layers < model.num_layers:
         widths.append(3 * model.intermediate_size / tp)
     if model.moe_layers:
@@ -244,19 +250,12 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
     return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
 
 
-def _page_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """KV of one block in one layer. Latent vectors are the same for all heads, so every device has all of them."""
-    if model.latent is not None:
-        kept = model.latent.kv_dim
-        return int(kept * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
-    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
-    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
-
-
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
     """Bytes of a block over the layers of `model` that share it, and how many the scheduler takes for one."""
-    page = _page_bytes(model, deployment)
-    full = model.num_layers - model.sliding_layers
+    page = page_bytes(model, deployment)
+    full = model.full_layers
+    if model.linear is not None:
+        return {"block": page * layers_of_a_group(model)}
     if not model.sliding_layers or not full:
         return {"block": page * model.num_layers}
     layers = layers_of_a_group(model)

@@ -1,12 +1,15 @@
 """Which layers of a model share a block table, and how many KV blocks a request then holds: vLLM's hybrid allocator.
 
 Groups have equally many layers, so that one pool of blocks serves them all. A group of layers with full attention takes
-a block for every `block_size` tokens; one with a sliding window gives back what its window has passed.
+a block for every `block_size` tokens; one with a sliding window gives back what its window has passed; one with a
+constant state has a single block, and blocks are long enough for it.
 """
 
 from __future__ import annotations
 
 from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
@@ -17,8 +20,47 @@ _NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers vLLM pads the 
 
 def layers_of_a_group(model: ModelSpec) -> int:
     """Layers of each group, padded to that many."""
-    few, many = sorted((model.num_layers - model.sliding_layers, model.sliding_layers))
+    few, many = sorted((model.full_layers, model.sliding_layers + model.linear_layers))
     return many if many < few * _NEARLY_EVEN or not few else few
+
+
+def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """KV of one block in one layer. Latent vectors are the same for all heads, so every device has all of them."""
+    if model.latent is not None:
+        kept = model.latent.kv_dim
+        return int(kept * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
+    heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
+    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
+
+
+def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
+    """What a request keeps of one layer with a constant state, on one device; with drafts, as many times as it may go
+    back to (vLLM keeps one state for each token of a step)."""
+    if model.linear is None:
+        return 0.0
+    linear, drafts = model.linear, deployment.scheduler.speculative
+    plain = DTYPE_BYTES[deployment.dtype]
+    state = DTYPE_BYTES[linear.mamba_ssm_dtype or deployment.dtype] * linear.state + plain * linear.conv_state
+    return state / deployment.tensor_parallel_size * (1 + (drafts.num_speculative_tokens if drafts else 0))
+
+
+def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
+    """`deployment` as vLLM starts a model with constant states; any other as it is.
+
+    A block has so many tokens, a multiple of the `block_size` asked for, that their KV takes no less memory than a
+    layer's states of one request. There is no prefix caching. Raises UserError where that is asked for with KV tiers.
+    """
+    config = deployment.scheduler
+    if model.linear is None or config.state_blocks:
+        return deployment
+    if deployment.kv_tiers:
+        raise UserError("kv_tiers", "on", f"cannot be combined with the constant states of {model.name}; leave it out")
+    blocks = max(-(-state_bytes(model, deployment) // page_bytes(model, deployment)), 1)
+    return deployment.rescheduled(
+        block_size=int(blocks) * config.block_size,
+        state_blocks=-(-model.linear_layers // layers_of_a_group(model)),
+        enable_prefix_caching=False,
+    )
 
 
 def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
@@ -37,11 +79,23 @@ def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
 
 def with_kv_groups(deployment: Deployment) -> Deployment:
     """`deployment` with the groups of its model, where that is known. Raises UserError if it states others."""
-    try:
-        groups = kv_groups(find_model(deployment.model), deployment)
-    except UserError:  # no shapes: a cost model of one's own may price it all the same
+    model = _known(deployment)
+    if model is None:
         return deployment
-    return stating_kv_groups(deployment, groups)
+    return stating_kv_groups(with_states(model, deployment), kv_groups(model, deployment))
+
+
+def with_known_states(deployment: Deployment) -> Deployment:
+    """`with_states` of its model, where that is known."""
+    model = _known(deployment)
+    return deployment if model is None else with_states(model, deployment)
+
+
+def _known(deployment: Deployment) -> ModelSpec | None:
+    try:
+        return find_model(deployment.model)
+    except UserError:  # no shapes: a cost model of one's own may price it all the same
+        return None
 
 
 def stating_kv_groups(deployment: Deployment, groups: tuple[int, ...]) -> Deployment:
@@ -66,14 +120,14 @@ def most_sliding_tokens(config: SchedulerConfig) -> int:
 def most_held(config: SchedulerConfig, tokens: int) -> int:
     """The most blocks that a request of `tokens` computed tokens ever holds at once."""
     if not config.kv_groups:
-        return blocks_for(tokens, config.block_size)
+        return blocks_for(tokens, config.block_size) + config.state_blocks
     sliding = min(tokens, most_sliding_tokens(config))
     return sum(blocks_for(sliding if window else tokens, config.block_size) for window in config.kv_groups)
 
 
 def kv_tokens(config: SchedulerConfig) -> int:
     """Tokens that fit into the blocks, of requests that are as long as they may be."""
-    if not config.kv_groups:
+    if not config.kv_groups and not config.state_blocks:
         return (config.num_blocks - 1) * config.block_size
     longest = config.max_model_len
     return (config.num_blocks - 1) * longest // most_held(config, longest)

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from serving.deployments.latent_attention import LatentAttention
+from serving.deployments.linear_attention import LinearAttention
 from serving.errors import UserError
 from serving.settings import Settings
 
@@ -74,6 +75,9 @@ class ModelSpec(Settings):
     routed_scaling_factor: float = Field(1.0, gt=0, description="of a token's weights of its experts")
     dense_at: tuple[int, ...] = Field((), description="layers of a mixture, from 0, that are dense all the same")
     latent: LatentAttention | None = Field(None, description="multi-head latent attention; null: keys and values")
+    attention_gate: bool = Field(False, description="what attention gives is weighed by a sigmoid of the token")
+    linear: LinearAttention | None = Field(None, description="attention with a constant state; null: no layer has it")
+    linear_layers: int = Field(0, ge=0, description="layers that have it")
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
     sliding_at: tuple[int, ...] = Field((), description="which those are, from 0; empty: it is not known")
@@ -105,11 +109,25 @@ class ModelSpec(Settings):
             )
         if self.sliding_layers > self.num_layers or any(not 0 <= at < self.num_layers for at in self.dense_at):
             raise ValueError(f"dense_at and sliding_layers must be layers from 0 to {self.num_layers - 1}")
+        if bool(self.linear) != bool(self.linear_layers) or self.linear_layers + self.sliding_layers > self.num_layers:
+            raise ValueError("linear and linear_layers need each other, and at most num_layers; correct them")
+        if self.linear and (self.linear_layers == self.num_layers or self.sliding_layers or self.latent):
+            raise ValueError("linear attention is known only beside layers of full attention with keys and values")
         if bool(self.sliding_window) != bool(self.sliding_layers):
             raise ValueError("sliding_window and sliding_layers need each other; give both or neither")
         if self.sliding_at and len(self.sliding_at) != self.sliding_layers:
             raise ValueError(f"sliding_at must name {self.sliding_layers} layers, as sliding_layers says")
         return self
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that attend to all of the past."""
+        return self.num_layers - self.sliding_layers - self.linear_layers
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.num_layers - self.linear_layers
 
     @property
     def moe_layers(self) -> int:
@@ -128,7 +146,13 @@ class ModelSpec(Settings):
             + (qkv if self.qkv_bias else 0)
             + (self.hidden_size if self.out_bias else 0)
             + (2 * self.head_dim if self.qk_norm else 0)
+            + (self.hidden_size * queries if self.attention_gate else 0)
         )
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of the attention of one layer with a constant state."""
+        return self.linear.parameters(self.hidden_size) if self.linear is not None else 0
 
     @property
     def attention_out_parameters(self) -> int:
@@ -176,7 +200,7 @@ class ModelSpec(Settings):
         """KV cache of one token over all layers: keys and values, or latent vectors, which every device has whole."""
         if self.latent is not None:
             return self.num_layers * self.latent.kv_dim * dtype_bytes
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+        return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def _parameters(self, experts: int) -> int:
         moe = self.moe_layers
@@ -184,7 +208,9 @@ class ModelSpec(Settings):
         if self.shared_intermediate_size:
             mixture += self.mlp_parameters(self.shared_intermediate_size)
         return (
-            self.num_layers * (self.attention_parameters + 2 * self.hidden_size)
+            self.kv_layers * self.attention_parameters
+            + self.linear_layers * self.linear_parameters
+            + self.num_layers * 2 * self.hidden_size
             + (self.num_layers - moe) * self.mlp_parameters(self.intermediate_size)
             + moe * mixture
             + self.embedding_parameters

@@ -29,7 +29,8 @@ def layers_of_stages(num_layers: int, stages: int) -> list[int]:
 def stage_models(model: ModelSpec, stages: int) -> list[ModelSpec]:
     """The layers of each stage as a model; `[model]` for one stage.
 
-    Layers with a window are spread evenly over the model. Raises UserError where a stage would be without layers.
+    Layers with a window or a constant state are spread evenly over the model. Raises UserError where a stage would be
+    without layers.
     """
     bounds = list(accumulate(layers_of_stages(model.num_layers, stages), initial=0))
     return [_layers(model, first, end) for first, end in pairwise(bounds)]
@@ -39,12 +40,15 @@ def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
     if end - first == model.num_layers:
         return model
     sliding = end * model.sliding_layers // model.num_layers - first * model.sliding_layers // model.num_layers
+    linear = end * model.linear_layers // model.num_layers - first * model.linear_layers // model.num_layers
     return model.model_copy(
         update={
             "num_layers": end - first,
             "dense_at": tuple(layer - first for layer in model.dense_at if first <= layer < end),
             "sliding_layers": sliding,
             "sliding_at": (),
+            "linear_layers": linear,
+            "linear": model.linear if linear else None,
             "sliding_window": model.sliding_window if sliding else 0,
             "checkpoint_kept": tuple(
                 (projection, tuple(layer - first for layer in layers if first <= layer < end))

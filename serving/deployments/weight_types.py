@@ -10,7 +10,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale where 16-bit weights are quantised; 0: all of them
-ATTENTION = ("qkv", "attention out")  # projections, by their names in a step
+ATTENTION = ("qkv", "attention out", "linear in", "linear out")  # projections, by their names in a step
 _SCALE_BYTES = 2.0
 
 
@@ -56,7 +56,7 @@ def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int
     if dtype == "mxfp4":
         return 0 if projection == "experts" else layers
     if dtype == model.checkpoint_quantization:
-        return len(dict(model.checkpoint_kept).get(projection, ()))
+        return min(len(dict(model.checkpoint_kept).get(projection, ())), layers)
     return layers if dtype == "nvfp4" and model.num_experts and projection in ATTENTION else 0
 
 
@@ -65,6 +65,14 @@ def check_experts(model: ModelSpec, deployment: Deployment) -> None:
     if deployment.quantization == "mxfp4" and not model.num_experts:
         remedy = f"is for a mixture's experts, and {model.name} has none; use int4 or fp8"
         raise UserError("quantization", "mxfp4", remedy)
+
+
+def check_linear_heads(model: ModelSpec, tp: int) -> None:
+    """Raise UserError where heads with a constant state cannot be split over `tp` devices."""
+    heads = model.linear.linear_num_key_heads if model.linear is not None else tp
+    if heads % tp:
+        remedy = f"must divide the {heads} key heads of {model.name}'s layers with a constant state"
+        raise UserError("tensor_parallel_size", tp, remedy)
 
 
 def weight_width(dtype: str, model: ModelSpec, deployment: Deployment) -> float:

@@ -81,6 +81,7 @@ class VllmScheduler:
         self._reserves_all = config.scheduler_reserve_full_isl
         self._chunks = config.enable_chunked_prefill
         self._block_size = config.block_size
+        self._state_blocks = config.state_blocks
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
@@ -392,7 +393,7 @@ class VllmScheduler:
         if self._grouped is not None:
             need = self._grouped.to_admit(tokens, hit, now)
         else:
-            need = blocks_for(tokens, self._block_size) - hit.blocks + hit.idle
+            need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
         return need + (self._watermark if self.running else 0) <= self.pool.free
 
     # When a step has ended

@@ -42,11 +42,17 @@ PUBLISHED = {
     "DeepSeek-V2-Lite": (15.7, 2.4),
     "Kimi-K2": (1000, 32),
     "Kimi-K2.5": (1000, 32),
+    "Qwen3.5-27B": (26.9, 26.9),
+    "Qwen3.5-35B-A3B": (34.7, 3.46),  # Qwen3.5: counted by transformers, text model alone; cards round
+    "Qwen3.5-122B-A10B": (122.1, 9.77),
+    "Qwen3.5-397B-A17B": (396.3, 17.3),
 }
 ROUNDED = {"Kimi-K2": 0.03, "Kimi-K2.5": 0.03}  # their cards say 1T
 # Keys and values: 2 x layers x KV heads x head size x 2 bytes
 KV_BYTES = {"Llama-3.1-8B": 131_072, "CodeLlama-34B": 196_608, "Qwen3-32B": 262_144, "gpt-oss-120b": 73_728}
 # Latent vectors: layers x (512 + 64) x 2 bytes
+# Hybrid: only every fourth layer has any
+KV_BYTES |= {"Qwen3.5-397B-A17B": 15 * 2 * 2 * 256 * 2}
 KV_BYTES |= {"DeepSeek-V3": 70_272, "DeepSeek-V2-Lite": 31_104, "Kimi-K2": 70_272}
 
 
@@ -94,6 +100,8 @@ def test_kv_bytes_per_token(name: str) -> None:
         ("nvidia/DeepSeek-R1-0528-FP4-v2", "DeepSeek-V3", "nvfp4"),
         ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "Llama-3.1-70B", "nvfp4"),
         ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B", "none"),
+        ("Qwen/Qwen3.6-35B-A3B", "Qwen3.5-35B-A3B", "none"),
+        ("Qwen/Qwen3.5-397B-A17B-FP8", "Qwen3.5-397B-A17B", "fp8_block"),
     ],
 )
 def test_a_model_goes_by_many_names(called: str, name: str, stored: str) -> None:

@@ -85,7 +85,7 @@ def inspect(
     from serving.deployments.config import Deployment, parse
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
-    from serving.deployments.kv_groups import kv_groups, most_held
+    from serving.deployments.kv_groups import kv_groups, kv_tokens, most_held, with_states
     from serving.deployments.model_catalogue import find_model
     from serving.errors import UserError
 
@@ -95,7 +95,7 @@ def inspect(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    deployment = parse(Deployment, settings, "options")
+    deployment = with_states(spec, parse(Deployment, settings, "options"))
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(spec))
     click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
@@ -108,10 +108,15 @@ def inspect(
         raise UserError("gpu", gpu, remedy)
     click.echo(f"  one block is {capacity.block / 1024:,.0f} KiB: {blocks:,} blocks, plausibly {low:,} to {high:,}")
     groups = kv_groups(spec, deployment)
+    longest = min(deployment.scheduler.max_model_len, spec.max_positions)
+    if states := deployment.scheduler.state_blocks:
+        config = deployment.rescheduled(num_blocks=blocks, max_model_len=longest).scheduler
+        click.echo(f"  a block has {config.block_size:,} tokens; a request holds {states} more for constant states")
+        click.echo(f"  = {kv_tokens(config):,} tokens of requests of {longest:,}")
+        return
     if not groups:
         click.echo(f"  = {blocks * block_size:,} tokens")
         return
-    longest = min(deployment.scheduler.max_model_len, spec.max_positions)
     config = deployment.scheduler.model_copy(update={"kv_groups": groups, "max_model_len": longest})
     full, window = groups.count(0), max(groups)
     tables = f"{len(groups) - full} of layers with a window of {window:,} tokens, {full} of full attention"

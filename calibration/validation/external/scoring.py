@@ -20,6 +20,7 @@ from calibration.validation.external.correction import Corrected, Correction, fi
 from calibration.validation.external.predictor import Prediction, Predictor
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
+from serving.deployments.kv_groups import with_known_states
 from serving.errors import UserError
 from sim.router import find_router
 from traces.measured.run import RATES, MeasuredRun, figures
@@ -173,7 +174,8 @@ class _Ready:
 
 
 def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
-    deployment, has_blocks = case.deployment_of(run)
+    stated, has_blocks = case.deployment_of(run)
+    deployment = with_known_states(stated)
     prediction = predictor(case, run.gpu or case.gpu, deployment)
     if not has_blocks:
         deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)

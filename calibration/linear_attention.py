@@ -1,0 +1,92 @@
+"""Layers with a gated delta net as operations: the convolution and the delta rule.
+
+Prompts go through the chunked form (Yang et al., arXiv:2412.06464, section 3.3): attention within chunks of 64 tokens,
+and one update of each head's state for a chunk. A decode row reads its states and writes them, whatever its context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibration.operations import Amount, Operation, StepSizes
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.linear_attention import LinearAttention
+
+_CHUNK = 64  # tokens: of the kernels that vLLM takes
+
+
+@dataclass(frozen=True)
+class LinearPrefill:
+    """Of `tokens` in `rows` prompts, with so many key and value heads on one device."""
+
+    name: str
+    rows: Amount
+    tokens: Amount
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    state_dtype: str = "float32"
+    count: int = 1
+
+    @property
+    def size(self) -> Amount:
+        return self.tokens
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def flops(self) -> Amount:
+        """Three products with the state, and within a chunk three of keys and two of values; see `_CHUNK`."""
+        state = 6.0 * self.key_dim * self.value_dim
+        chunk = 2.0 * _CHUNK * (3 * self.key_dim + 2 * self.value_dim)
+        return self.tokens * (self.value_heads * (state + chunk) + 2.0 * self.kernel * self.channels)
+
+    @property
+    def state_bytes(self) -> float:
+        """What one request keeps of one layer."""
+        state = DTYPE_BYTES[self.state_dtype] * self.value_heads * self.key_dim * self.value_dim
+        return state + 2.0 * (self.kernel - 1) * self.channels
+
+    @property
+    def bytes(self) -> Amount:
+        """The convolution's inputs and outputs, those of the delta rule, and the states in and out."""
+        moved = 2.0 * (3 * self.channels + self.value_heads * self.value_dim)
+        return self.tokens * moved + self.rows * (2.0 * self.state_bytes)
+
+
+@dataclass(frozen=True)
+class LinearDecode(LinearPrefill):
+    """Of `rows` with `tokens` in all: each row's states are read once, and written for every token of it, because its
+    drafts may be rejected."""
+
+    @property
+    def flops(self) -> Amount:
+        state = 6.0 * self.key_dim * self.value_dim
+        return self.tokens * (self.value_heads * state + 2.0 * self.kernel * self.channels)
+
+    @property
+    def bytes(self) -> Amount:
+        moved = 2.0 * (3 * self.channels + self.value_heads * self.value_dim)
+        return self.tokens * moved + (self.rows + self.tokens) * self.state_bytes
+
+
+def linear_attention(linear: LinearAttention, tp: int, sizes: StepSizes, layers: int, dtype: str) -> list[Operation]:
+    """Of one device; activations are of `dtype`."""
+    heads = linear.linear_num_key_heads // tp, linear.linear_num_value_heads // tp
+    shape = (*heads, linear.linear_key_head_dim, linear.linear_value_head_dim, linear.linear_conv_kernel_dim)
+    kept = linear.mamba_ssm_dtype or dtype
+    found: list[Operation] = []
+    if np.any(sizes.prefill_tokens):
+        prompts = (sizes.prefill_rows, sizes.prefill_tokens)
+        found.append(LinearPrefill("prefill linear attention", *prompts, *shape, kept, layers))
+    if np.any(sizes.decode_rows):
+        rows = sizes.decode_rows
+        found.append(LinearDecode("decode linear attention", rows, rows + sizes.draft_tokens, *shape, kept, layers))
+    return found

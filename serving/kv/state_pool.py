@@ -1,0 +1,33 @@
+"""KV blocks as counts, for models of which some layers keep a constant state: each request holds blocks for that, too.
+
+As in vLLM's hybrid allocator: a state lies in a block of the one pool, one for each group of such layers, from a
+request's admission to its end, and is not found again by another.
+"""
+
+from __future__ import annotations
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import Hit
+from serving.kv.counting_pool import CountingPool
+from serving.request import Request
+
+
+class StatePool(CountingPool):
+    """`config.state_blocks` of the blocks are a request's while it is admitted. `Request.held` counts the others."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._states = config.state_blocks
+        self._admitted: set[int] = set()
+
+    def admit(self, request: Request, hit: Hit) -> None:
+        super().admit(request, hit)
+        self._admitted.add(request.id)
+        self._take(self._states)
+
+    def release(self, request: Request, may_return: bool = False) -> None:
+        super().release(request, may_return)
+        if request.id in self._admitted:
+            self._admitted.remove(request.id)
+            self.free += self._states
+            self._put_first(self._states)
