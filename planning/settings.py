@@ -7,6 +7,7 @@ are YAML.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from serving.deployments.config import Deployment, SchedulerConfig, parse
@@ -52,3 +53,31 @@ def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
         if node is data["scheduler"] and last == "num_blocks":
             data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
     return parse(Deployment, data, where="deployment")
+
+
+def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `base` with each value at its path; mappings that are missing on the way are made."""
+    config = deepcopy(base)
+    for path, value in overrides.items():
+        *way, last = path.split(".")
+        node: Any = config
+        for name in way:
+            if isinstance(node, dict) and node.get(name) is None:
+                node[name] = {}
+            node = _child(node, name, path)
+        if isinstance(node, list):
+            _child(node, last, path)
+            node[int(last)] = deepcopy(value)
+        elif isinstance(node, dict):
+            node[last] = deepcopy(value)
+        else:
+            raise UserError(path, node, "is a single value in base; make it a mapping there, or vary the whole of it")
+    return config
+
+
+def _child(node: Any, name: str, path: str) -> Any:
+    try:
+        return node[int(name)] if isinstance(node, list) else node[name]
+    except (ValueError, IndexError, KeyError, TypeError):
+        remedy = "is not in base; give the number of an entry for a list, and no further path for a single value"
+        raise UserError(path, name, remedy) from None

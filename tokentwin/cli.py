@@ -19,6 +19,7 @@ from serving.errors import UserError, reason, shortened
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
+    "claims": "Check what everyone says about inference.",
     "columns": "Explain the columns of a dataset.",
     "compare": "Compare two deployments, policies or runs on the same requests.",
     "conformance": "Compare our scheduler's decisions with recordings of vLLM's.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 from calibration.steps.external_calibration import FILE
 from calibration.steps.step_cost import Calibration
 from planning.scenario import Scenario
-from planning.sweep.settings import Overrides, SweepSettings, is_seed
+from planning.settings import overridden
+from planning.sweep.settings import SweepSettings, is_seed
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.own_cost import names_own_cost, source_file
@@ -61,7 +61,7 @@ def points(settings: SweepSettings) -> list[Point]:
     made: dict[str, Point] = {}
     first_error: UserError | None = None
     for overrides, seed in variations:
-        config = _overridden(settings.base, overrides)
+        config = overridden(settings.base, overrides)
         error = ""
         try:
             full = parse(Scenario, _on_calibrated(config), where="base").model_dump(mode="json")
@@ -129,34 +129,6 @@ def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(stated, dict):
         return config
     return {**config, "deployment": merged(json.loads(Calibration.load(directory).deployment), stated)}
-
-
-def _overridden(base: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """A copy of `base` with each value at its path; mappings that are missing on the way are made."""
-    config = deepcopy(base)
-    for path, value in overrides.items():
-        *way, last = path.split(".")
-        node: Any = config
-        for name in way:
-            if isinstance(node, dict) and node.get(name) is None:
-                node[name] = {}
-            node = _child(node, name, path)
-        if isinstance(node, list):
-            _child(node, last, path)
-            node[int(last)] = deepcopy(value)
-        elif isinstance(node, dict):
-            node[last] = deepcopy(value)
-        else:
-            raise UserError(path, node, "is a single value in base; make it a mapping there, or vary the whole of it")
-    return config
-
-
-def _child(node: Any, name: str, path: str) -> Any:
-    try:
-        return node[int(name)] if isinstance(node, list) else node[name]
-    except (ValueError, IndexError, KeyError, TypeError):
-        remedy = "is not in base; give the number of an entry for a list, and no further path for a single value"
-        raise UserError(path, name, remedy) from None
 
 
 def _found(config: Any, path: str, otherwise: Any = None) -> Any:

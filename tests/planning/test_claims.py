@@ -1,0 +1,122 @@
+"""Claims: planted truths are told as such, every bundled file is an experiment, and the page says what was found."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from planning.claims.check import check
+from planning.claims.claim import Claim, load_claims
+from planning.claims.document import CheckedCase, verdict_of
+from serving.errors import UserError
+from tests.command import tokentwin
+
+TRAFFIC = {
+    "requests": 12,
+    "arrivals": {"kind": "constant", "rate": 2},
+    "prompt": {"kind": "fixed", "tokens": 400},
+    "output": {"kind": "fixed", "tokens": 20},
+}
+
+
+def claim(expects: dict[str, float], figure: str, cases: list[dict[str, Any]], **experiment: Any) -> dict[str, Claim]:
+    told = {"claim": "so they say", "means": "this", "expects": expects, "cases": cases}
+    return {"planted": Claim.model_validate({**told, "experiment": {"figure": figure, **experiment}})}
+
+
+def only_case(claims: dict[str, Claim]) -> CheckedCase:
+    return check(claims).claims[0].cases[0]
+
+
+def test_every_bundled_claim_is_an_experiment_with_cases_of_its_own() -> None:
+    claims = load_claims()
+    assert len(claims) >= 12
+    for name, one in claims.items():
+        experiments = [experiment.as_json() for _, experiment in one.experiments()]
+        assert all(experiments.count(each) == 1 for each in experiments), name
+        assert all(not case.when.startswith("when") for case in one.cases), name
+
+
+def test_memory_is_told_by_hand() -> None:
+    """80 layers, 8 KV heads of 128 dimensions, keys and values, 2 bytes: 327,680 bytes a token."""
+    deployment = {"model": "Llama-3.1-70B", "device": "cuda"}
+    found = only_case(claim({"most": 3}, "kv_gb", [{"when": "alone"}], deployment=deployment, tokens=8192))
+    assert found.value == pytest.approx(327_680 * 8192 / 1e9)
+    assert found.low == found.high == found.value
+    assert found.holds == "yes"
+
+
+@pytest.mark.parametrize("figure", ["ttft_ms.p50", "output_throughput"])
+def test_a_change_that_changes_nothing_is_once_as_good_with_nothing_around_it(figure: str) -> None:
+    found = only_case(claim({"least": 2}, figure, [{"when": "alone"}], baseline={}, offered={"traffic": TRAFFIC}))
+    assert (found.value, found.low, found.high, found.holds) == (1.0, 1.0, 1.0, "no")
+
+
+def test_a_faster_gpu_is_better_in_latency_and_in_the_rate_that_keeps_an_slo() -> None:
+    two = {"baseline": {"gpu": "L40S"}, "change": {"gpu": "H100"}, "offered": {"traffic": {**TRAFFIC, "requests": 60}}}
+    slo = {"slo": {"ttft_ms": 200.0}}
+    for figure, more in (("ttft_ms.p50", {}), ("request_rate", slo)):
+        assert (only_case(claim({"least": 1.2}, figure, [{"when": "alone"}], **two, **more)).value or 0) > 1.2
+
+
+def test_only_short_prompts_are_measured_where_that_is_said() -> None:
+    long = {**TRAFFIC, "prompt": {"kind": "fixed", "tokens": 6000}, "seed": 1}
+    both = {"offered": {"traffic": [TRAFFIC, long]}}
+    cases = [{"when": "all"}, {"when": "short", "set": {"longest_prompt": 400}}]
+    everyone, short = check(claim({"least": 0}, "ttft_ms.p99", cases, **both)).claims[0].cases
+    assert (short.value or math.inf) < (everyone.value or 0.0)
+
+
+def case(holds: str, when: str) -> CheckedCase:
+    return CheckedCase.model_validate(
+        {"claim": "c", "when": when, "value": 1, "low": 1, "high": 1, "unit": "times", "holds": holds}
+    )
+
+
+def test_a_verdict_names_the_cases_in_which_a_claim_holds() -> None:
+    yes, no, open_ = case("yes", "it rains"), case("no", "it snows"), case("open", "it may")
+    assert verdict_of((yes, yes)) == "holds"
+    assert verdict_of((no, no)) == "does not hold"
+    assert verdict_of((yes, no)) == "holds when it rains"
+    assert verdict_of((no, open_)) == "cannot be told when it may"
+    assert verdict_of((yes, no, open_)) == "holds when it rains; cannot be told when it may"
+
+
+def test_the_page_and_the_json_say_what_the_terminal_says(tmp_path) -> None:
+    page = tmp_path / "claims.md"
+    printed = tokentwin("claims", "--only", "kv-of-a-70b", "--write", str(page)).stdout
+    assert "2.68 GB" in printed and "holds when 32k tokens are kept" in printed
+    assert "| its KV is kept in FP8 | 1.34 GB | does not hold |" in page.read_text()
+    answer = json.loads(tokentwin("claims", "--only", "kv-of-a-70b", "--format", "json").stdout)
+    assert [round(each["value"], 2) for each in answer["claims"][0]["cases"]] == [2.68, 1.34, 10.74]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"experiment": {"figure": "speed"}}, "experiment.figure: 'speed': "),
+        ({"experiment": {"figure": "ttft_ms.p50"}}, "experiment.offered: is missing"),
+        ({"experiment": {"figure": "request_rate", "offered": {"traffic": TRAFFIC}}}, "experiment.slo: is missing"),
+        (
+            {"experiment": {"figure": "request_rate", "slo": {"e2e_ms": 1e6}, "offered": {"traffic": TRAFFIC}}},
+            "are kept however fast the requests come",
+        ),
+    ],
+)
+def test_an_experiment_that_cannot_be_made_is_named(change: dict[str, Any], said: str) -> None:
+    wrong = {"claim": "so", "means": "this", "expects": {"least": 1}, "cases": [{"when": "alone"}], **change}
+    if wrong["experiment"]["figure"] == "speed":
+        wrong["experiment"]["offered"] = {"traffic": TRAFFIC}
+    with pytest.raises(UserError, match="claim planted, when alone") as error:
+        check({"planted": Claim.model_validate(wrong)})
+    assert said in str(error.value)
+
+
+def test_a_folder_without_claims_and_an_unknown_name_are_one_line(tmp_path) -> None:
+    with pytest.raises(UserError, match="holds no YAML file"):
+        load_claims(tmp_path)
+    with pytest.raises(UserError, match="is no claim"):
+        load_claims(only=("x",))

@@ -1,0 +1,42 @@
+"""`tokentwin claims`: what everyone says about inference, put to the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--only", multiple=True, help="Check only the claim of this name; can be repeated.")
+@click.option(
+    "--claims", "directory", type=click.Path(), help="Folder of your own claims, instead of the bundled ones."
+)
+@click.option("--write", type=click.Path(path_type=Path), help="Also write the answer to this Markdown page.")
+@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
+@click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
+def claims(
+    only: tuple[str, ...], directory: str | None, write: Path | None, save: Path | None, force: bool, style: str
+) -> None:
+    """Check what everyone says about inference.
+
+    Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. docs/claims.md shows the
+    answer, and says how to add a claim.
+    """
+    from planning.claims.check import check
+    from planning.claims.claim import load_claims
+    from planning.exports.file import check_free, write_whole
+    from planning.progress import telling
+    from tokentwin.commands.saved_answer import finish
+
+    if save is not None:
+        check_free(save, force)
+    if write is not None:
+        check_free(write, overwrite=True)
+    wanted = load_claims(directory, only)
+    with telling() as tell:
+        answer = check(wanted, tell)
+    if write is not None:
+        write_whole(write, lambda file: file.write(answer.page().encode()), overwrite=True)
+    finish(answer, style, save, force)
