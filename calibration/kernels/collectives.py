@@ -6,8 +6,8 @@ One algorithm on g devices takes
 
 (Hockney's model, Parallel Computing 20, 1994, with a synchronisation for each further rank, and with links that
 devices share, which PCIe's are). A *one-shot* all-reduce reads every other device's whole message, a *ring* sends
-2 (g - 1) / g of it, and a *switch* that adds (NVLS) takes it once. A kernel takes the fastest of its algorithms, so its time grows with bytes and with devices, as
-each of theirs does. What an engine takes when:
+2 (g - 1) / g of it, and a *switch* that adds (NVLS) takes it once. A kernel takes the fastest of its algorithms, so
+its time grows with bytes and with devices, as each of theirs does. What an engine takes when:
 
 - over NVLink up to a number of bytes FlashInfer's all-reduce, which does the norm behind it, too (Blackwell), or
   vLLM's own (the others), and NCCL beyond; the faster of the two where both may serve;
