@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from calibration.kernels.surface_file import read_surfaces
-from calibration.kernels.surfaces import bundled, bundled_names
+from calibration.kernels.surfaces import bundled, bundled_names, is_whole
 from calibration.kernels.times import KernelTimes
 from calibration.kernels.transfer import TransferredKernels
 from serving.deployments.gpu_spec import GpuSpec
 
 
 def load_kernels(gpu: GpuSpec) -> KernelTimes:
-    """Kernel times of `gpu`: its bundled fit, or other GPUs' kernels on its datasheet, all of it extrapolated."""
-    return read_surfaces(bundled(gpu.name), gpu) if gpu.name in bundled_names() else TransferredKernels.to(gpu)
+    """Kernel times of `gpu`: its bundled fit, or other GPUs' kernels on its datasheet, all of it extrapolated.
+
+    A fit of a few shapes has the other kernels from these GPUs, too.
+    """
+    if gpu.name not in bundled_names():
+        return TransferredKernels.to(gpu)
+    kernels = read_surfaces(bundled(gpu.name), gpu)
+    return kernels if is_whole(kernels) else replace(kernels, others=lambda: TransferredKernels.to(gpu))

@@ -1,4 +1,7 @@
-"""Kernel tables in, a GPU's fitted surfaces out: `python -m calibration.kernels.fit --tables package --gpu H100`."""
+"""Kernel tables in, a GPU's fitted surfaces out: `python -m calibration.kernels.fit --tables package --gpu H100`.
+
+Of a GPU that NVIDIA has no tables of: `--profiles DIR/RTX4090 --gpu RTX-4090`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
+from calibration.kernels.llmservingsim import profiled
 from calibration.kernels.surface_file import add_surfaces, read_surfaces, write_surfaces
 from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
@@ -57,6 +61,27 @@ def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple
     return KernelSurfaces(gpu, fits), about
 
 
+def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
+    """The surfaces of what LLMServingSim profiled of `gpu`: few shapes, and other kernels from other GPUs' fits.
+
+    Raises UserError for profiles that cannot be read.
+    """
+    by_key: dict[str, list[Measured]] = defaultdict(list)
+    for measured in profiled(folder):
+        by_key[measured.key].append(measured)
+    fits, errors = {}, {}
+    for key, measured_of_key in sorted(by_key.items()):
+        fits[key], held_out = fit_kernel(gpu, measured_of_key)
+        errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
+    about = {
+        "source": "LLMServingSim kernel profiles (casys-kaist/LLMServingSim), vLLM 0.19.0",
+        "licence": "MIT",
+        "tables": f"profiler/perf/{folder.name}",
+        "held_out": errors,
+    }
+    return KernelSurfaces(gpu, fits), about
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m calibration.kernels.fit", description=__doc__)
     parser.add_argument(
@@ -64,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=PACKAGE,
         help="folder with one system's tables, or `package` for those of aiconfigurator-core",
     )
+    parser.add_argument("--profiles", type=Path, help="instead: folder with LLMServingSim's profiles of the GPU")
     parser.add_argument("--gpu", required=True, help="name in the catalogue of GPUs")
     parser.add_argument("--out", type=Path, help="Parquet file to write; default: the bundled one")
     parser.add_argument("--add", action="store_true", help="fit what the file has not, and leave the rest of it")
@@ -73,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         gpu = find_gpu(given.gpu)
         out = given.out or bundled(gpu.name)
         known = read_surfaces(out, gpu).fits if given.add else ()
-        kernels, about = fit_kernels(given.tables, gpu, known)
+        kernels, about = fit_profiles(given.profiles, gpu) if given.profiles else fit_kernels(given.tables, gpu, known)
         if given.date:
             about["date"] = given.date
         (add_surfaces if given.add else write_surfaces)(out, kernels, about)

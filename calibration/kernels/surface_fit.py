@@ -44,10 +44,10 @@ _FOLDS = 5
 _EVERY = 7  # th size is held out
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # octaves, tried for each feature
 _NUGGETS = (0.003, 0.01, 0.03, 0.1, 0.3)
-_FEW = 8  # shapes: fewer (2, 4 and 8 GPUs) cannot do without each other, and only sizes are held out
+_FEW = 8  # shapes: fewer do not say how different shapes are
 _HOST_MARGIN = 1.6  # of the host's shortest time; above it, the GPU's
 _PLAUSIBLE = 0.4  # of a time that a similar kernel takes, for it to be the GPU's
-_LEAST_SPREAD = 0.05
+_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25  # the second as of GEMMs of a GPU without tables
 _NORMAL_90 = 1.645  # the normal distribution's 90 % of absolute values lie within
 
 
@@ -82,12 +82,14 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
     support = np.mean([(h * own[:, None]).max(axis=0) > 0.49 for h, own in zip(hats, real, strict=True)], axis=0)
     scales, nugget = fit_scales(shapes, values, support)
     counted = np.concatenate(real)
-    by_shape = _shapes_held_out(shapes, values, hats, left, scales, nugget)[counted]
+    by_shape = np.full(counted.sum(), np.nan)  # of a single shape
+    if len(shapes) > 1:
+        by_shape = _shapes_held_out(shapes, values, hats, left, scales, nugget)[counted]
     by_size = _sizes_held_out(hats, left, smooth)[counted]
     found = HeldOut(*_summary(by_shape), *_summary(by_size))
-    spread = float(np.sqrt(np.mean((values - values.mean(axis=0)) ** 2)))
+    spread = max(float(np.sqrt(np.mean((values - values.mean(axis=0)) ** 2))), _least_spread(len(shapes)))
     grid = tuple(len(axis) for axis in knots)
-    error = found.sizes_p90 if len(shapes) < _FEW else max(found.shapes_p90, found.sizes_p90)
+    error = found.sizes_p90 if len(shapes) < 2 else max(found.shapes_p90, found.sizes_p90)
     surface = Surface(
         shapes,
         knots,
@@ -96,9 +98,13 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
         scales,
         nugget,
         error / _NORMAL_90,
-        max(spread, _LEAST_SPREAD),
+        spread,
     )
     return KernelFit(efficiency, surface), found
+
+
+def _least_spread(shapes: int) -> float:
+    return _LEAST_SPREAD if shapes >= _FEW else _FEW_SPREAD
 
 
 def _without_host(
@@ -143,7 +149,7 @@ def fit_scales(shapes: Array, values: Array, support: Array) -> tuple[Array, flo
     """Length scales and nugget that predict each shape best from the others (leave-one-out, in closed form)."""
     used = values[:, support > 0] - values[:, support > 0].mean(axis=0)
     dimensions = shapes.shape[1]
-    if len(shapes) < 8:
+    if len(shapes) < _FEW:
         return np.full(dimensions, 4.0), 0.03
 
     def loss(scales: Array, nugget: float) -> float:
@@ -225,4 +231,6 @@ def _sizes_held_out(hats: list[Array], left: list[Array], smooth: Array) -> Arra
 
 def _summary(errors: Array) -> tuple[float, float]:
     size = np.abs(np.expm1(errors[~np.isnan(errors)]))
+    if not len(size):
+        return 0.0, 0.0
     return float(np.median(size)), float(np.quantile(size, 0.9))

@@ -5,6 +5,7 @@ Every operation answers; what its tables do not cover is marked as extrapolated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -16,7 +17,7 @@ import numpy as np
 from calibration.kernels.collectives import Collectives, collectives_of
 from calibration.kernels.structure import Efficiency, structure_of
 from calibration.kernels.surface import Surface
-from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
 from calibration.operations import Collective, Elementwise, Operation
 from serving.deployments.gpu_spec import GpuSpec
 
@@ -27,6 +28,7 @@ _SIMILAR = {
 }
 _ELEMENTWISE_SIGMA = 0.3  # not in the tables: the GEMMs' launch and bandwidth stand in
 _STAND_IN_SIGMA = 0.4  # another type's surface
+_WHOLE = 20  # shapes of GEMMs
 _UNTABLED_SIGMA = 0.7  # nothing measured of this kind at all
 
 
@@ -49,10 +51,14 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
 
 @dataclass
 class KernelSurfaces:
-    """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `decode/bfloat16`, ...)."""
+    """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `decode/bfloat16`, ...).
+
+    others  makes what prices an operation that no fit is of; without it, its structure and what GEMMs reach do
+    """
 
     gpu: GpuSpec
     fits: dict[str, KernelFit]
+    others: Callable[[], KernelTimes] | None = None
 
     def time(self, operation: Operation) -> Estimate:
         if isinstance(operation, Elementwise):
@@ -73,7 +79,12 @@ class KernelSurfaces:
                 found = fitted(self.gpu, operation, fit)
                 sigma = np.hypot(found.sigma, _STAND_IN_SIGMA)
                 return Estimate(found.ns, sigma, np.full_like(found.coverage, Coverage.EXTRAPOLATED))
-        return self._plain(operation)
+        return self._plain(operation) if self.others is None else self._others.time(operation)
+
+    @cached_property
+    def _others(self) -> KernelTimes:
+        assert self.others is not None
+        return self.others()
 
     @cached_property
     def _collectives(self) -> Collectives:
@@ -100,6 +111,11 @@ class KernelSurfaces:
 
     def _typical(self) -> Efficiency:
         return self.fits["gemm/bfloat16"].efficiency
+
+
+def is_whole(kernels: KernelSurfaces) -> bool:
+    """Whether enough shapes were measured for a GPU to price others' shapes by."""
+    return len(kernels.fits["gemm/bfloat16"].surface.shapes) >= _WHOLE
 
 
 def bundled(name: str) -> Path:

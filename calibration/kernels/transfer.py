@@ -13,7 +13,7 @@ import numpy as np
 
 from calibration.kernels.collectives import collectives_of
 from calibration.kernels.surface_file import read_surfaces
-from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole
 from calibration.kernels.times import Coverage, Estimate
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
@@ -41,9 +41,9 @@ class TransferredKernels:
 
     @classmethod
     def to(cls, gpu: GpuSpec) -> TransferredKernels:
-        """From every bundled fit."""
+        """From every bundled fit of a whole table."""
         fitted = [read_surfaces(bundled(name), find_gpu(name)) for name in bundled_names()]
-        return cls(gpu, tuple(replace(kernels, gpu=gpu) for kernels in fitted))
+        return cls(gpu, tuple(replace(kernels, gpu=gpu) for kernels in fitted if is_whole(kernels)))
 
     def time(self, operation: Operation) -> Estimate:
         if isinstance(operation, Collective):
