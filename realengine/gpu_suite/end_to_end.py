@@ -52,7 +52,7 @@ class Answer(NamedTuple):
     arrives: int
 
 
-class _Noting:
+class Noting:
     """Operations of a layer; keeps the logits that tokens were sampled from, step by step."""
 
     def __init__(self, ops: LayerOps) -> None:
@@ -163,7 +163,7 @@ def _answers(
     engine = Engine(deployment, ModelFiles(spec, None, deployment.model))
     try:
         engine.runner.graph_mixed_steps(True)
-        noting = engine.runner.model.ops = _Noting(engine.runner.model.ops)  # type: ignore[assignment]
+        noting = engine.runner.model.ops = Noting(engine.runner.model.ops)  # type: ignore[assignment]
         outputs: dict[int, list[int]] = {number: [] for number in range(len(requests))}
         waiting = deque(enumerate(requests))
         flights, seen, steps = [], Counter[str](), 0

@@ -166,9 +166,7 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
 
     def step(lengths: list[int], how: tuple[float, int, float, float] | None, graph: bool = False) -> None:
         state = {name: torch.empty(shape, dtype=dtype, device=_META) for name, shape in shapes(spec)}
-        # How packed weights are split depends on the GPU: their kernels are compiled when they are launched.
-        quantization = "fp8" if deployment.quantization == "fp8" else "none"
-        model = Model(spec, state, dtype, _META, ops, attention, quantization=quantization)
+        model = Model(spec, state, dtype, _META, ops, attention, quantization=deployment.quantization)
         cached = FP8 if deployment.kv_cache_dtype == "fp8" else dtype
         kv = KvCache(spec, 2, config.block_size, cached, _META)
         blocks = np.zeros(-(-max(lengths) // config.block_size), dtype=np.int32)

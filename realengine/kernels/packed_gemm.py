@@ -27,6 +27,7 @@ _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128
 _FEWEST_STEPS = 4  # of a split
 _MOST_SPLITS = 8
 _RESIDENT_PROGRAMS = 2  # on a multiprocessor
+_HOPPER_PROCESSORS = 132  # of an H100 or H200, which the meta device stands for
 
 
 class KernelWeight(NamedTuple):
@@ -152,12 +153,14 @@ def _tile(tokens: int) -> tuple[int, int]:
 
 def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> int:
     """Enough for every multiprocessor to have work, as long as each has some steps to go."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return 1
     steps, outputs, _ = weight.words.shape
     batch, rows = _tile(tokens)
     programs = triton.cdiv(outputs, rows) * triton.cdiv(tokens, batch)
-    wanted = _RESIDENT_PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+    on_gpu = device.type == "cuda"
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else _HOPPER_PROCESSORS
+    wanted = _RESIDENT_PROGRAMS * processors
     splits = 1
     while splits < _MOST_SPLITS and programs * splits < wanted and steps >= 2 * splits * _FEWEST_STEPS:
         splits *= 2

@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from realengine.engine import Engine
 from realengine.gpu_suite.correctness import cases, check_case
+from realengine.gpu_suite.end_to_end import Noting
 from realengine.sampling import SamplingParams
 from realengine.weights import ModelFiles, load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -60,6 +61,31 @@ def quantised_engine() -> None:
         assert found == wanted, (model, bits)
 
 
+def scaled_kv_engine() -> None:
+    """KV in FP8 with a checkpoint's scales: stored and read by our kernels as by the reference, which without them
+    gives something else. The scales are so small that most KV is cut off: the interpreter rounds to fp8 wrongly."""
+    ours, reference = (logits_of_fp8_kv(attention, (0.001, 0.002)) for attention in ("triton", "torch"))
+    assert (ours - reference).norm() < 0.1 * reference.norm()
+    assert (logits_of_fp8_kv("torch", ()) - reference).norm() > 0.5 * reference.norm()
+
+
+def logits_of_fp8_kv(attention: str, scales: tuple[float, ...]) -> torch.Tensor:
+    """Behind each token of a forced answer, after a prompt that is cut in two."""
+    files = load_model_files("random:llama", Path())
+    state = files.weights(torch.float32, torch.device("cpu"))
+    for layer in range(files.spec.num_layers):
+        named = zip(("k_scale", "v_scale"), map(torch.tensor, scales), strict=False)
+        state |= {f"model.layers.{layer}.self_attn.{name}": scale for name, scale in named}
+    config = SchedulerConfig(max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4)
+    deployment = Deployment(dtype="float32", kv_cache_dtype="fp8", attention=attention, scheduler=config)
+    found = Engine(deployment, ModelFiles(files.spec, state, "tiny"))
+    noting = found.runner.model.ops = Noting(found.runner.model.ops)  # type: ignore[assignment]
+    found.add(WorkloadRequest(0, 0, (("", 30),), 3), [7 * at for at in range(30)], forced=[5, 6, 7])
+    while found.step() is not None:
+        pass
+    return torch.stack([logits[0] for logits in noting.logits])
+
+
 def outputs(model: str, attention: str, overlapped: bool, shape: dict[str, Any], **settings: Any) -> list[list[int]]:
     files = load_model_files(f"random:{model}", Path())
     files = ModelFiles(files.spec.model_copy(update={"num_layers": 2, **shape}), None, "tiny")
@@ -83,7 +109,7 @@ def outputs(model: str, attention: str, overlapped: bool, shape: dict[str, Any],
 CHECKS: tuple[Callable[[], None], ...] = (
     *kernels_fused_interpret.CHECKS, *kernels_packed_interpret.CHECKS, *kernels_experts_interpret.CHECKS,
     *kernels_attention_interpret.CHECKS,
-    suite, engine, quantised_engine,
+    suite, engine, quantised_engine, scaled_kv_engine,
 )  # fmt: skip
 
 if __name__ == "__main__":

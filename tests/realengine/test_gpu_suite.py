@@ -45,12 +45,15 @@ def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 # Validation starts a process for each of eleven commands, most of which is imports: here for the first of each verb.
+# Each of its bands takes 39 simulated runs: here five, where they are not in a process of their own.
 FEWER_PROCESSES = """
 import sys
+from calibration.validation import same_weather
 from realengine.gpu_suite import validation
 from realengine.gpu_suite.__main__ import main
 from tests.command import tokentwin
 
+same_weather._DRAWS = 5
 apart, started = validation._tokentwin, set()
 
 def once_apart(verb, *arguments):

@@ -17,13 +17,8 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 import torch
 
 from realengine.gpu_suite.ceilings import measure_ceilings
-from realengine.gpu_suite.correctness import (
-    Case,
-    check_case,
-    check_kernels,
-    distance_from_draw,
-    relative_error,
-)
+from realengine.gpu_suite.correctness import check_case, check_kernels
+from realengine.gpu_suite.kernel_cases import Case
 from realengine.gpu_suite.kernel_grid import (
     GRID_COLUMNS,
     Cost,
@@ -41,13 +36,15 @@ from realengine.gpu_suite.kernel_grid import (
     write_grid,
 )
 from realengine.gpu_suite.page import decode_shares
+from realengine.gpu_suite.references import distance_from_draw, relative_error
 from realengine.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
 from realengine.weights import RANDOM
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
 CEILINGS = {"copy_bytes_per_s": 2e9, "gemm_flops_per_s": 1e9, "fp8_gemm_flops_per_s": 4e9}
-KERNELS = {"paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "argmax", "draw"}
+KERNELS = {"paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "packed_gemm",
+           "argmax", "draw"}  # fmt: skip
 
 
 # Timing
