@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dashboard.library import find
-from serving.deployments.config import parse
-from serving.errors import UserError
+from dashboard.trust_page.external_results import Result, read_results
 from serving.metrics import axis_of
 
 CLIENTS = "clients.json"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Figure(_Part):
+class Figure(Result):
     """One statistic: as clients saw it, and as simulated; errors in percent of what clients saw."""
 
     metric: str
@@ -34,11 +28,11 @@ class Figure(_Part):
     in_weather_error_pct: float | None = None
 
 
-class Clients(_Part):
+class Clients(Result):
     """What clients saw of one workload, and what was simulated of it."""
 
     created: str = ""
-    clients: list[str] = []
+    clients: list[str] = Field([])
     front_door: str = ""
     rows: list[Figure] = Field(min_length=1)
 
@@ -49,15 +43,8 @@ class Clients(_Part):
 
 def newest_clients(runs: Path) -> Clients | None:
     """The newest results under `runs`, None without any. Raises UserError, one line, when they are damaged."""
-    for directory in find(runs, CLIENTS).values():
-        name = f"{directory.name}/{CLIENTS}"
-        try:
-            data = json.loads((directory / CLIENTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            remedy = f"cannot be read ({error}); run tokentwin validate front-door again"
-            raise UserError("clients", name, remedy) from None
-        return parse(Clients, data, where=name)
-    return None
+    directory = next(iter(find(runs, CLIENTS).values()), None)
+    return None if directory is None else read_results(Clients, directory, CLIENTS)
 
 
 def client_rows(clients: Clients) -> list[dict[str, Any]]:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find
-from serving.deployments.config import parse
-from serving.errors import UserError
+from dashboard.trust_page.external_results import Result, read_results
 
 DECISIONS = "decisions.json"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Score(_Part):
+class Score(Result):
     """What the choices of a rule were worth; shares of the questions."""
 
     questions: int
@@ -46,12 +40,12 @@ class Part(Score):
     gpu: str
 
 
-class Decisions(_Part):
+class Decisions(Result):
     """All rules on the same questions."""
 
     created: str = ""
     rules: list[Rule] = Field(min_length=1)
-    parts: list[Part] = []
+    parts: list[Part] = Field([])
 
     @property
     def ours(self) -> Rule:
@@ -62,13 +56,7 @@ class Decisions(_Part):
 def newest_decisions(runs: Path) -> Decisions:
     """The newest results under `runs`, or the bundled ones. Raises UserError, one line, when they are damaged."""
     directory = next(iter(find(runs, DECISIONS).values()), EXTERNAL_SAMPLE)
-    name = f"{directory.name}/{DECISIONS}"
-    try:
-        data = json.loads((directory / DECISIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        remedy = f"cannot be read ({error}); run tokentwin validate decisions again"
-        raise UserError("decisions", name, remedy) from None
-    return parse(Decisions, data, where=name)
+    return read_results(Decisions, directory, DECISIONS)
 
 
 def decision_rows(decisions: Decisions) -> list[dict[str, Any]]:

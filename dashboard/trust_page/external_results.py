@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,13 +19,17 @@ from serving.errors import UserError
 EXTERNAL = "external.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 Column = Literal["blind", "anchored"]
+Results = TypeVar("Results", bound="Result")
+_COMMANDS = {"clients": "front-door"}  # where a file is not called as its command is
 
 
-class _Part(BaseModel):
+class Result(BaseModel):
+    """Results of a command, or a part of them; later versions may say more."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Target(_Part):
+class Target(Result):
     """How close a figure should come, in percent of the measured, and how close it came."""
 
     figure: str
@@ -37,7 +41,7 @@ class Target(_Part):
     met: bool
 
 
-class Figure(_Part):
+class Figure(Result):
     """One figure of one published run; errors in percent of the measured."""
 
     run: str
@@ -56,7 +60,7 @@ class Figure(_Part):
         return self.blind_error_pct if column == "blind" else self.anchored_error_pct
 
 
-class Source(_Part):
+class Source(Result):
     """A published measurement: what ran, who says so, and what was predicted of it."""
 
     name: str
@@ -70,7 +74,7 @@ class Source(_Part):
     rows: list[Figure] = []
 
 
-class External(_Part):
+class External(Result):
     """All sources of one run of the command."""
 
     created: str = ""
@@ -132,14 +136,21 @@ def newest_external(runs: Path) -> External:
 
 def load_external(directory: Path) -> External:
     """The results in `directory`. Raises UserError, one line, when they are missing or damaged."""
-    name = f"{directory.name}/{EXTERNAL}"
+    return read_results(External, directory, EXTERNAL)
+
+
+def read_results(kind: type[Results], directory: Path, file: str) -> Results:
+    """What `tokentwin validate` wrote to a file of the directory.
+
+    Raises UserError, one line, when it is missing or damaged.
+    """
+    name, rung = f"{directory.name}/{file}", file.removesuffix(".json")
     try:
-        data = json.loads((directory / EXTERNAL).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("external", name, f"cannot be read ({error}); run tokentwin validate external again") from None
-    except ValueError as error:
-        raise UserError("external", name, f"is not JSON ({error}); run tokentwin validate external again") from None
-    return parse(External, data, where=name)
+        data = json.loads((directory / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = f"cannot be read ({error}); run tokentwin validate {_COMMANDS.get(rung, rung)} again"
+        raise UserError(rung, name, remedy) from None
+    return parse(kind, data, where=name)
 
 
 def error_line(external: External, gpu: str) -> str:

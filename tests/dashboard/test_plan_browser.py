@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-LINK = "?model=Llama-3.1-8B&gpus=H100&traffic=shape&prompt=400&output=60&rate=4&slo=ttft_ms+p99%3C%3D2000"
+LINK = "?model=Llama-3.1-8B&gpus=H100&tp=1&traffic=shape&prompt=400&output=60&rate=4&slo=ttft_ms+p99%3C%3D2000"
 
 
 def test_from_a_question_to_a_run(own_server, page):
